@@ -1,0 +1,238 @@
+"""The artifact: a directory that holds everything one served model needs, verified before any of it is parsed.
+
+    my-model/
+      manifest.json       what it is, and the size and SHA-256 of every other file
+      tokenizer.json      for the `tokenizers` library
+      model.onnx          the network, int8 or fp32, in one file
+      model.safetensors   optional: the fp32 weights, for the torch engine
+      golden.npz          inputs and the fp32 network's outputs for them, replayed at start-up
+      card.json           where it comes from and how well it does
+
+Standard library only, so that anything may read an artifact without bringing a runtime along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+Task = Literal["classify", "qa", "fill-mask"]
+Problem = Literal["single_label", "multi_label", "regression"]
+Precision = Literal["fp32", "int8"]
+
+MANIFEST: Final = "manifest.json"
+TOKENIZER: Final = "tokenizer.json"
+ONNX: Final = "model.onnx"
+SAFETENSORS: Final = "model.safetensors"
+GOLDEN: Final = "golden.npz"
+CARD: Final = "card.json"
+
+FORMAT: Final = 1
+REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
+OPTIONAL: Final = frozenset({SAFETENSORS})
+MAX_MANIFEST_BYTES: Final = 1 << 20
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class ArtifactError(Exception):
+    """The directory is not an artifact that can be served; the message is one sentence that names the culprit."""
+
+
+@dataclass(frozen=True)
+class File:
+    """What the manifest says of one file."""
+
+    size: int  # bytes
+    sha256: str  # 64 hexadecimal digits
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact says of itself.
+
+    `config` holds the fields of the architecture's `Config`; `source` says what it was made from
+    (checkpoint, revision, or training recipe).
+    """
+
+    name: str
+    version: str
+    architecture: str
+    task: Task
+    precision: Precision
+    max_tokens: int  # the longest row the network takes, special tokens included
+    vocab_size: int
+    width: int  # numbers the head gives for each row it reads: labels, 2 (start, end), or the vocabulary
+    labels: tuple[str, ...]  # empty unless task is classify
+    problem: Problem | None  # None unless task is classify
+    tolerance: float  # largest |output - golden| that start-up accepts
+    config: Mapping[str, Any]
+    source: Mapping[str, Any]
+    files: Mapping[str, File] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A directory whose files were found to be exactly what its manifest lists."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, name: str) -> Path:
+        """The path of one listed file.
+
+        Raises:
+            ArtifactError: the artifact has no such file.
+        """
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.path.name}: this artifact has no {name}.")
+        return self.path / name
+
+    def card(self) -> dict[str, Any]:
+        """Provenance and measured scores, as written by the command that made the artifact."""
+        card: dict[str, Any] = json.loads(self.file(CARD).read_text("utf-8"))
+        return card
+
+
+def open_artifact(path: Path) -> Artifact:
+    """Verifies every file of the directory against the manifest.
+
+    Raises:
+        ArtifactError: a file is missing, altered, truncated, not listed, or not a regular file.
+    """
+    manifest = _read_manifest(path)
+    present = {entry.name for entry in path.iterdir()} - {MANIFEST}
+    for name in sorted(set(manifest.files) - present):
+        raise ArtifactError(f"{path.name}: {name} is missing.")
+    for name in sorted(present - set(manifest.files)):
+        raise ArtifactError(f"{path.name}: {name} is not listed in {MANIFEST}.")
+    for name, expected in manifest.files.items():
+        _verify(path, name, expected)
+    return Artifact(path, manifest)
+
+
+def seal(path: Path, manifest: Manifest) -> Artifact:
+    """Writes `manifest.json` for the files now in the directory, and verifies the result.
+
+    Raises:
+        ArtifactError: the files present are not those an artifact has.
+    """
+    (path / MANIFEST).unlink(missing_ok=True)
+    files = {entry.name: _measure(entry) for entry in sorted(path.iterdir())}
+    document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}}
+    (path / MANIFEST).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return open_artifact(path)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.is_dir():
+        raise ArtifactError(f"{path.name}: there is no such directory.")
+    file = path / MANIFEST
+    if not _is_plain(file):
+        raise ArtifactError(f"{path.name}: {MANIFEST} is missing.")
+    if file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{path.name}: {MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes.")
+    try:
+        document = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        raise ArtifactError(f"{path.name}: {MANIFEST} is not valid JSON.") from None
+    try:
+        return _parse(document)
+    except ValueError as error:
+        raise ArtifactError(f"{path.name}: {MANIFEST}: {error}") from None
+
+
+def _parse(document: object) -> Manifest:
+    """Checks a decoded manifest by hand; the standard library has no validator.
+
+    Raises:
+        ValueError: with a sentence that names the field.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("the document is not an object.")  # noqa: TRY004  # one kind of error for every fault
+    if document.get("format") != FORMAT:
+        raise ValueError(f"format {document.get('format')!r} is not {FORMAT}.")
+    names = {f.name for f in fields(Manifest)}
+    for key in sorted(names ^ set(document)):
+        raise ValueError(f"the field {key!r} is {'missing' if key in names else 'unknown'}.")
+
+    def check(valid: bool, key: str) -> None:
+        if not valid:
+            raise ValueError(f"the field {key!r} has a wrong value.")
+
+    def is_count(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    check(isinstance(document["name"], str) and NAME.fullmatch(document["name"]) is not None, "name")
+    check(isinstance(document["version"], str), "version")
+    check(isinstance(document["architecture"], str), "architecture")
+    check(document["task"] in get_args(Task), "task")
+    check(document["precision"] in get_args(Precision), "precision")
+    for key in ("max_tokens", "vocab_size", "width"):
+        check(is_count(document[key]), key)
+    labels, problem = document["labels"], document["problem"]
+    check(isinstance(labels, list) and all(isinstance(label, str) for label in labels), "labels")
+    if document["task"] == "classify":
+        check(len(labels) == document["width"], "labels")
+        check(problem in get_args(Problem), "problem")
+    else:
+        check(labels == [], "labels")
+        check(problem is None, "problem")
+    tolerance = document["tolerance"]
+    check(isinstance(tolerance, int | float) and 0 < tolerance < float("inf"), "tolerance")
+    for key in ("config", "source", "files"):
+        check(isinstance(document[key], dict), key)
+    files = document["files"]
+    for name in sorted(REQUIRED - set(files)):
+        raise ValueError(f"the list of files lacks {name}.")
+    for name in sorted(set(files) - REQUIRED - OPTIONAL):
+        raise ValueError(f"{name!r} is not a file an artifact has.")
+    for name, entry in files.items():
+        check(
+            isinstance(entry, dict)
+            and set(entry) == {"size", "sha256"}
+            and is_count(entry["size"])
+            and isinstance(entry["sha256"], str)
+            and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
+            f"files/{name}",
+        )
+    return Manifest(
+        **document | {"labels": tuple(labels), "files": {name: File(**entry) for name, entry in files.items()}}
+    )
+
+
+def _verify(path: Path, name: str, expected: File) -> None:
+    file = path / name
+    if not _is_plain(file):
+        raise ArtifactError(f"{path.name}: {name} is not a regular file.")
+    actual = _measure(file)
+    if actual.size != expected.size:
+        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}.")
+    if actual.sha256 != expected.sha256:
+        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed.")
+
+
+def _is_plain(file: Path) -> bool:
+    """A regular file of its own: no link leads out of the directory."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def _measure(file: Path) -> File:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return File(size=file.stat().st_size, sha256=digest)
+
+
+def find_artifacts(directory: Path) -> Iterable[Path]:
+    """The directories directly under `directory` that hold a manifest, by name."""
+    return sorted(file.parent for file in directory.glob(f"*/{MANIFEST}"))

@@ -1,0 +1,1 @@
+"""The HTTP service: text in, answers out."""

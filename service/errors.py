@@ -1,0 +1,103 @@
+"""Everything that can go wrong with a request, as one tree. Each error carries its own status and code.
+
+    SwiftletError
+    ├── InvalidRequest 400        invalid_json, invalid_utf8
+    ├── NotFound 404              unknown_route, unknown_model
+    ├── MethodNotAllowed 405      method_not_allowed
+    ├── BodyTooLarge 413          body_too_large
+    ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
+    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks
+    ├── Internal 500              internal, invalid_engine_output
+    ├── Unavailable 503           overloaded, draining, engine_unavailable
+    └── DeadlineExceeded 504      deadline_exceeded
+
+The code is the contract: it never changes meaning. No message ever holds any of the caller's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong in a request body."""
+
+    pointer: str  # JSON Pointer (RFC 6901) to the offending value
+    code: str  # the rule that was broken
+    limit: int | float | None = None  # the bound, where the rule has one
+
+
+class SwiftletError(Exception):
+    """The root: a status, a code from a closed list, and a sentence for a person."""
+
+    status: ClassVar[int]
+    title: ClassVar[str]
+    codes: ClassVar[frozenset[str]]
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, code: str, detail: str, *, faults: Sequence[Fault] = (), retry_after: float | None = None):
+        assert code in self.codes, code  # noqa: S101  # a programming error, caught by the tests
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.faults = tuple(faults)
+        self.retry_after = retry_after  # seconds
+
+
+class InvalidRequest(SwiftletError):
+    status = 400
+    title = "The request could not be read"
+    codes = frozenset({"invalid_json", "invalid_utf8"})
+
+
+class NotFound(SwiftletError):
+    status = 404
+    title = "There is no such thing here"
+    codes = frozenset({"unknown_route", "unknown_model"})
+
+
+class MethodNotAllowed(SwiftletError):
+    status = 405
+    title = "This address does not take that method"
+    codes = frozenset({"method_not_allowed"})
+
+
+class BodyTooLarge(SwiftletError):
+    status = 413
+    title = "The request body is too large"
+    codes = frozenset({"body_too_large"})
+
+
+class UnsupportedMedia(SwiftletError):
+    status = 415
+    title = "The request body is of a kind that is not read here"
+    codes = frozenset({"unsupported_media_type", "unsupported_encoding"})
+
+
+class Unprocessable(SwiftletError):
+    status = 422
+    title = "The request was understood but cannot be answered"
+    codes = frozenset({"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks"})
+
+
+class Internal(SwiftletError):
+    status = 500
+    title = "Something went wrong on the server"
+    codes = frozenset({"internal", "invalid_engine_output"})
+
+
+class Unavailable(SwiftletError):
+    status = 503
+    title = "The server cannot take this request now"
+    codes = frozenset({"overloaded", "draining", "engine_unavailable"})
+    retryable = True
+
+
+class DeadlineExceeded(SwiftletError):
+    status = 504
+    title = "The answer was not ready within the deadline"
+    codes = frozenset({"deadline_exceeded"})
+    retryable = True

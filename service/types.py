@@ -1,0 +1,80 @@
+"""The vocabulary of the service: what travels between the tasks, the batcher and the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from models.tokenizer import Encoding
+
+Row = NDArray[np.float32]
+"""One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers."""
+
+Deadline = float
+"""When an answer stops being of use, in seconds of `time.monotonic()`."""
+
+Submit = Callable[[Encoding, Deadline], Awaitable[Row]]
+"""The seam of the service: one encoding in, its row out. A `Batcher` is one; so is a fake in a test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B encodings laid end to end, without padding: T tokens and N focus positions in all."""
+
+    input_ids: NDArray[np.int64]  # (T,)
+    token_type_ids: NDArray[np.int64]  # (T,)
+    offsets: NDArray[np.int64]  # (B + 1,): encoding b is tokens offsets[b] to offsets[b + 1]
+    focus: NDArray[np.int64]  # (N,): positions within their own encoding
+    focus_offsets: NDArray[np.int64]  # (B + 1,): encoding b has focus[focus_offsets[b]:focus_offsets[b + 1]]
+
+    @classmethod
+    def of(cls, encodings: Sequence[Encoding]) -> Batch:
+        """Lays encodings end to end."""
+        return cls(
+            input_ids=np.concatenate([e.input_ids for e in encodings]),
+            token_type_ids=np.concatenate([e.token_type_ids for e in encodings]),
+            offsets=np.cumsum([0, *(len(e.input_ids) for e in encodings)]),
+            focus=np.concatenate([e.focus for e in encodings]),
+            focus_offsets=np.cumsum([0, *(len(e.focus) for e in encodings)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+class Engine(Protocol):
+    """A network in some runtime. It knows no task, and no architecture by name."""
+
+    padded: ClassVar[bool]
+    """Whether a batch costs its longest encoding times its size, rather than its real tokens."""
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        """Blocks until the batch is done; may be called from several threads at once."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the engine holds. No call may follow."""
+        ...
+
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+EncodingT = TypeVar("EncodingT", bound=Encoding)
+
+
+class Task(Protocol[RequestT, EncodingT]):
+    """What a question means: how it becomes encodings, and how their rows become an answer. Both are pure."""
+
+    Request: type[RequestT]
+
+    def encode(self, request: RequestT) -> list[EncodingT]:
+        """Raises errors.Unprocessable for a request that cannot be answered."""
+        ...
+
+    def decode(self, request: RequestT, encodings: Sequence[EncodingT], rows: Sequence[Row]) -> object:
+        """The response, as JSON-serialisable values; `rows[i]` belongs to `encodings[i]`."""
+        ...
