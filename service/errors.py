@@ -12,10 +12,13 @@
     └── DeadlineExceeded 504      deadline_exceeded
 
 The code is the contract: it never changes meaning. No message ever holds any of the caller's text.
+
+What is wrong with the installation rather than with a request is a `SetupError`; it ends the process.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -101,3 +104,15 @@ class DeadlineExceeded(SwiftletError):
     title = "The answer was not ready within the deadline"
     codes = frozenset({"deadline_exceeded"})
     retryable = True
+
+
+class SetupError(Exception):
+    """The service cannot be started as asked; the message is one sentence that says what to change."""
+
+
+def trace(error: BaseException) -> str:
+    """Where an unexpected error came from, for the log: its type and its frames, but not its message.
+
+    The message of somebody else's exception may quote what it was given, and that may be a user's text.
+    """
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

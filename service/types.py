@@ -47,11 +47,26 @@ class Batch:
         return len(self.offsets) - 1
 
 
-class Engine(Protocol):
-    """A network in some runtime. It knows no task, and no architecture by name."""
+@dataclass(frozen=True)
+class Cost:
+    """What a batch costs an engine, counted in tokens, and how far a larger one still pays."""
 
-    padded: ClassVar[bool]
-    """Whether a batch costs its longest encoding times its size, rather than its real tokens."""
+    padded: bool  # whether a batch costs its rows times the longest of them, rather than its real tokens
+    call_tokens: int  # what a call costs before its first token: a row that would pad more is better off in another
+    max_tokens: int  # of a batch, as charged
+    max_rows: int
+
+
+class Engine(Protocol):
+    """A network in some runtime. It knows no task, and no architecture by name.
+
+    Engine `name` is the module `service/engines/name.py`, which has `create(artifact: Artifact, threads: int) -> Engine`;
+    `threads` is how many one call may use.
+    """
+
+    cost: ClassVar[Cost]
+    faithful: ClassVar[bool]
+    """Whether it computes the artifact's network, so that the golden answers hold for it."""
 
     def run(self, batch: Batch) -> Sequence[Row]:
         """Blocks until the batch is done; may be called from several threads at once."""

@@ -1,0 +1,157 @@
+"""ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with a factorised embedding (section 3.1) and shared layers.
+
+The word table is V x E with E much smaller than H, and E -> H is one projection after the embedding's LayerNorm. The
+L layers are applications of G groups (`num_hidden_groups`, 1 in every released model) of `inner_group_num` layers
+each, so that 12 layers have the parameters of one. Follows `modeling_albert.py` of transformers. Shape letters: see
+`layers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from models.architectures import layers
+from models.architectures.layers import ACTIVATIONS, attend, padding_bias
+
+
+@dataclass(frozen=True)
+class Config:
+    """Names as in transformers; the defaults are the released base.
+
+    The other released shapes are large (H 1024, L 24, A 16, I 4096), xlarge (H 2048, L 24, A 16, I 8192) and xxlarge
+    (H 4096, L 12, A 64, I 16384).
+    """
+
+    vocab_size: int = 30000
+    embedding_size: int = 128
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_hidden_groups: int = 1
+    inner_group_num: int = 1
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float = 0.0
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+
+    # What the heads ask of every architecture.
+    @property
+    def pooler(self) -> bool:
+        return True
+
+    @property
+    def prediction_size(self) -> int:
+        """Width of the masked-LM head just before the vocabulary."""
+        return self.embedding_size
+
+
+class Embeddings(layers.Embeddings):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.position = nn.Embedding(config.max_position_embeddings, config.embedding_size)
+        self.token_type = nn.Embedding(config.type_vocab_size, config.embedding_size)
+        self.norm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions)  # (B, S, E)
+        out: Tensor = self.projection(self.dropout(self.norm(x)))  # (B, S, H)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.query = nn.Linear(h, h)
+        self.key = nn.Linear(h, h)
+        self.value = nn.Linear(h, h)
+        self.output = nn.Linear(h, h)
+        self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
+        self.ffn_in = nn.Linear(h, config.intermediate_size)
+        self.ffn_out = nn.Linear(config.intermediate_size, h)
+        self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
+        x = self.attention_norm(x + self.dropout(attended))
+        widened = self.act(self.ffn_in(x))  # (B, S, I)
+        out: Tensor = self.ffn_norm(x + self.ffn_out(widened))  # no dropout here, as in the reference
+        return out
+
+
+class Encoder(layers.Encoder):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.depth = config.num_hidden_layers
+        self.embeddings = Embeddings(config)
+        self.groups = nn.ModuleList(
+            nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
+        )
+
+    def layers(self) -> Iterator[nn.Module]:
+        """The layers in the order they are applied; a shared one comes up again and again."""
+        for depth in range(self.depth):
+            yield from self.groups[depth * len(self.groups) // self.depth].children()
+
+    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+        x = self.embeddings(input_ids, token_type_ids)
+        bias = padding_bias(mask, x.dtype)
+        features = [x]
+        for layer in self.layers():
+            features.append(layer(features[-1], bias))
+        return features
+
+
+# How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.
+_LAYER = r"^(albert\.)?encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\."
+NAMES: Final = (
+    (r"^(albert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
+    (r"^(albert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
+    (r"^(albert\.)?encoder\.embedding_hidden_mapping_in\.", r"encoder.embeddings.projection."),
+    (_LAYER + r"attention\.(query|key|value)\.", r"encoder.groups.\2.\3.\4."),
+    (_LAYER + r"attention\.dense\.", r"encoder.groups.\2.\3.output."),
+    (_LAYER + r"attention\.LayerNorm\.", r"encoder.groups.\2.\3.attention_norm."),
+    (_LAYER + r"ffn\.", r"encoder.groups.\2.\3.ffn_in."),
+    (_LAYER + r"ffn_output\.", r"encoder.groups.\2.\3.ffn_out."),
+    (_LAYER + r"full_layer_layer_norm\.", r"encoder.groups.\2.\3.ffn_norm."),
+    (r"^(albert\.)?pooler\.", r"classify.pooler."),
+    (r"^classifier\.", r"classify.output."),
+    (r"^qa_outputs\.", r"qa.output."),
+    (r"^predictions\.dense\.", r"fill-mask.transform."),
+    (r"^predictions\.LayerNorm\.", r"fill-mask.norm."),
+    (r"^predictions\.bias$", r"fill-mask.bias"),
+    (r"^predictions\.decoder\.", r"fill-mask.decoder."),
+    (r"^sop_classifier\.classifier\.", r"pretraining.sentence."),
+)
+
+# Settings of a transformers config that change what is computed, with the only values this file computes.
+FIXED: Final[Mapping[str, Any]] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+
+# What a missing setting means to transformers, where that is not our default.
+IMPLIED: Final[Mapping[str, Any]] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+}
+
+# Parameters that the reference makes in every shape but does not read in every shape.
+UNREAD: Final[tuple[str, ...]] = ()

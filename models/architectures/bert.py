@@ -1,0 +1,137 @@
+"""BERT (Devlin et al. 2018, arXiv:1810.04805): the post-norm transformer encoder that the others derive from.
+
+Follows `modeling_bert.py` of transformers, which follows google-research/bert. Shape letters: see `layers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from models.architectures import layers
+from models.architectures.layers import ACTIVATIONS, attend, padding_bias
+
+
+@dataclass(frozen=True)
+class Config:
+    """The released shapes are base (the defaults) and large (H 1024, L 24, A 16, I 4096). Names as in transformers."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+
+    # What the heads ask of every architecture.
+    @property
+    def pooler(self) -> bool:
+        return True
+
+    @property
+    def embedding_size(self) -> int:
+        return self.hidden_size
+
+    @property
+    def prediction_size(self) -> int:
+        """Width of the masked-LM head just before the vocabulary."""
+        return self.hidden_size
+
+
+class Embeddings(layers.Embeddings):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions)  # (B, S, H)
+        out: Tensor = self.dropout(self.norm(x))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.query = nn.Linear(h, h)
+        self.key = nn.Linear(h, h)
+        self.value = nn.Linear(h, h)
+        self.output = nn.Linear(h, h)
+        self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
+        self.ffn_in = nn.Linear(h, config.intermediate_size)
+        self.ffn_out = nn.Linear(config.intermediate_size, h)
+        self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
+        x = self.attention_norm(x + self.dropout(attended))
+        widened = self.act(self.ffn_in(x))  # (B, S, I)
+        out: Tensor = self.ffn_norm(x + self.dropout(self.ffn_out(widened)))
+        return out
+
+
+class Encoder(layers.Encoder):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+
+    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+        x = self.embeddings(input_ids, token_type_ids)
+        bias = padding_bias(mask, x.dtype)
+        features = [x]
+        for layer in self.layers:
+            features.append(layer(features[-1], bias))
+        return features
+
+
+# How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.
+NAMES: Final = (
+    (r"^(bert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
+    (r"^(bert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.self\.", r"encoder.layers.\2."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.output\.dense\.", r"encoder.layers.\2.output."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.", r"encoder.layers.\2.attention_norm."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.intermediate\.dense\.", r"encoder.layers.\2.ffn_in."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.output\.dense\.", r"encoder.layers.\2.ffn_out."),
+    (r"^(bert\.)?encoder\.layer\.(\d+)\.output\.LayerNorm\.", r"encoder.layers.\2.ffn_norm."),
+    (r"^(bert\.)?pooler\.dense\.", r"classify.pooler."),
+    (r"^classifier\.", r"classify.output."),
+    (r"^qa_outputs\.", r"qa.output."),
+    (r"^cls\.predictions\.transform\.dense\.", r"fill-mask.transform."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.", r"fill-mask.norm."),
+    (r"^cls\.predictions\.bias$", r"fill-mask.bias"),
+    (r"^cls\.predictions\.decoder\.", r"fill-mask.decoder."),
+    (r"^cls\.seq_relationship\.", r"pretraining.sentence."),
+)
+
+# Settings of a transformers config that change what is computed, with the only values this file computes.
+FIXED: Final[Mapping[str, Any]] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+# What a missing setting means to transformers, where that is not our default.
+IMPLIED: Final[Mapping[str, Any]] = {}
+
+# Parameters that the reference makes in every shape but does not read in every shape.
+UNREAD: Final[tuple[str, ...]] = ()

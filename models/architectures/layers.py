@@ -1,0 +1,95 @@
+"""What every architecture here is built from: attention, activations and the padding mask.
+
+Shape letters, the same in every file: B rows, S tokens of the longest row, H hidden size, E embedding size, I
+intermediate size, A attention heads, D = H / A, L layers, V vocabulary, N focus positions of all rows, O outputs of a
+head.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# GELU is there in its exact form and in the tanh form of the original BERT code (Hendrycks and Gimpel 2016,
+# arXiv:1606.08415, section 2), under every name that checkpoints give them.
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor) -> Tensor:
+    """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
+
+    query, key and value are (B, S, H); bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, H).
+    """
+
+    def split(x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)  # (B, A, S, D)
+
+    q, k, v = split(query), split(key), split(value)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias  # (B, A, S, S)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that no score of padding survives."""
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[:, None, None, :]
+
+
+class Config(Protocol):
+    """What the heads ask of every architecture's configuration."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def prediction_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def hidden_act(self) -> str: ...
+    @property
+    def hidden_dropout_prob(self) -> float: ...
+    @property
+    def layer_norm_eps(self) -> float: ...
+    @property
+    def pooler(self) -> bool: ...
+
+
+class Embeddings(nn.Module, ABC):
+    """Tokens to the first hidden states; the word table is also the masked-LM head's."""
+
+    word: nn.Embedding
+
+
+class Encoder(nn.Module, ABC):
+    """Tokens to hidden states."""
+
+    config: Config
+    embeddings: Embeddings
+
+    @abstractmethod
+    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+        """The embeddings and the output of every layer, each (B, S, H).
+
+        input_ids and token_type_ids are (B, S); mask (B, S) is true on real tokens.
+        """
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
+        """The last layer's output, (B, S, H)."""
+        return self.features(input_ids, token_type_ids, mask)[-1]
