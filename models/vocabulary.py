@@ -1,0 +1,159 @@
+"""What a transformers checkpoint calls its tokenizer, as one of the `tokenizers` library.
+
+Source: transformers 4.57.1, `convert_slow_tokenizer.py` (`BertConverter`, `AlbertConverter`); same ids, same offsets.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+
+WORDPIECE_SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ALBERT_SPECIALS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+
+class TokenizerError(Exception):
+    """A file or directory holds no tokenizer that can be used; the message is one sentence."""
+
+
+def read_directory(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a checkpoint: `tokenizer.json`, else `vocab.txt` (WordPiece), else `spiece.model` (ALBERT).
+
+    Options come from `tokenizer_config.json`, with the defaults transformers has.
+
+    Raises:
+        TokenizerError: none of the files is there, or one cannot be used.
+    """
+    config = _read_config(path / "tokenizer_config.json")
+    for name, read in _READERS.items():
+        if (path / name).is_file():
+            tokenizer = read(path / name, config)
+            break
+    else:
+        raise TokenizerError(f"{path.name} has none of {', '.join(_READERS)}.")
+    if config.get("clean_up_tokenization_spaces"):
+        tokenizer.decoder = _tidying(tokenizer.decoder)
+    return tokenizer
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path.name} is not valid JSON.") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _from_tokenizer_json(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    named = config.get("tokenizer_class") or "Bert"
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and "Bert" in named:
+        tokenizer.normalizer = _bert_normalizer(config)  # transformers lets the configuration override the file
+    return tokenizer
+
+
+def _bert_normalizer(config: dict[str, Any]) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),  # None: as lower-casing does
+        lowercase=config.get("do_lower_case", True),
+    )
+
+
+def _from_vocab(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """What transformers' `BertConverter` makes of a WordPiece vocabulary, one token a line."""
+    with path.open(encoding="utf-8") as lines:
+        vocab = {line.rstrip("\n"): index for index, line in enumerate(lines)}
+    for token in ("[UNK]", "[CLS]", "[SEP]"):
+        if token not in vocab:
+            raise TokenizerError(f"{path.name} lacks the token {token}.")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.normalizer = _bert_normalizer(config)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = _template(vocab["[CLS]"], vocab["[SEP]"])
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in WORDPIECE_SPECIALS if token in vocab]
+    )
+    return tokenizer
+
+
+def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """What transformers 4.57.1's `AlbertConverter` makes of a SentencePiece unigram model.
+
+    Its 5.x tokenizers drop the lone `▁` before a user-defined symbol; SentencePiece itself, with which ALBERT was
+    trained, and 4.57.1 do not.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
+    proto.ParseFromString(path.read_bytes())
+    if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
+        raise TokenizerError(f"{path.name} is not a unigram model.")
+    pieces = [(piece.piece, _albert_score(piece.piece, piece.score)) for piece in proto.pieces]
+    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    for token in ALBERT_SPECIALS[2:4]:
+        if token not in ids:
+            raise TokenizerError(f"{path.name} lacks the piece {token}.")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, proto.trainer_spec.unk_id))
+    tokenizer.normalizer = _albert_normalizer(config, proto.normalizer_spec.precompiled_charsmap)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.post_processor = _template(ids["[CLS]"], ids["[SEP]"])
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    control, user_defined = proto.SentencePiece.CONTROL, proto.SentencePiece.USER_DEFINED
+    tokenizer.add_tokens(
+        [
+            # The mask is a word of its own and takes the space before it along.
+            AddedToken(p.piece, normalized=False, special=p.type == control, lstrip=p.piece == "[MASK]")
+            for p in proto.pieces
+            if p.type in (control, user_defined)
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ALBERT_SPECIALS[:2] if t in ids])
+    return tokenizer
+
+
+def _albert_score(piece: str, score: float) -> float:
+    """Pieces like `9,` are all but forbidden: ALBERT keeps the comma after a number apart."""
+    return score - 100 if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit() else score
+
+
+def _albert_normalizer(config: dict[str, Any], charsmap: bytes) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not config.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if config.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    if charsmap:
+        steps.append(normalizers.Precompiled(charsmap))
+    steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    return normalizers.Sequence(steps)
+
+
+def _template(cls: int, sep: int) -> processors.PostProcessor:
+    return processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", cls), ("[SEP]", sep)],
+    )
+
+
+def _tidying(decoder: decoders.Decoder) -> decoders.Decoder:
+    """A decoder followed by transformers' `clean_up_tokenization`, so that `tokenizer.json` says it all."""
+    untidy = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+    replacements = [decoders.Replace(text, text.strip()) for text in untidy]
+    return decoders.Sequence([decoder, decoders.Fuse(), *replacements])
+
+
+_READERS: Final = {
+    "tokenizer.json": _from_tokenizer_json,
+    "vocab.txt": _from_vocab,
+    "spiece.model": _from_sentencepiece,
+}
