@@ -18,6 +18,7 @@ What is wrong with the installation rather than with a request is a `SetupError`
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,9 +111,10 @@ class SetupError(Exception):
     """The service cannot be started as asked; the message is one sentence that says what to change."""
 
 
-def trace(error: BaseException) -> str:
-    """Where an unexpected error came from, for the log: its type and its frames, but not its message.
+def report(log: logging.Logger, what: str, error: BaseException) -> None:
+    """Logs an unexpected error by its type and its frames, but not its message.
 
     The message of somebody else's exception may quote what it was given, and that may be a user's text.
     """
-    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s: %s\n%s", what, type(error).__name__, frames)

@@ -60,11 +60,13 @@ class Cost:
 class Engine(Protocol):
     """A network in some runtime. It knows no task, and no architecture by name.
 
-    Engine `name` is the module `service/engines/name.py`, which has `create(artifact: Artifact, threads: int) -> Engine`;
-    `threads` is how many one call may use.
+    `service/engines/<name>.py` makes one with `create(artifact: Artifact, threads: int)`; `threads` is what one call
+    may use.
     """
 
-    cost: ClassVar[Cost]
+    @property
+    def cost(self) -> Cost: ...
+
     faithful: ClassVar[bool]
     """Whether it computes the artifact's network, so that the golden answers hold for it."""
 

@@ -1,0 +1,79 @@
+"""Everything that can be set, read once at start. Nothing needs to be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """The cores this process may use: its affinity, cut to its control group's CPU quota (version 2, else 1)."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS and Windows have no such call
+        cores = os.cpu_count() or 1
+    # Rounded down: a thread too many is throttled by the kernel in the middle of a batch, with every request it holds.
+    return max(1, min(cores, int(_quota(cgroup))))
+
+
+def _quota(cgroup: Path) -> float:
+    """Cores' worth of CPU time per period; infinite where none is set."""
+    try:
+        try:
+            quota, period = (cgroup / "cpu.max").read_text("ascii").split()
+        except FileNotFoundError:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text("ascii")
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text("ascii")
+        limit = int(quota) / int(period)
+    except (OSError, ValueError):  # no control group here, or the quota is "max"
+        return float(1 << 20)
+    return limit if limit > 0 else float(1 << 20)
+
+
+class Settings(BaseSettings):
+    """Each setting is an environment variable SWIFTLET_<NAME> and an option of `swiftlet serve`."""
+
+    model_config = SettingsConfigDict(env_prefix="SWIFTLET_", frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 lets the system choose.")
+    models: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Models to serve, separated by commas: names of embedded ones or directories of artifacts. "
+        "The first of each task answers requests that name none. Empty: every embedded model.",
+    )
+    engine: str = Field("onnx_cpu", description="Engine that runs the models: onnx_cpu, torch or echo.")
+    cores: int = Field(
+        default_factory=usable_cores,
+        ge=1,
+        description="Engine calls that run at the same time, of all models together. "
+        "Unset: the cores this process may use.",
+    )
+    timeout_ms: int = Field(
+        10_000,
+        ge=1,
+        description="Deadline of a request that brings no X-Request-Timeout-Ms header, in milliseconds.",
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1, description="Largest request body that is read, in bytes.")
+    max_waiting_tokens: int = Field(
+        1 << 17,
+        ge=1,
+        description="Work that may wait for a core, in tokens of all models together; beyond it, requests get a 503.",
+    )
+    shutdown_timeout_s: int = Field(
+        15, ge=1, description="How long requests under way may take to finish after SIGTERM, in seconds."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe messages that are logged: debug, info, warning or error."
+    )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

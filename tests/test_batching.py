@@ -1,0 +1,484 @@
+"""`plan` decides well for every queue; `Batcher` and `Pool` keep every promise whatever callers and engines do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import numpy as np
+import pytest
+from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, encoding, row_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service import timings
+from service.batching import Batcher, Pool, plan
+from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
+from service.types import Cost
+
+LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=60)
+COSTS = st.builds(
+    Cost,
+    padded=st.booleans(),
+    call_tokens=st.integers(0, 64),
+    max_tokens=st.integers(1, 1024),
+    max_rows=st.integers(1, 64),
+)
+SHARES = st.integers(1, 4096)
+
+
+def charge(lengths: list[int], cost: Cost) -> int:
+    return len(lengths) * max(lengths) if cost.padded else sum(lengths)
+
+
+def soon() -> float:
+    """A deadline no passing test reaches."""
+    return time.monotonic() + PATIENCE_S
+
+
+async def settle() -> None:
+    """Lets the event loop turn until what was started has been dispatched."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def one_core(engine, max_waiting_tokens: int = 1 << 16) -> tuple[Pool, Batcher]:
+    pool = Pool(1, max_waiting_tokens)
+    return pool, Batcher(engine, WIDTH, pool)
+
+
+# plan
+
+
+@given(LENGTHS, COSTS, SHARES)
+def test_a_plan_is_the_oldest_and_some_others(lengths, cost, share):
+    batch = plan(lengths, cost, share)
+
+    assert batch[0] == 0
+    assert len(set(batch)) == len(batch)
+    assert set(batch) <= set(range(len(lengths)))
+
+
+@given(LENGTHS, COSTS, SHARES)
+def test_a_plan_of_several_stays_within_every_limit(lengths, cost, share):
+    batch = [lengths[i] for i in plan(lengths, cost, share)]
+
+    assert len(batch) <= cost.max_rows
+    if len(batch) > 1:
+        assert charge(batch, cost) <= cost.max_tokens
+        assert sum(batch) <= share
+
+
+@given(LENGTHS, COSTS, SHARES)
+def test_no_row_joins_whose_padding_costs_more_than_a_call(lengths, cost, share):
+    batch = [lengths[i] for i in plan(lengths, cost, share)]
+
+    assert charge(batch, cost) - sum(batch) <= cost.call_tokens * (len(batch) - 1)
+
+
+@given(st.integers(1, 64), st.integers(1, 200), COSTS, SHARES)
+def test_equal_lengths_fill_the_batch_to_the_first_limit(length, n, cost, share):
+    expected = min(n, cost.max_rows, cost.max_tokens // length, share // length)
+
+    assert len(plan([length] * n, cost, share)) == max(1, expected)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8))
+def test_idle_cores_share_what_waits_evenly(length, n, idle):
+    unlimited = Cost(padded=True, call_tokens=0, max_tokens=1 << 30, max_rows=1 << 30)
+    sizes = []
+    for cores in range(min(idle, n), 0, -1):
+        left = n - sum(sizes)
+        sizes.append(len(plan([length] * left, unlimited, math.ceil(left * length / cores))))
+
+    assert sum(sizes) == n
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_neighbours_in_length_are_taken_before_older_ones():
+    cost = Cost(padded=True, call_tokens=64, max_tokens=512, max_rows=64)
+
+    assert plan([20, 300, 22, 40, 18], cost, 1000) == [0, 2, 4, 3]
+
+
+def test_among_equals_the_older_goes_first():
+    cost = Cost(padded=True, call_tokens=0, max_tokens=60, max_rows=64)
+
+    assert plan([20, 20, 20, 20], cost, 1000) == [0, 1, 2]
+
+
+# Batcher and Pool
+
+
+def test_every_caller_gets_their_own_row():
+    async def scenario():
+        _, batcher = one_core(Engine())
+        rows = await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(50)))
+
+        assert [row.tolist() for row in rows] == [row_of(tag).tolist() for tag in range(50)]
+
+    asyncio.run(scenario())
+
+
+def test_what_arrives_in_one_tick_is_one_batch():
+    async def scenario():
+        engine = Engine()
+        _, batcher = one_core(engine)
+        await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(4)))
+
+        assert engine.asked == [[0, 1, 2, 3]]
+
+    asyncio.run(scenario())
+
+
+def test_two_idle_cores_share_what_arrives_in_one_tick():
+    async def scenario():
+        engine = GatedEngine()
+        batcher = Batcher(engine, WIDTH, Pool(2, 1000))
+        work = asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(4)))
+        first, second = await engine.called(), await engine.called()
+
+        assert sorted([first.tags, second.tags]) == [[0, 1], [2, 3]]
+        first.finish()
+        second.finish()
+        await work
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_core_starts_at_once_and_a_busy_one_gathers():
+    async def scenario():
+        engine = GatedEngine()
+        _, batcher = one_core(engine)
+        work = [asyncio.ensure_future(batcher.submit(encoding(0), soon()))]
+        first = await engine.called()
+        for tag in (1, 2, 3):
+            work.append(asyncio.ensure_future(batcher.submit(encoding(tag), soon())))
+            await settle()
+        first.finish()
+        second = await engine.called()
+        second.finish()
+        await asyncio.gather(*work)
+
+        assert (first.tags, second.tags) == ([0], [1, 2, 3])
+
+    asyncio.run(scenario())
+
+
+def test_models_share_the_cores_and_the_longest_waiting_goes_first():
+    async def scenario():
+        pool = Pool(1, 1000)
+        one, other = GatedEngine(), GatedEngine()
+        ones, others = Batcher(one, WIDTH, pool), Batcher(other, WIDTH, pool)
+        work = [asyncio.ensure_future(ones.submit(encoding(0), soon()))]
+        running = await one.called()
+        for batcher, tag in ((others, 1), (ones, 2), (others, 3)):
+            work.append(asyncio.ensure_future(batcher.submit(encoding(tag), soon())))
+            await settle()
+
+        assert one.calls.empty()
+        assert other.calls.empty()
+        running.finish()
+        second = await other.called()
+        second.finish()
+        third = await one.called()
+        third.finish()
+        await asyncio.gather(*work)
+        assert (second.tags, third.tags) == ([1, 3], [2])
+
+    asyncio.run(scenario())
+
+
+def test_work_whose_caller_has_gone_is_never_started():
+    async def scenario():
+        engine = GatedEngine()
+        pool, batcher = one_core(engine)
+        running = asyncio.ensure_future(batcher.submit(encoding(0), soon()))
+        first = await engine.called()
+        gone, stays = (asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (1, 2))
+        await settle()
+        gone.cancel()
+        await settle()
+
+        assert pool.waiting_tokens == 4
+        first.finish()
+        second = await engine.called()
+        second.finish()
+        await asyncio.gather(running, stays)
+        assert second.tags == [2]
+        assert gone.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_who_goes_in_the_tick_of_the_dispatch_is_dropped():
+    async def scenario():
+        engine = Engine()
+        pool, batcher = one_core(engine)
+        gone = asyncio.ensure_future(batcher.submit(encoding(1), soon()))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await settle()
+
+        assert engine.asked == []
+        assert pool.waiting_tokens == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_encoding_that_comes_too_late_is_refused_and_never_started():
+    async def scenario():
+        engine = Engine()
+        _, batcher = one_core(engine)
+        with pytest.raises(DeadlineExceeded):
+            await batcher.submit(encoding(1), time.monotonic() - 1)
+
+        assert engine.asked == []
+
+    asyncio.run(scenario())
+
+
+def test_callers_are_answered_at_their_deadline_however_slow_the_engine():
+    async def scenario():
+        engine = GatedEngine()
+        pool, batcher = one_core(engine)
+        runs = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.02))
+        call = await engine.called()
+        waits = asyncio.ensure_future(batcher.submit(encoding(1), time.monotonic() + 0.02))
+        outcomes = await asyncio.gather(runs, waits, return_exceptions=True)
+
+        assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
+        assert pool.waiting_tokens == 0
+        call.finish()
+        later = asyncio.ensure_future(batcher.submit(encoding(2), soon()))
+        call = await engine.called()
+        call.finish()
+        assert (await later).tolist() == row_of(2).tolist()
+        assert call.tags == [2]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("guilty", range(16))
+def test_one_guilty_encoding_fails_alone(guilty):
+    def answer(asked):
+        if guilty in asked:
+            raise RuntimeError("cannot")
+        return [row_of(tag) for tag in asked]
+
+    async def scenario():
+        engine = Engine(answer)
+        _, batcher = one_core(engine)
+        outcomes = await asyncio.gather(
+            *(batcher.submit(encoding(tag), soon()) for tag in range(16)), return_exceptions=True
+        )
+
+        failed = [tag for tag, outcome in enumerate(outcomes) if isinstance(outcome, Internal)]
+        assert failed == [guilty]
+        assert all(outcomes[tag].tolist() == row_of(tag).tolist() for tag in range(16) if tag != guilty)
+        assert len(engine.asked) <= 1 + 2 * 4
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_fails_alone(bad):
+    async def scenario():
+        _, batcher = one_core(Engine(lambda asked: [np.array([[tag, bad if tag == 2 else 0.0]]) for tag in asked]))
+        outcomes = await asyncio.gather(
+            *(batcher.submit(encoding(tag), soon()) for tag in range(4)), return_exceptions=True
+        )
+
+        assert [getattr(outcome, "code", None) for outcome in outcomes] == [None, None, "invalid_engine_output", None]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda asked: [row_of(tag) for tag in asked[1:]],
+        lambda asked: [row_of(tag) for tag in [*asked, 9]],
+        lambda asked: [row_of(tag)[0] for tag in asked],
+        lambda asked: [np.zeros((2, WIDTH), np.float32), *(row_of(tag) for tag in asked[1:])],
+        lambda asked: [np.zeros((1, WIDTH + 1), np.float32) for _ in asked],
+        lambda asked: [None for _ in asked],
+        lambda _: [],
+    ],
+    ids=["too few", "too many", "flat", "one too long", "too wide", "none", "empty"],
+)
+def test_rows_that_do_not_fit_their_encodings_are_all_refused(answer):
+    async def scenario():
+        engine = Engine(answer)
+        _, batcher = one_core(engine)
+        outcomes = await asyncio.gather(
+            *(batcher.submit(encoding(tag), soon()) for tag in range(3)), return_exceptions=True
+        )
+
+        assert [outcome.code for outcome in outcomes] == ["invalid_engine_output"] * 3
+        assert len(engine.asked) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answer", [lambda _: None, lambda asked: [np.full((1, WIDTH), "x", object) for _ in asked]])
+def test_a_fault_that_nobody_foresaw_is_an_error_and_the_core_works_on(answer):
+    async def scenario():
+        engine = Engine(answer)
+        _, batcher = one_core(engine)
+        with pytest.raises(Internal):
+            await batcher.submit(encoding(1), soon())
+        engine.answer = lambda asked: [row_of(tag) for tag in asked]
+
+        assert (await batcher.submit(encoding(2), soon())).tolist() == row_of(2).tolist()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_says_when_to_come_back_and_has_room_again():
+    async def scenario():
+        engine = GatedEngine()
+        _, batcher = one_core(engine, max_waiting_tokens=8)
+        running = asyncio.ensure_future(batcher.submit(encoding(0), soon()))
+        call = await engine.called()
+        first, second = (asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (1, 2))
+        await settle()
+        with pytest.raises(Unavailable) as refusal:
+            await batcher.submit(encoding(3), soon())
+
+        assert refusal.value.code == "overloaded"
+        assert refusal.value.retry_after >= 1
+        first.cancel()
+        await settle()
+        fourth = asyncio.ensure_future(batcher.submit(encoding(4), soon()))
+        await settle()
+        call.finish()
+        call = await engine.called()
+        call.finish()
+        await asyncio.gather(running, second, fourth)
+        assert call.tags == [2, 4]
+
+    asyncio.run(scenario())
+
+
+def test_closing_finishes_what_was_admitted_and_admits_nothing_more():
+    async def scenario():
+        engine = GatedEngine()
+        pool, batcher = one_core(engine)
+        work = [asyncio.ensure_future(batcher.submit(encoding(0), soon()))]
+        first = await engine.called()
+        work.append(asyncio.ensure_future(batcher.submit(encoding(1), soon())))
+        await settle()
+        closing = asyncio.ensure_future(pool.close(PATIENCE_S))
+        await settle()
+        with pytest.raises(Unavailable) as refusal:
+            await batcher.submit(encoding(2), soon())
+
+        assert refusal.value.code == "draining"
+        first.finish()
+        second = await engine.called()
+        second.finish()
+        assert await closing
+        assert [row.tolist() for row in await asyncio.gather(*work)] == [row_of(0).tolist(), row_of(1).tolist()]
+
+    asyncio.run(scenario())
+
+
+def test_closing_does_not_wait_for_an_engine_that_hangs():
+    async def scenario():
+        engine = GatedEngine()
+        pool, batcher = one_core(engine)
+        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.01))
+        call = await engine.called()
+
+        assert not await pool.close(0.01)
+        call.finish()
+        with pytest.raises(DeadlineExceeded):
+            await work
+
+    asyncio.run(scenario())
+
+
+def test_the_time_in_the_queue_and_in_the_engine_is_recorded():
+    async def scenario():
+        _, batcher = one_core(Engine())
+        with timings.collect() as collected:
+            await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(3)))
+
+        assert collected.keys() == {"queue", "infer"}
+        assert all(seconds >= 0 for seconds in collected.values())
+
+    asyncio.run(scenario())
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 40)),
+        st.tuples(st.just("late"), st.integers(1, 40)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["answer", "fail", "spoil", "drop", "turn"]), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.integers(1, 3))
+def test_every_submit_has_exactly_one_outcome_and_it_is_its_own(steps, cores):
+    """Whatever the order of arrivals, cancellations, late comers, failures and answers."""
+
+    def finish(call, how: str) -> None:
+        rows = [row_of(tag) for tag in call.tags]
+        if how == "fail":
+            call.finish(error=RuntimeError("cannot"))
+        elif how == "spoil":
+            call.finish(rows=[rows[0] * math.nan, *rows[1:]])
+        elif how == "drop":
+            call.finish(rows=rows[1:])
+        else:
+            call.finish(rows=rows)
+
+    async def scenario():
+        engine = GatedEngine(Cost(padded=True, call_tokens=8, max_tokens=64, max_rows=4))
+        pool = Pool(cores, max_waiting_tokens=200)
+        batcher = Batcher(engine, WIDTH, pool)
+        tasks: list[asyncio.Task] = []
+        late, cancelled = set(), set()
+        for step, number in steps:
+            if step in ("submit", "late"):
+                tag = len(tasks)
+                if step == "late":
+                    late.add(tag)
+                deadline = soon() if step == "submit" else time.monotonic()
+                tasks.append(asyncio.ensure_future(batcher.submit(encoding(tag, number), deadline)))
+            elif step == "cancel":
+                if number < len(tasks) and tasks[number].cancel():
+                    cancelled.add(number)
+            elif step == "turn":
+                await settle()
+            elif not engine.calls.empty():
+                finish(engine.calls.get(), step)
+        everything = asyncio.gather(*tasks, return_exceptions=True)
+        while not everything.done():
+            await asyncio.sleep(0)
+            if not engine.calls.empty():
+                finish(engine.calls.get(), "answer")
+        for tag, outcome in enumerate(await everything):
+            if tag in cancelled:
+                assert isinstance(outcome, asyncio.CancelledError)
+            elif isinstance(outcome, np.ndarray):
+                assert outcome.tolist() == row_of(tag).tolist()
+                assert tag not in late
+            else:
+                assert isinstance(outcome, SwiftletError)
+                assert tag not in late or outcome.code in ("deadline_exceeded", "overloaded")
+        closing = asyncio.ensure_future(pool.close(PATIENCE_S))
+        while not closing.done():
+            await asyncio.sleep(0)
+            if not engine.calls.empty():
+                finish(engine.calls.get(), "answer")
+        assert await closing
+        assert pool.waiting_tokens == 0
+
+    asyncio.run(scenario())
