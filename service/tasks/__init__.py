@@ -1,0 +1,63 @@
+"""What a request asks: one module a task, and here what their requests and refusals have in common.
+
+A task follows the pipeline of the same name in transformers 4.57.1, and the Hugging Face Inference format.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.errors import Fault, Unprocessable
+
+MAX_INPUTS: Final = 64  # texts or questions in one request
+
+Floats = NDArray[np.float64]
+
+
+class Strict(BaseModel):
+    """Nothing is converted, nothing is ignored: what is not understood is refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Options(Strict):
+    """What Hugging Face clients may send along. Accepted, and of no effect here."""
+
+    use_cache: Annotated[bool | None, Field(description="Has no effect.")] = None
+    use_gpu: Annotated[bool | None, Field(description="Has no effect.")] = None
+    wait_for_model: Annotated[bool | None, Field(description="Has no effect: models are loaded at start-up.")] = None
+
+
+class Request(Strict):
+    """What every task's body may hold beside its inputs and parameters."""
+
+    model: Annotated[
+        str | None,
+        Field(description="The name of a served model; if left out, the first that serves this task.", max_length=64),
+    ] = None
+    options: Annotated[Options | None, Field(description="Options of the Hugging Face clients.")] = None
+
+
+def empty_input(pointer: str) -> Unprocessable:
+    """There is nothing to read at `pointer`."""
+    return Unprocessable("empty_input", "A text is empty.", faults=[Fault(pointer, "empty_input")])
+
+
+def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
+    """What is at `pointer` exceeds `limit`, in the unit that `detail` names."""
+    return Unprocessable("input_too_long", detail, faults=[Fault(pointer, "input_too_long", limit)])
+
+
+def pointers(inputs: object) -> list[str]:
+    """A JSON Pointer to each input: the one there is, or every one of a list."""
+    return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
+
+
+def softmax(logits: Floats) -> Floats:
+    """Probabilities over the last axis."""
+    odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=-1, keepdims=True))

@@ -1,0 +1,176 @@
+"""Fill-mask: the likeliest tokens in the places of the mask token.
+
+The meaning is that of transformers 4.57.1's `FillMaskPipeline`: probabilities are over the whole vocabulary, also where
+only some targets are wanted. A text with one mask is answered by a flat list, one with several by a list for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+
+from models.artifact import Manifest
+from models.tokenizer import Encoding, Tokenizer, TooLong
+from service import tasks
+from service.errors import Fault, Unprocessable
+from service.tasks import MAX_INPUTS, Floats, Strict, softmax
+from service.types import Row
+
+MAX_MASKS: Final = 64  # in one request: each brings the whole vocabulary's logits back
+DEFAULT_TOP_K: Final = 5
+
+Target = Annotated[str, Field(max_length=200)]
+Ids = NDArray[np.int64]
+
+
+class FillMaskParameters(Strict):
+    """How many tokens are wanted, and out of which."""
+
+    top_k: Annotated[int, Field(description="How many tokens to return for each mask, best first.", ge=1, le=100)] = (
+        DEFAULT_TOP_K
+    )
+    targets: Annotated[
+        Target | Annotated[list[Target], Field(min_length=1, max_length=256)] | None,
+        Field(description="Only these words; one that is not a token stands for its first token."),
+    ] = None
+    truncation: Annotated[
+        bool, Field(description="Whether a text longer than the model can read is cut, rather than refused.")
+    ] = True
+
+
+class FillMaskRequest(tasks.Request):
+    """A fill-mask request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}}]}
+    )
+
+    inputs: Annotated[
+        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        Field(description="A text with at least one mask token, or a list of such texts."),
+    ]
+    parameters: Annotated[FillMaskParameters | None, Field(description="All are optional.")] = None
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
+    """The task for one artifact.
+
+    Raises:
+        ValueError: the tokenizer has no mask token.
+    """
+    return FillMask(tokenizer, manifest)
+
+
+class FillMask:
+    """One encoding for each text; one row, with the vocabulary's logits for each mask, for each encoding."""
+
+    Request = FillMaskRequest
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        if tokenizer.mask is None:
+            raise ValueError("fill-mask needs a tokenizer that has a mask token")
+        self._tokenizer = tokenizer
+        self._mask = tokenizer.mask
+        self._max_tokens = manifest.max_tokens
+
+    def encode(self, request: FillMaskRequest) -> list[Encoding]:
+        """Raises errors.Unprocessable: no mask, too many, one beyond what is read, or targets that mean nothing."""
+        texts = _inputs(request)
+        where = tasks.pointers(request.inputs)
+        parameters = request.parameters or FillMaskParameters()
+        self._targets(parameters)
+        masks = [text.count(self._mask) for text in texts]
+        self._check_masks(masks, where)
+        try:
+            encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
+        except TooLong as error:
+            detail = f"A text has more than {self._max_tokens} tokens."
+            raise tasks.input_too_long(where[error.index], detail, self._max_tokens) from None
+        for encoding, expected, pointer in zip(encodings, masks, where, strict=True):
+            if len(encoding.focus) < expected:
+                detail = f"A mask stands beyond the {self._max_tokens} tokens that are read."
+                raise tasks.input_too_long(pointer, detail, self._max_tokens)
+        return encodings
+
+    def decode(self, request: FillMaskRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> object:
+        """For each mask of each text its tokens, best first; without the outer list where there is only one."""
+        parameters = request.parameters or FillMaskParameters()
+        targets = self._targets(parameters)
+        filled = [
+            self._fill(encoding, row, parameters.top_k, targets) for encoding, row in zip(encodings, rows, strict=True)
+        ]
+        return filled[0] if len(filled) == 1 else filled
+
+    def _check_masks(self, masks: Sequence[int], where: Sequence[str]) -> None:
+        for count, pointer in zip(masks, where, strict=True):
+            if count == 0:
+                detail = f"A text has no {self._mask}, the mask token of this model."
+                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
+        if sum(masks) > MAX_MASKS:
+            detail = f"The texts have more than {MAX_MASKS} masks."
+            raise Unprocessable("too_many_masks", detail, faults=[Fault("/inputs", "too_many_masks", MAX_MASKS)])
+
+    def _fill(self, encoding: Encoding, row: Row, top_k: int, targets: Ids | None) -> list[Any]:
+        scores = softmax(row.astype(np.float64))
+        choice = np.arange(scores.shape[1]) if targets is None else targets
+        best = top(scores[:, choice], top_k)  # (F, K): places in `choice`
+        tokens = choice[best]
+        sequences = self._sequences(encoding, tokens)
+        words = self._tokenizer.decode(tokens.reshape(-1, 1).tolist())
+        proposals = [
+            {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
+            for score, token, word, sequence in zip(
+                np.take_along_axis(scores, tokens, axis=1).flat, tokens.flat, words, sequences, strict=True
+            )
+        ]
+        kept = best.shape[1]
+        lists = [proposals[start : start + kept] for start in range(0, len(proposals), kept)]
+        return lists[0] if len(lists) == 1 else lists
+
+    def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
+        """The whole text with each token in its mask's place, mask by mask."""
+        rows = []
+        for place, candidates in zip(encoding.focus, tokens, strict=True):
+            for token in candidates:
+                ids = encoding.input_ids.copy()
+                ids[place] = token
+                rows.append(ids[ids != self._tokenizer.pad_id].tolist())
+        # The masks that are left are special tokens too, and shall be seen.
+        return self._tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
+
+    def _targets(self, parameters: FillMaskParameters) -> Ids | None:
+        """The ids of the targets, each once.
+
+        Raises:
+            errors.Unprocessable: not one target has a token.
+        """
+        if parameters.targets is None:
+            return None
+        words = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
+        readings = self._tokenizer.read(words)
+        known = [self._tokenizer.token_to_id(word) for word in words]
+        found = {
+            int(reading.ids[0]) if identity is None else identity
+            for identity, reading in zip(known, readings, strict=True)
+            if identity is not None or len(reading)
+        }
+        if not found:
+            fault = Fault("/parameters/targets", "no_target")
+            raise Unprocessable("validation_failed", "No target is a token of this model.", faults=[fault])
+        return np.array(sorted(found), np.int64)
+
+
+def top(scores: Floats, most: int) -> Ids:
+    """(F, K): in each row, where the K largest of `scores` stand, largest first; K is at most `most`."""
+    most = min(most, scores.shape[1])
+    found = np.argpartition(-scores, most - 1, axis=1)[:, :most]
+    order = np.argsort(-np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(found, order, axis=1))
+
+
+def _inputs(request: FillMaskRequest) -> list[str]:
+    return request.inputs if isinstance(request.inputs, list) else [request.inputs]
