@@ -6,6 +6,7 @@ Source: transformers 4.57.1, `convert_slow_tokenizer.py` (`BertConverter`, `Albe
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 
 WORDPIECE_SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_SPECIALS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+_Reader = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 
 class TokenizerError(Exception):
@@ -31,13 +34,22 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
     config = _read_config(path / "tokenizer_config.json")
     for name, read in _READERS.items():
         if (path / name).is_file():
-            tokenizer = read(path / name, config)
+            tokenizer = _attempt(read, path / name, config)
             break
     else:
         raise TokenizerError(f"{path.name} has none of {', '.join(_READERS)}.")
     if config.get("clean_up_tokenization_spaces"):
         tokenizer.decoder = _tidying(tokenizer.decoder)
     return tokenizer
+
+
+def _attempt(read: _Reader, path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        return read(path, config)
+    except (TokenizerError, ImportError):
+        raise
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise TokenizerError(f"{path.name} is not a tokenizer: {error}") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -152,7 +164,7 @@ def _tidying(decoder: decoders.Decoder) -> decoders.Decoder:
     return decoders.Sequence([decoder, decoders.Fuse(), *replacements])
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, _Reader]] = {
     "tokenizer.json": _from_tokenizer_json,
     "vocab.txt": _from_vocab,
     "spiece.model": _from_sentencepiece,

@@ -1,0 +1,249 @@
+"""What the goldens are about: the cases, and the made-up network whose logits both sides use.
+
+Imported by `write.py`, which runs in an environment with transformers 4.57.1, and by the tests, which do not: so this
+needs numpy and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HERE = Path(__file__).parent
+DATA = HERE.parents[2] / "shared" / "data"
+SENTENCES = (HERE / "sentences.txt").read_text("utf-8").splitlines()
+LABELS = ("bad", "fair", "good")
+MAX_TOKENS = 512
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a pipeline: `tokenizer` is vocab (our small WordPiece), spiece or bert (Google's)."""
+
+    tokenizer: str
+    inputs: Any
+    parameters: dict[str, Any]
+    problem: str = "single_label"
+
+
+# ---- the network: a hash of what it reads, so that a wrong token, position or type anywhere changes the answer
+
+
+def hashed(*parts: Any) -> Floats:
+    """Numbers in [-1, 1) that depend on every part; parts are integers, or arrays that broadcast."""
+    state = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            state = (state ^ np.asarray(part).astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+            state = state ^ (state >> np.uint64(29))
+    return ((state >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1).astype(np.float32)
+
+
+def digest(input_ids: Ids, token_type_ids: Ids) -> int:
+    """One number for a whole row."""
+    each = hashed(input_ids, token_type_ids, np.arange(len(input_ids)))
+    return int(np.round(each.astype(np.float64) * 2**23).astype(np.int64).sum() % 2**31)
+
+
+def classify_logits(input_ids: Ids, token_type_ids: Ids, labels: int) -> Floats:
+    """(labels,)"""
+    return 4 * hashed(digest(input_ids, token_type_ids), np.arange(labels))
+
+
+def qa_logits(input_ids: Ids, token_type_ids: Ids) -> Floats:
+    """(L, 2)"""
+    place = np.arange(len(input_ids))
+    return 6 * np.stack([hashed(input_ids, token_type_ids, place, side) for side in (0, 1)], axis=1)
+
+
+def fill_mask_logits(input_ids: Ids, token_type_ids: Ids, masks: Ids, vocabulary: int) -> Floats:
+    """(F, vocabulary)"""
+    return 8 * hashed(digest(input_ids, token_type_ids), masks[:, None], np.arange(vocabulary))
+
+
+# ---- tokens
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lower": ("vocab", {}),
+    "cased": ("vocab", {"do_lower_case": False}),
+    "lower, accents kept": ("vocab", {"do_lower_case": True, "strip_accents": False}),
+    "cased, accents stripped": ("vocab", {"do_lower_case": False, "strip_accents": True}),
+    "Chinese characters together": ("vocab", {"tokenize_chinese_chars": False}),
+    "albert": ("spiece", {}),
+    "albert, cased": ("spiece", {"do_lower_case": False}),
+    "albert, accents kept": ("spiece", {"keep_accents": True}),
+}
+
+ALPHABETS = (
+    "abcdefghij ABC .,-'\"`()[]<>",
+    "가나다라마바사아자차카타파하각난닫 ",
+    "👍🏽👨\u200d👩\u200d👧❤\ufe0f🌧\ufe0f 𝒳𝔄",
+    "aeiou\u0301\u0300\u0327\u20dd\u0345 é",
+    "\x00\x01\x1f\x7f\x85\u200b\u200d\ufeff\u00ad\u202e\ufffd \t\n\r\u00a0\u3000",
+    "ßİŞıΣςﬁﬃ½²①㎏ŉǰΐ ﷺ",
+    "東京中文漢字かなカナ。、 ｱｲｳ",
+    "▁ ▁▁x(£)€–0123456789,",
+)
+
+
+def strings(count: int) -> list[str]:
+    """Texts nobody would write, the same ones each time."""
+    pick = random.Random(7)  # noqa: S311
+    texts = [
+        "",
+        " ",
+        "\x00",
+        "a" * 101,
+        "a" * 100,
+        "é" * 3000,
+        "<pad> [MASK] [SEP]<unk>[CLS]",
+        "［ＭＡＳＫ］ [mask]",
+        "9,",
+        "``x''",
+    ]
+    while len(texts) < count:
+        letters = "".join(pick.sample(ALPHABETS, pick.choice((1, 1, 2, 8))))
+        text = "".join(pick.choice(letters) for _ in range(pick.choice((1, 3, 10, 30, 150))))
+        texts.append(text if pick.random() < 0.7 else f"{pick.choice(SENTENCES)}{text} {pick.choice(SENTENCES)}")
+    return texts
+
+
+# ---- question answering
+
+GRID: list[dict[str, Any]] = [
+    {},
+    {"top_k": 3},
+    {"top_k": 5, "align_to_words": False},
+    {"top_k": 12, "max_answer_len": 30},
+    {"handle_impossible_answer": True},
+    {"top_k": 3, "handle_impossible_answer": True, "max_answer_len": 4},
+    {"max_seq_len": 128, "doc_stride": 32},
+    {"max_seq_len": 64, "doc_stride": 16, "top_k": 3, "handle_impossible_answer": True},
+    {"max_seq_len": 100, "doc_stride": 0, "top_k": 2, "align_to_words": False},
+    {"max_answer_len": 1, "topk": 2},
+    {"max_seq_len": 512, "max_answer_len": 400, "top_k": 2},
+    {"max_seq_len": 384, "doc_stride": 200, "max_question_len": 5},
+]
+
+
+def own_questions() -> list[dict[str, str]]:
+    contexts = [" ".join(SENTENCES[i : i + 9]) for i in range(0, len(SENTENCES) - 8, 5)]
+    contexts += ["\t".join(SENTENCES), "  \n".join(SENTENCES[44:]), "Bern", "in  Bern \n", " ".join(SENTENCES * 3)]
+    asked = [
+        "Who bakes bread?",
+        "What was lost\u00a0in March, and why ?",
+        "언제 시장에 갔어?",
+        "Wo [SEP] ist ½ e\u0301 👍?",
+    ]
+    return [{"question": asked[i % 4], "context": context} for i, context in enumerate(contexts)]
+
+
+def squad_questions(count: int, step: int) -> list[dict[str, str]]:
+    articles = json.loads((DATA / "squad" / "squad-v1.1.eval.json").read_text("utf-8"))["data"]
+    every = [
+        {"question": qa["question"], "context": paragraph["context"]}
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    return every[::step][:count]
+
+
+def qa_own() -> Iterator[Case]:
+    for tokenizer in ("vocab", "spiece"):
+        for inputs in own_questions():
+            for parameters in GRID:
+                yield Case(tokenizer, inputs, parameters)
+        samples = own_questions()
+        yield Case(tokenizer, samples[:3], {"top_k": 2})
+        yield Case(tokenizer, samples[:2], {})
+        yield Case(tokenizer, samples[:1], {})
+
+
+def qa_data() -> Iterator[Case]:
+    for tokenizer, count, step in (("bert", 504, 3), ("spiece", 60, 29)):
+        for inputs in squad_questions(count, step):
+            for parameters in GRID:
+                yield Case(tokenizer, inputs, parameters)
+
+
+# ---- classification
+
+CLASSIFY_GRID: list[tuple[str, dict[str, Any]]] = [
+    ("single_label", {"top_k": None}),
+    ("single_label", {"top_k": 1}),
+    ("single_label", {"top_k": 2, "function_to_apply": "sigmoid"}),
+    ("multi_label", {"top_k": None}),
+    ("multi_label", {"top_k": 2, "function_to_apply": "softmax"}),
+    ("regression", {"top_k": None}),
+    ("single_label", {"top_k": None, "function_to_apply": "none"}),
+]
+
+
+def classify_own() -> Iterator[Case]:
+    long = " ".join(SENTENCES * 4)
+    inputs: list[Any] = [*SENTENCES, long, {"text": SENTENCES[0], "text_pair": SENTENCES[1]}]
+    inputs += [{"text": long, "text_pair": SENTENCES[3]}, {"text": SENTENCES[4], "text_pair": long}]
+    inputs += [{"text": long, "text_pair": long[100:]}, SENTENCES[:3], [{"text": SENTENCES[5]}, {"text": long}]]
+    for tokenizer in ("vocab", "spiece"):
+        for i, one in enumerate(inputs):
+            problem, parameters = CLASSIFY_GRID[i % len(CLASSIFY_GRID)]
+            yield Case(tokenizer, one, parameters, problem)
+
+
+def classify_data() -> Iterator[Case]:
+    lines = (DATA / "sst2" / "dev.tsv").read_text("utf-8").splitlines()[1:]
+    for i, line in enumerate(lines):
+        problem, parameters = CLASSIFY_GRID[i % len(CLASSIFY_GRID)]
+        yield Case(("bert", "spiece")[i % 5 == 0], line.split("\t")[1], parameters, problem)
+
+
+# ---- fill-mask
+
+FILL_GRID: list[dict[str, Any]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 8},
+    {"targets": ["good", "bad", "unfathomably", "good"], "top_k": 3},
+    {"targets": "river"},
+    {"targets": ["the", "##s", "▁the", "Zürich"], "top_k": 10},
+]
+
+
+def masked(text: str, places: tuple[int, ...]) -> str:
+    words = text.split(" ")
+    for place in places:
+        words[place % len(words)] = "[MASK]"
+    return " ".join(words)
+
+
+def fill_own() -> Iterator[Case]:
+    for tokenizer in ("vocab", "spiece"):
+        for i, text in enumerate(SENTENCES):
+            places = (i,) if i % 4 else (i, i + 2)
+            yield Case(tokenizer, masked(text, places), FILL_GRID[i % len(FILL_GRID)])
+        for text in ("[MASK]", "a[MASK]b , [MASK] .", "it ' s not [MASK] 's do n't  [MASK]!", "[mask] [MASK]"):
+            yield Case(tokenizer, text, {"top_k": 3})
+        yield Case(tokenizer, [masked(SENTENCES[0], (2,)), masked(SENTENCES[1], (1, 3))], {"top_k": 2})
+        yield Case(tokenizer, [masked(SENTENCES[2], (2,))], {"top_k": 2})
+        yield Case(tokenizer, masked(" ".join(SENTENCES * 3), (5,)), {"top_k": 2})
+
+
+def fill_data() -> Iterator[Case]:
+    with lzma.open(DATA / "corpora" / "enwiki2015_cap8k.txt.xz", "rt", encoding="utf-8") as lines:
+        found = list(islice((line.strip()[:600] for line in lines if len(line) > 120), 300))
+    for i, text in enumerate(found):
+        places = (3 * i,) if i % 3 else (i, i + 4)
+        yield Case(("bert", "spiece")[i % 5 == 0], masked(text, places), FILL_GRID[i % len(FILL_GRID)])

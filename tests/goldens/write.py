@@ -1,0 +1,212 @@
+"""Writes the golden files: what transformers 4.57.1's pipelines answer to the cases of `cases.py`.
+
+    python -m venv /tmp/oracle
+    /tmp/oracle/bin/pip install transformers==4.57.1 torch sentencepiece protobuf
+    /tmp/oracle/bin/python tests/goldens/write.py
+
+Only ids, spans, scores and hashes are written, no text of a data set. Without `../shared/data` only the files of our
+own sentences are written. The pipelines run as they are; the network in them is the hash of `cases.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+import transformers
+from cases import (
+    DATA,
+    HERE,
+    LABELS,
+    MAX_TOKENS,
+    SENTENCES,
+    VARIANTS,
+    Case,
+    classify_data,
+    classify_logits,
+    classify_own,
+    fill_data,
+    fill_mask_logits,
+    fill_own,
+    qa_data,
+    qa_logits,
+    qa_own,
+    strings,
+)
+from transformers import AlbertTokenizerFast, BertConfig, BertTokenizerFast, pipeline
+from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write_vocab() -> None:
+    """A WordPiece vocabulary of our sentences: their letters and their frequent words."""
+    words = Counter(word for line in SENTENCES for word in line.lower().replace(",", " ").replace(".", " ").split())
+    letters = sorted({letter for word in words for letter in word})
+    pieces = sorted({word[:3] for word in words} | {f"##{word[i : i + 2]}" for word in words for i in range(3, 8)})
+    frequent = [word for word, count in words.most_common(150) if len(word) > 1]
+    vocab = [*SPECIALS, *letters, *(f"##{letter}" for letter in letters), *frequent, *pieces]
+    (HERE / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n", "utf-8")
+
+
+def write_spiece() -> None:
+    """A SentencePiece model as ALBERT's, with a few normalisation rules: ligature, no-break space, zero width, ½."""
+    rules = "FB01\t66 69\nA0\t20\n9\t20\nA\t20\n200B\t\nBD\t31 20 32\n"
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "rules.tsv").write_text(rules, "utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(HERE / "sentences.txt"),
+            model_prefix=f"{scratch}/spiece",
+            model_type="unigram",
+            vocab_size=420,
+            hard_vocab_limit=False,
+            normalization_rule_tsv=f"{scratch}/rules.tsv",
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            user_defined_symbols=["(", ")", '"', "-", ".", "–", "£", "€"],
+            num_threads=1,
+            minloglevel=2,
+        )
+        (HERE / "spiece.model").write_bytes((Path(scratch) / "spiece.model").read_bytes())
+
+
+def tokenizer(name: str, *, specials_are_text: bool, **options: Any) -> Any:
+    options |= {"model_max_length": MAX_TOKENS, "split_special_tokens": specials_are_text}
+    if name == "spiece":
+        return AlbertTokenizerFast(str(HERE / "spiece.model"), **options)
+    file = HERE / "vocab.txt" if name == "vocab" else DATA / "bert-base-uncased-vocab.txt"
+    return BertTokenizerFast(str(file), **options)
+
+
+def numpy_rows(input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> tuple[Any, Any]:
+    assert input_ids.shape[0] == 1
+    return input_ids[0].numpy(), token_type_ids[0].numpy()
+
+
+class Classifier(transformers.BertForSequenceClassification):
+    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+        logits = classify_logits(*numpy_rows(input_ids, token_type_ids), self.config.num_labels)
+        return SequenceClassifierOutput(logits=torch.from_numpy(logits)[None])
+
+
+class Answerer(transformers.BertForQuestionAnswering):
+    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+        logits = torch.from_numpy(qa_logits(*numpy_rows(input_ids, token_type_ids)))[None]
+        return QuestionAnsweringModelOutput(start_logits=logits[..., 0], end_logits=logits[..., 1])
+
+
+class Filler(transformers.BertForMaskedLM):
+    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+        ids, types = numpy_rows(input_ids, token_type_ids)
+        masks = np.flatnonzero(ids == self.config.mask_id)
+        logits = np.zeros((len(ids), self.config.vocab_size), np.float32)
+        logits[masks] = fill_mask_logits(ids, types, masks, self.config.vocab_size)
+        return MaskedLMOutput(logits=torch.from_numpy(logits)[None])
+
+
+def make(task: str, case: Case) -> Any:
+    """The pipeline for a case, around a network of no size."""
+    network = {"text-classification": Classifier, "question-answering": Answerer, "fill-mask": Filler}[task]
+    reader = tokenizer(case.tokenizer, specials_are_text=task != "fill-mask")
+    labels = LABELS[:1] if case.problem == "regression" else LABELS
+    config = BertConfig(
+        vocab_size=len(reader),
+        hidden_size=2,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=2,
+        id2label=dict(enumerate(labels)),
+        mask_id=reader.mask_token_id,
+    )
+    if case.problem != "single_label":
+        config.problem_type = {"multi_label": "multi_label_classification", "regression": "regression"}[case.problem]
+    return pipeline(task, model=network(config), tokenizer=reader, device="cpu")
+
+
+def hash_of(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def classified(pipe: Any, case: Case) -> list[list[float]]:
+    results = pipe(case.inputs, truncation=True, **case.parameters)
+    lists = results if isinstance(results[0], list) else [results]
+    return [[LABELS.index(found["label"]), found["score"]] for each in lists for found in each]
+
+
+def answered(pipe: Any, case: Case) -> list[list[float]]:
+    """Start, end, score of each answer with any probability; one row of -1 where the pipeline fails."""
+    try:
+        results = pipe(case.inputs, **case.parameters)
+    except BaseException as error:  # a panic in Rust is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return [[-1, -1, -1]]
+    many = results if isinstance(results, list) else [results]
+    flat = [found for each in many for found in (each if isinstance(each, list) else [each])]
+    return [[found["start"], found["end"], found["score"]] for found in flat if found["score"] > 0]
+
+
+def filled(pipe: Any, case: Case) -> list[list[float]]:
+    results = pipe(case.inputs, tokenizer_kwargs={"truncation": True}, **case.parameters)
+    return [[f["token"], f["score"], hash_of(f["token_str"] + "\n" + f["sequence"])] for f in flatten(results)]
+
+
+def write_tokens() -> None:
+    """A hash of ids and offsets for each string and variant."""
+    hashes = {}
+    for variant, (name, options) in VARIANTS.items():
+        reader = tokenizer(name, specials_are_text=True, **options)
+        found = reader(strings(600), add_special_tokens=False, return_offsets_mapping=True)
+        pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
+        hashes[variant] = [hash_of(f"{ids} {[tuple(span) for span in spans]}") for ids, spans in pairs]
+    np.savez_compressed(HERE / "tokens.npz", **{name: np.array(column, "u4") for name, column in hashes.items()})
+
+
+def flatten(nested: Any) -> list[Any]:
+    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
+
+
+def write(name: str, task: str, cases: list[Case], ask: Any) -> None:
+    pipes: dict[tuple[str, str], Any] = {}
+    found = []
+    for case in cases:
+        key = (case.tokenizer, case.problem)
+        pipes[key] = pipes.get(key) or make(task, case)
+        found.append(np.array(ask(pipes[key], case), np.float64))
+    columns = np.concatenate(found)
+    types = {"classify": ("u1", "f4"), "qa": ("i4", "i4", "f4"), "fill_mask": ("u4", "f4", "u4")}[name.split("-")[0]]
+    arrays = {f"column{i}": columns[:, i].astype(kind) for i, kind in enumerate(types)}
+    np.savez_compressed(HERE / f"{name}.npz", counts=np.array([len(rows) for rows in found], "u2"), **arrays)
+    print(name, len(cases), "cases,", len(columns), "rows,", (HERE / f"{name}.npz").stat().st_size, "bytes")
+
+
+def main() -> None:
+    assert transformers.__version__ == "4.57.1"
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name, make_file in (("vocab.txt", write_vocab), ("spiece.model", write_spiece)):
+        if not (HERE / name).exists():
+            make_file()
+    write_tokens()
+    write("classify-own", "text-classification", list(classify_own()), classified)
+    write("fill_mask-own", "fill-mask", list(fill_own()), filled)
+    write("qa-own", "question-answering", list(qa_own()), answered)
+    if DATA.is_dir():
+        write("classify-data", "text-classification", list(classify_data()), classified)
+        write("fill_mask-data", "fill-mask", list(fill_data()), filled)
+        write("qa-data", "question-answering", list(qa_data()), answered)
+
+
+if __name__ == "__main__":
+    main()
