@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,13 +42,22 @@ class SwiftletError(Exception):
     codes: ClassVar[frozenset[str]]
     retryable: ClassVar[bool] = False
 
-    def __init__(self, code: str, detail: str, *, faults: Sequence[Fault] = (), retry_after: float | None = None):
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        *,
+        faults: Sequence[Fault] = (),
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         assert code in self.codes, code  # noqa: S101  # a programming error, caught by the tests
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.faults = tuple(faults)
         self.retry_after = retry_after  # seconds
+        self.headers = dict(headers or {})  # that the response shall have
 
 
 class InvalidRequest(SwiftletError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,38 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def encodings(self) -> list[Encoding]:
+        """What the batch was made of, as views."""
+        tokens, focus = self.offsets[1:-1], self.focus_offsets[1:-1]
+        parts = np.split(self.input_ids, tokens), np.split(self.token_type_ids, tokens), np.split(self.focus, focus)
+        return [Encoding(*part) for part in zip(*parts, strict=True)]
+
+    def rectangle(self) -> Rectangle:
+        """The batch as B rows of S tokens, S being the longest; the rest of each row is zeros."""
+        lengths = np.diff(self.offsets)
+        B, S = len(self), int(lengths.max())  # noqa: N806
+        row = np.repeat(np.arange(B), lengths)
+        column = np.arange(len(self.input_ids)) - np.repeat(self.offsets[:-1], lengths)
+        input_ids = np.zeros((B, S), np.int64)
+        input_ids[row, column] = self.input_ids
+        token_type_ids = np.zeros((B, S), np.int64)
+        token_type_ids[row, column] = self.token_type_ids
+        focus = np.repeat(np.arange(B), np.diff(self.focus_offsets)) * S + self.focus
+        return Rectangle(input_ids, token_type_ids, lengths, focus)
+
+    def split(self, rows: NDArray[np.float32]) -> list[Row]:
+        """Cuts (N, O) into each encoding's (F, O). They are copies: no caller holds a view of another's numbers."""
+        return [part.copy() for part in np.split(rows, self.focus_offsets[1:-1])]
+
+
+class Rectangle(NamedTuple):
+    """A padded batch; the fields are named as the inputs of an artifact's ONNX graph."""
+
+    input_ids: NDArray[np.int64]  # (B, S)
+    token_type_ids: NDArray[np.int64]  # (B, S)
+    lengths: NDArray[np.int64]  # (B,): real tokens of each row
+    focus: NDArray[np.int64]  # (N,): position s of row b is b * S + s
 
 
 @dataclass(frozen=True)
@@ -87,6 +119,7 @@ class Task(Protocol[RequestT, EncodingT]):
     """What a question means: how it becomes encodings, and how their rows become an answer. Both are pure."""
 
     Request: type[RequestT]
+    Response: Any  # the type of what `decode` gives, as the documentation shows it
 
     def encode(self, request: RequestT) -> list[EncodingT]:
         """Raises errors.Unprocessable for a request that cannot be answered."""

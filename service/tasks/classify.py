@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import Manifest, Problem
 from models.tokenizer import Encoding, Text, Tokenizer, TooLong
@@ -58,6 +58,13 @@ class ClassifyRequest(tasks.Request):
     parameters: Annotated[ClassifyParameters | None, Field(description="All are optional.")] = None
 
 
+class Label(BaseModel):
+    """A label and its score."""
+
+    label: Annotated[str, Field(description="The label, as the model's card names it.")]
+    score: Annotated[float, Field(description="Its probability; with function_to_apply none, its logit.")]
+
+
 def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
     """The task for one artifact."""
     return Classify(tokenizer, manifest)
@@ -67,6 +74,7 @@ class Classify:
     """One encoding for each text; one row, the labels' logits, for each encoding."""
 
     Request = ClassifyRequest
+    Response = list[list[Label]]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self._tokenizer = tokenizer

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import Manifest
 from models.tokenizer import Encoding, Tokenizer, TooLong
@@ -56,6 +56,19 @@ class FillMaskRequest(tasks.Request):
     parameters: Annotated[FillMaskParameters | None, Field(description="All are optional.")] = None
 
 
+class Token(BaseModel):
+    """A token in the place of a mask."""
+
+    score: Annotated[float, Field(description="Its probability among the whole vocabulary.")]
+    token: Annotated[int, Field(description="Its id.")]
+    token_str: Annotated[str, Field(description="The token as text.")]
+    sequence: Annotated[str, Field(description="The whole text with the token in the mask's place.")]
+
+
+Tokens = list[Token] | list[list[Token]]
+"""What one text is answered with: its tokens, or those of each of its masks."""
+
+
 def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
     """The task for one artifact.
 
@@ -69,6 +82,7 @@ class FillMask:
     """One encoding for each text; one row, with the vocabulary's logits for each mask, for each encoding."""
 
     Request = FillMaskRequest
+    Response = Tokens | list[Tokens]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         if tokenizer.mask is None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import Manifest
 from models.tokenizer import CHARACTERS_PER_TOKEN, Reading, Tokenizer, Window
@@ -94,6 +94,15 @@ class QaRequest(tasks.Request):
     parameters: Annotated[QaParameters | None, Field(description="All are optional.")] = None
 
 
+class Answer(BaseModel):
+    """A stretch of the context: context[start:end] == answer."""
+
+    score: Annotated[float, Field(description="How likely it is; answers that read alike are one, with their sum.")]
+    start: Annotated[int, Field(description="Where it starts in the context, in code points.")]
+    end: Annotated[int, Field(description="Where it ends, exclusive.")]
+    answer: Annotated[str, Field(description="The text itself; empty if the context holds no answer.")]
+
+
 @dataclass(frozen=True)
 class Question:
     """One question as asked, and where in the body its parts stand."""
@@ -113,6 +122,7 @@ class Qa:
     """One encoding for each window of each context; one row, start and end logits of its tokens, for each encoding."""
 
     Request = QaRequest
+    Response = Answer | list[Answer | list[Answer]]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self._tokenizer = tokenizer

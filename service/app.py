@@ -1,0 +1,207 @@
+"""The HTTP service: one route for each task served, made from the tasks, and a few that say how things are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn, TypeVar
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import bodies, openapi, problems, timings
+from service.errors import (
+    Fault,
+    Internal,
+    MethodNotAllowed,
+    NotFound,
+    SwiftletError,
+    Unavailable,
+    Unprocessable,
+    report,
+)
+from service.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_HEADER: Final = "x-request-timeout-ms"
+MAX_TIMEOUT_MS: Final = 600_000
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
+
+T = TypeVar("T")
+
+
+def create_app(runtime: Runtime) -> FastAPI:
+    """The application over a runtime that is loaded; it closes the runtime when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await runtime.close()
+
+    app = FastAPI(
+        title="Swiftlet",
+        version=openapi.version(),
+        docs_url=None,  # the pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _translate},
+    )
+    app.add_middleware(Edge)
+    for task in runtime.tasks:
+        app.add_api_route(f"/{task}", _answering(runtime, task), methods=["POST"], **openapi.task(runtime, task))
+    app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
+    app.add_api_route("/health/live", _live, methods=["GET"], **openapi.LIVE)
+    app.add_api_route("/health/ready", _readiness(runtime), methods=["GET"], **openapi.READY)
+    openapi.install(app, runtime)
+    return app
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def _answering(runtime: Runtime, task: str) -> Handler:
+    model = runtime.tasks[task].model.task.Request
+
+    async def answer(request: Request) -> Response:
+        started = time.monotonic()
+        _check_ready(runtime)
+        deadline = started + _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
+        body = bodies.parse(model, await bodies.read(request, runtime.settings.max_body_bytes))
+        lane = runtime.lane(task, body.model)
+        with timings.collect() as stages:
+            answer = await _while_connected(request, lane.answer(body, deadline))
+        headers = {
+            "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
+            "x-compute-time": f"{time.monotonic() - started:.3f}",  # seconds, as the Inference API gives it
+        }
+        return JSONResponse(answer, headers=headers)
+
+    return answer
+
+
+def _listing(runtime: Runtime) -> Handler:
+    async def models(_: Request) -> Response:
+        defaults = runtime.tasks.values()
+        return JSONResponse([openapi.describe(lane, lane in defaults) for lane in runtime.lanes.values()])
+
+    return models
+
+
+def _readiness(runtime: Runtime) -> Handler:
+    async def ready(_: Request) -> Response:
+        _check_ready(runtime)
+        return JSONResponse({"ready": True})
+
+    return ready
+
+
+async def _live(_: Request) -> Response:
+    return JSONResponse({"live": True})
+
+
+def _check_ready(runtime: Runtime) -> None:
+    if not runtime.ready:
+        raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+
+
+def _timeout_ms(headers: Headers, default: int) -> int:
+    """How long the caller wants to wait.
+
+    Raises:
+        Unprocessable: the header is no number, or not one that makes sense.
+    """
+    value = headers.get(TIMEOUT_HEADER)
+    if value is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_TIMEOUT_MS:
+        detail = f"X-Request-Timeout-Ms has to be a whole number from 1 to {MAX_TIMEOUT_MS}."
+        raise Unprocessable("validation_failed", detail, faults=[Fault("", "timeout_header", MAX_TIMEOUT_MS)])
+    return int(value)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client hangs up.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    answer = asyncio.ensure_future(work)
+    hangup = asyncio.ensure_future(_hangup(request.receive))
+    try:
+        await asyncio.wait({answer, hangup}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        hangup.cancel()
+
+
+async def _hangup(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _translate(_: Request, error: Exception) -> NoReturn:
+    """What Starlette's router refuses becomes an error of ours."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 404:
+        raise NotFound("unknown_route", "There is nothing at this address.") from None
+    if status == 405 and isinstance(error, HTTPException):
+        detail = "This address does not take that method."
+        raise MethodNotAllowed("method_not_allowed", detail, headers=error.headers) from None
+    raise error
+
+
+class Edge:
+    """The outermost layer: each request gets an id, and whatever goes wrong inside becomes one kind of answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        started = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_named)
+        except ClientDisconnect:
+            return  # nobody is left to answer
+        except SwiftletError as error:
+            failure = error
+        except Exception as error:
+            report(log, f"request {request_id} failed", error)
+            failure = Internal("internal", "The server made a mistake. The log has more under this request's id.")
+        else:
+            return
+        if not started:
+            await problems.render(failure, request_id)(scope, receive, send_named)
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's own, if it is one that can stand in a log; else a new one."""
+    for name in ("x-request-id", "x-amzn-trace-id"):
+        if REQUEST_ID.fullmatch(headers.get(name, "")):
+            return headers[name]
+    return uuid.uuid4().hex

@@ -1,0 +1,42 @@
+"""An engine without a network: rows are a function of the encoding's own ids and nothing else.
+
+For tests, which can tell whether an answer went to the right caller, and to measure what everything but the network
+costs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from models.artifact import Artifact
+from models.tokenizer import Encoding
+from service.types import Batch, Cost, Row
+
+
+class Echo:
+    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=64)
+    faithful: ClassVar[bool] = False
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        return [echo(encoding, self.width) for encoding in batch.encodings()]
+
+    def close(self) -> None:
+        pass
+
+
+def echo(encoding: Encoding, width: int) -> Row:
+    """(F, width): numbers from -4 to 4 that differ with the ids, the position and the column."""
+    seed = zlib.crc32(encoding.input_ids.astype("<i8").tobytes()) % 10_007
+    phase = seed + 1.7 * encoding.focus[:, None] + 0.61 * np.arange(width)  # (F, O)
+    return np.asarray(4 * np.sin(phase), np.float32)
+
+
+def create(artifact: Artifact, threads: int) -> Echo:  # noqa: ARG001  # every engine is made like this
+    return Echo(artifact.manifest.width)

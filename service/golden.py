@@ -1,0 +1,55 @@
+"""Replays an artifact's golden answers on an engine: warm-up, smoke test and parity check in one.
+
+`golden.npz` holds B encodings laid end to end as in a `Batch` (`input_ids`, `token_type_ids`, `offsets`, `focus`,
+`focus_offsets`) and what the fp32 network answers: `rows` (N, C) float32, of the head's O numbers those in `columns`
+(C,).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import GOLDEN, Artifact, ArtifactError
+from service.types import Batch, Engine
+
+ARRAYS: Final = {"input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "rows", "columns"}
+
+
+def replay(artifact: Artifact, engine: Engine) -> float:
+    """The largest difference between the engine's answers and the golden ones, each encoding run alone.
+
+    Raises:
+        ArtifactError: the difference exceeds the manifest's tolerance, or the file holds no golden answers.
+    """
+    arrays = _load(artifact)
+    columns, expected = arrays.pop("columns"), arrays.pop("rows")
+    batch = Batch(**arrays)
+    worst = 0.0
+    for encoding, golden in zip(batch.encodings(), batch.split(expected), strict=True):
+        (row,) = engine.run(Batch.of([encoding]))
+        difference = np.abs(row[:, columns] - golden).max(initial=0.0)
+        worst = max(worst, float(difference) if np.isfinite(difference) else float("inf"))
+    tolerance = artifact.manifest.tolerance
+    if worst > tolerance:
+        raise ArtifactError(
+            f"{artifact.path.name}: the engine's answers differ from the golden ones by {worst:.3g}, "
+            f"and {tolerance:.3g} is tolerated."
+        )
+    return worst
+
+
+def _load(artifact: Artifact) -> dict[str, NDArray[Any]]:
+    path, name = artifact.file(GOLDEN), artifact.path.name
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except Exception as error:  # a zip file can be broken in more ways than can be listed
+        raise ArtifactError(f"{name}: {GOLDEN} cannot be read: {error}") from None
+    if arrays.keys() != ARRAYS:
+        raise ArtifactError(f"{name}: {GOLDEN} does not hold {', '.join(sorted(ARRAYS))}.")
+    if len(arrays["offsets"]) < 2:
+        raise ArtifactError(f"{name}: {GOLDEN} holds no answers.")
+    return arrays

@@ -1,0 +1,59 @@
+"""The one way an error leaves: an RFC 9457 problem that clients of Hugging Face and TEI can read too."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from service.errors import SwiftletError
+
+MEDIA_TYPE: Final = "application/problem+json"
+MAX_FAULTS: Final = 16
+
+
+class FaultBody(BaseModel):
+    """One thing wrong in the request body."""
+
+    pointer: Annotated[str, Field(description="JSON Pointer to the value at fault; empty for the whole body.")]
+    code: Annotated[str, Field(description="The rule that was broken.")]
+    limit: Annotated[float | int | None, Field(description="The bound, where the rule has one.")] = None
+
+
+class Problem(BaseModel):
+    """What went wrong. It never holds any of the request's text."""
+
+    type: Annotated[str, Field(description="A URN of the code.", examples=["urn:swiftlet:error:validation_failed"])]
+    title: Annotated[str, Field(description="The kind of error.")]
+    status: Annotated[int, Field(description="The HTTP status.", examples=[422])]
+    detail: Annotated[str, Field(description="A sentence for a person.")]
+    instance: Annotated[str, Field(description="A URN of this request; the id is that of the header X-Request-Id.")]
+    code: Annotated[str, Field(description="What to decide upon: it never changes meaning.")]
+    retryable: Annotated[bool, Field(description="Whether the same request may succeed later.")]
+    error: Annotated[str, Field(description="The detail again, where Hugging Face's clients look for it.")]
+    error_type: Annotated[str, Field(description="The code again, where TEI's clients look for it.")]
+    errors: Annotated[
+        list[FaultBody] | None, Field(description=f"What is wrong in the body: at most {MAX_FAULTS} of it.")
+    ] = None
+
+
+def render(error: SwiftletError, request_id: str) -> Response:
+    """The response to a request that failed."""
+    problem = Problem(
+        type=f"urn:swiftlet:error:{error.code}",
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        instance=f"urn:request:{request_id}",
+        code=error.code,
+        retryable=error.retryable,
+        error=error.detail,
+        error_type=error.code,
+        errors=[FaultBody(**vars(fault)) for fault in error.faults[:MAX_FAULTS]] or None,
+    )
+    headers = error.headers
+    if error.retry_after is not None:
+        headers = headers | {"retry-after": str(math.ceil(error.retry_after))}
+    return Response(problem.model_dump_json(exclude_none=True), error.status, headers, MEDIA_TYPE)

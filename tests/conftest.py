@@ -1,0 +1,17 @@
+"""What many tests need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from artifacts import make_artifact
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one small artifact for each task. Do not write into it."""
+    directory = tmp_path_factory.mktemp("shelf")
+    for task in ("classify", "qa", "fill-mask"):
+        make_artifact(directory, task)
+    return directory

@@ -1,0 +1,70 @@
+"""Settings come from the environment or the caller, are checked, never change, and need no tuning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SWIFTLET_")]:
+        monkeypatch.delenv(name)
+
+
+def test_every_setting_has_a_default_and_a_description():
+    assert Settings()
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_the_environment_sets_them(monkeypatch):
+    monkeypatch.setenv("SWIFTLET_PORT", "9000")
+    monkeypatch.setenv("SWIFTLET_MODELS", "mine, /srv/other ,")
+
+    assert Settings().port == 9000
+    assert Settings().models == ("mine", "/srv/other")
+
+
+def test_an_argument_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("SWIFTLET_PORT", "9000")
+
+    assert Settings(port=9001).port == 9001
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"timeout_ms": 0}, {"log_level": "loud"}, {"unknown": 1}])
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Settings(**wrong)
+
+
+def test_settings_never_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu.max": "nonsense"}, 8),
+    ],
+)
+def test_cores_are_those_this_process_may_use(files, cores, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+
+    assert usable_cores(tmp_path) == cores
