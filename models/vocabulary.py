@@ -38,7 +38,7 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
             break
     else:
         raise TokenizerError(f"{path.name} has none of {', '.join(_READERS)}.")
-    if config.get("clean_up_tokenization_spaces"):
+    if config.get("clean_up_tokenization_spaces", name == "vocab.txt"):  # the default of 4.57.1
         tokenizer.decoder = _tidying(tokenizer.decoder)
     return tokenizer
 
