@@ -104,8 +104,10 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     return path, {"hub": source, "revision": path.name}  # a snapshot's directory is named after its commit
 
 
-def convert(directory: Path, task: Task, source: Mapping[str, Any] | None = None) -> Converted:
-    """Reads a transformers checkpoint as a model for `task`.
+def convert(
+    directory: Path, task: Task, source: Mapping[str, Any] | None = None, *, encoder_only: bool = False
+) -> Converted:
+    """Reads a transformers checkpoint as a model for `task`; with `encoder_only` the head stays untrained.
 
     Raises:
         ConversionError: a setting, tensor or shape is not understood, or something the task needs is missing.
@@ -121,7 +123,7 @@ def convert(directory: Path, task: Task, source: Mapping[str, Any] | None = None
         model = build(architecture, config, task, len(labels))
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
-    ignored = _load(model, architecture, task, _read_tensors(directory))
+    ignored = _load(model, architecture, task, _read_tensors(directory), encoder_only=encoder_only)
     return Converted(
         model=model.eval(),
         architecture=architecture,
@@ -189,7 +191,7 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, from safetensors (one file or several) or, failing that, a pickle of weights only."""
+    """All tensors of a checkpoint: from safetensors, one file or several, else from a pickle of weights only."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -214,15 +216,20 @@ def _read_tensors(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _load(model: Model, architecture: str, task: Task, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _load(
+    model: Model, architecture: str, task: Task, tensors: Mapping[str, Tensor], *, encoder_only: bool
+) -> tuple[str, ...]:
     """Copies every tensor to its place, and returns the names of those that have none, sorted."""
     module = architectures.load(architecture)
     own = model.state_dict()
+    transposed = {_rename(name, task, ()) for name in module.TRANSPOSED}
     placed: dict[str, str] = {}
     ignored: list[str] = []
     for name, tensor in sorted(tensors.items()):
         ours = _rename(name, task, module.NAMES)
         if ours in own:
+            if ours in transposed:
+                tensor = tensor.T
             if ours in placed:
                 raise ConversionError(f"the tensors {placed[ours]} and {name} are the same parameter.")
             if tensor.shape != own[ours].shape:
@@ -241,7 +248,7 @@ def _load(model: Model, architecture: str, task: Task, tensors: Mapping[str, Ten
         else:
             raise ConversionError(f"the tensor {name} is not known in {architecture}.")
     for ours in own:
-        if ours not in placed:
+        if ours not in placed and not (encoder_only and ours.startswith("head.")):
             raise ConversionError(f"the parameter {ours} is not in the checkpoint.")
     for name in ignored:
         twin = _TIED.get(_rename(name, task, module.NAMES))

@@ -61,7 +61,7 @@ class MaskedLM(nn.Module):
         self.transform = nn.Linear(config.hidden_size, p)
         self.norm = nn.LayerNorm(p, config.layer_norm_eps)
         missing = p - config.embedding_size
-        self.extra = nn.Parameter(torch.empty(missing, config.vocab_size)) if missing else None
+        self.extra = nn.Parameter(torch.empty(config.vocab_size, missing)) if missing else None
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class MaskedLM(nn.Module):
         if self.extra is None:
             return F.linear(x, words, self.bias)
         known, unknown = x[:, : words.shape[1]], x[:, words.shape[1] :]
-        out: Tensor = F.linear(known, words, self.bias) + unknown @ self.extra
+        out: Tensor = F.linear(known, words, self.bias) + F.linear(unknown, self.extra)
         return out
 
 

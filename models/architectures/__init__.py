@@ -2,7 +2,7 @@
 
 Every architecture module gives `Config` (a frozen dataclass), `Encoder` (a module from tokens to hidden states), and
 how transformers writes the same thing down: `NAMES` of parameters, settings that are `FIXED` because nothing else is
-built or `IMPLIED` by their absence, and parameters that may be `UNREAD`.
+built or `IMPLIED` by their absence, and parameters that may be `UNREAD` or are `TRANSPOSED`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Architecture(Protocol):
     FIXED: Mapping[str, Any]
     IMPLIED: Mapping[str, Any]
     UNREAD: Sequence[str]
+    TRANSPOSED: Sequence[str]
 
 
 def names() -> list[str]:

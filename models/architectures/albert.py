@@ -94,6 +94,8 @@ class Layer(nn.Module):
 
 
 class Encoder(layers.Encoder):
+    embeddings: Embeddings
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -106,7 +108,8 @@ class Encoder(layers.Encoder):
     def layers(self) -> Iterator[nn.Module]:
         """The layers in the order they are applied; a shared one comes up again and again."""
         for depth in range(self.depth):
-            yield from self.groups[depth * len(self.groups) // self.depth].children()
+            # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
+            yield from self.groups[int(depth / (self.depth / len(self.groups)))].children()
 
     def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
         x = self.embeddings(input_ids, token_type_ids)
@@ -155,3 +158,6 @@ IMPLIED: Final[Mapping[str, Any]] = {
 
 # Parameters that the reference makes in every shape but does not read in every shape.
 UNREAD: Final[tuple[str, ...]] = ()
+
+# Parameters, named as above, that the reference keeps transposed.
+TRANSPOSED: Final[tuple[str, ...]] = ()

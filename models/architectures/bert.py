@@ -87,6 +87,8 @@ class Layer(nn.Module):
 
 
 class Encoder(layers.Encoder):
+    embeddings: Embeddings
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -135,3 +137,6 @@ IMPLIED: Final[Mapping[str, Any]] = {}
 
 # Parameters that the reference makes in every shape but does not read in every shape.
 UNREAD: Final[tuple[str, ...]] = ()
+
+# Parameters, named as above, that the reference keeps transposed.
+TRANSPOSED: Final[tuple[str, ...]] = ()

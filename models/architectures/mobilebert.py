@@ -190,6 +190,8 @@ class Layer(nn.Module):
 
 
 class Encoder(layers.Encoder):
+    embeddings: Embeddings
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -249,3 +251,6 @@ IMPLIED: Final[Mapping[str, Any]] = {"classifier_activation": True}
 
 # Parameters that the reference makes in every shape but does not read in every shape.
 UNREAD: Final[tuple[str, ...]] = (r"^encoder\.layers\.\d+\.enter_attention\.", r"^encoder\.embeddings\.projection\.")
+
+# Parameters, named as above, that the reference keeps transposed.
+TRANSPOSED: Final[tuple[str, ...]] = ("fill-mask.extra",)

@@ -1,0 +1,115 @@
+"""Reading the files that models are trained and measured on. Nothing here knows a network or a tokenizer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class DatasetError(Exception):
+    """The file is not in the format its name promises; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text and the index of its label."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a context, with every answer that people gave; none where the context does not answer it."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]  # code points, one for each answer
+
+
+def labelled(path: Path) -> list[Labelled]:
+    """Reads tab-separated texts: columns named in a header line (SST-2, NSMC), or CoLA's four without one.
+
+    Raises:
+        DatasetError: a line has neither form.
+    """
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    header = rows[0] if rows else []
+    if "label" in header:
+        label = header.index("label")
+        text = next((i for i, name in enumerate(header) if name in {"sentence", "document", "text"}), None)
+        if text is None:
+            raise DatasetError(f"{path.name}: no column is named sentence, document or text.")
+        rows = rows[1:]
+    else:
+        label, text = 1, 3
+    examples = []
+    for number, row in enumerate(rows, start=2 if "label" in header else 1):
+        if len(row) <= max(label, text) or not row[label].isdecimal():
+            raise DatasetError(f"{path.name}: line {number} is not a label and a text.")
+        examples.append(Labelled(row[text], int(row[label])))
+    return examples
+
+
+def questions(path: Path) -> list[Question]:
+    """Reads a file in SQuAD's format, 1.1 or 2.0.
+
+    Raises:
+        DatasetError: the file is not in that format.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        return [
+            Question(
+                id=str(entry["id"]),
+                question=entry["question"],
+                context=paragraph["context"],
+                answers=tuple(answer["text"] for answer in entry["answers"]),
+                starts=tuple(answer["answer_start"] for answer in entry["answers"]),
+            )
+            for article in document["data"]
+            for paragraph in article["paragraphs"]
+            for entry in paragraph["qas"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetError(f"{path.name} is not in SQuAD's format: {type(error).__name__}.") from None
+
+
+def documents(path: Path) -> Iterator[str]:
+    """Reads running text: an article under each `= Title =`, the last column of an archive's tables, else every line.
+
+    Paragraphs of an article are joined by line feeds.
+    """
+    if path.name.endswith(".tar.xz"):
+        yield from _archived(path)
+        return
+    article: list[str] | None = None
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines:
+        for raw in lines:
+            line = raw.strip()
+            if line.startswith("= ") and line.endswith(" ="):
+                if article:
+                    yield "\n".join(article)
+                article = []
+            elif line and article is None:
+                yield line
+            elif line and article is not None:
+                article.append(line)
+    if article:
+        yield "\n".join(article)
+
+
+def _archived(path: Path) -> Iterator[str]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name.endswith(".tsv") else None
+            for line in stream or ():
+                yield line.decode("utf-8", "replace").rstrip("\n").rsplit("\t", 1)[-1].replace("<br />", " ")

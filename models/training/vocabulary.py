@@ -1,0 +1,63 @@
+"""A smaller vocabulary for a small model: the pieces of a WordPiece vocabulary that a corpus really uses.
+
+A teacher's word table is cut to the same pieces, so that teacher and student read the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+import tokenizers
+
+SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CHUNK: Final = 1000  # documents tokenised in one call
+
+
+def count_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[str]) -> Counter[str]:
+    """How often each piece occurs."""
+    ids: Counter[int] = Counter()
+    iterator = iter(texts)
+    while chunk := list(islice(iterator, CHUNK)):
+        for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
+            ids.update(encoding.ids)
+    return Counter({tokenizer.id_to_token(number) or "": count for number, count in ids.items()})
+
+
+def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> tuple[tokenizers.Tokenizer, list[int]]:
+    """Keeps the special tokens, every single character seen (so that no word loses one), and the most frequent pieces.
+
+    Returns the smaller tokenizer, and for each of its ids the id in the larger one.
+
+    Raises:
+        ValueError: the characters alone are more than `size`.
+    """
+    vocabulary = tokenizer.get_vocab()
+    characters = [piece for piece in counts if len(piece.removeprefix("##")) == 1 and piece in vocabulary]
+    # A piece that continues a word may be needed for a character that was only ever seen at the start of one.
+    characters += [f"##{piece}" for piece in characters if f"##{piece}" in vocabulary and f"##{piece}" not in counts]
+    kept = dict.fromkeys([*SPECIALS, *characters])
+    if len(kept) > size:
+        raise ValueError(f"{len(kept)} special tokens and characters do not fit into a vocabulary of {size}.")
+    for piece, _ in counts.most_common():
+        if len(kept) == size:
+            break
+        if piece in vocabulary:
+            kept[piece] = None
+    pieces = sorted(kept, key=vocabulary.__getitem__)
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    document = json.loads(tokenizer.to_str())
+    document["model"]["vocab"] = numbers
+    document["truncation"] = document["padding"] = None
+    for token in document["added_tokens"]:
+        token["id"] = numbers[token["content"]]
+    for token in document["post_processor"].get("special_tokens", {}).values():
+        token["ids"] = [numbers[name] for name in token["tokens"]]
+    for end in ("sep", "cls"):
+        if end in document["post_processor"]:
+            name, _ = document["post_processor"][end]
+            document["post_processor"][end] = [name, numbers[name]]
+    return tokenizers.Tokenizer.from_str(json.dumps(document)), [vocabulary[piece] for piece in pieces]
