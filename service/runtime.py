@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -23,7 +23,8 @@ from service.golden import replay
 from service.settings import Settings
 from service.types import Deadline, Engine, Row, Submit, Task
 
-BUNDLED = Path(models.__file__).parent / "bundled"
+BUNDLED: Final = Path(models.__file__).parent / "bundled"
+CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: what runs then, nobody waits for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -148,6 +149,7 @@ class Runtime:
         """Raises SetupError where two models have one name."""
         self.settings = settings
         self.ready = True
+        self.stuck = False  # whether closing left an engine call behind that does not end
         self._pool = Pool(settings.cores, settings.max_waiting_tokens)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
@@ -189,8 +191,8 @@ class Runtime:
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""
         self.ready = False
-        finished = await self._pool.close(self.settings.shutdown_timeout_s)
+        self.stuck = not await self._pool.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if finished:
+        if not self.stuck:
             for lane in self.lanes.values():
                 lane.model.engine.close()

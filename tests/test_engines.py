@@ -118,7 +118,7 @@ def test_a_file_that_is_no_network_is_refused_by_name(tmp_path: Path):
     file = tmp_path / ONNX
     file.write_bytes(b"not a network")
 
-    with pytest.raises(ArtifactError, match="model.onnx cannot be loaded"):
+    with pytest.raises(ArtifactError, match=r"model\.onnx cannot be loaded"):
         OnnxCpu(file, threads=1)
 
 

@@ -1,0 +1,5 @@
+"""`python -m service` is `swiftlet`."""
+
+from service.cli import main
+
+main(prog_name="swiftlet")

@@ -1,0 +1,531 @@
+"""The HTTP service: every route, every way a request can be wrong, and answers that reach who asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+import schemathesis
+from fakes import PATIENCE_S, GatedEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.testclient import TestClient
+
+from service import errors, openapi
+from service.app import create_app
+from service.batching import Batcher
+from service.engines.echo import echo
+from service.errors import SwiftletError
+from service.runtime import Lane, Runtime
+from service.settings import Settings
+
+SECRET = "xyzzyplugh"  # no answer to a bad request may hold it
+TASKS = ("classify", "qa", "fill-mask")
+LIMIT = 2000
+
+
+def make_runtime(shelf: Path, max_body_bytes: int = LIMIT) -> Runtime:
+    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes))
+
+
+@pytest.fixture(scope="module")
+def runtime(shelf):
+    return make_runtime(shelf)
+
+
+@pytest.fixture(scope="module")
+def client(runtime):
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+def is_problem(response, status: int, code: str) -> dict:
+    """The body of an error, after a look at what all errors have in common."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (status, code)
+    assert problem["status"] == status
+    assert problem["error_type"] == code
+    assert problem["error"] == problem["detail"]
+    assert problem["type"] == f"urn:swiftlet:error:{code}"
+    assert problem["instance"] == f"urn:request:{response.headers['x-request-id']}"
+    assert len(response.content) <= 2048
+    assert SECRET not in response.text + str(response.headers)
+    return problem
+
+
+# What works
+
+
+def test_every_task_answers_its_own_example(client, runtime):
+    for task, lane in runtime.tasks.items():
+        example = lane.model.task.Request.model_json_schema()["examples"][0]
+        response = client.post(f"/{task}", json=example)
+
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "application/json"
+        stages = r"encode;dur=\S+, queue;dur=\S+, infer;dur=\S+, decode;dur=\S+"
+        assert re.fullmatch(stages, response.headers["server-timing"])
+        assert float(response.headers["x-compute-time"]) >= 0
+
+
+def test_the_shapes_are_those_of_hugging_face(client):
+    one = client.post("/classify", json={"inputs": "fine", "parameters": {"top_k": 2}}).json()
+    assert [len(labels) for labels in one] == [2]
+    answer = client.post("/qa", json={"inputs": {"question": "who?", "context": "it was me."}}).json()
+    assert set(answer) == {"score", "start", "end", "answer"}
+    tokens = client.post("/fill-mask", json={"inputs": "a [MASK] b"}).json()
+    assert [set(token) for token in tokens] == [{"score", "token", "token_str", "sequence"}] * 5
+
+
+def test_a_request_may_name_its_model(client):
+    assert client.post("/classify", json={"inputs": "fine", "model": "tiny-classify"}).status_code == 200
+    for name in ("tiny-qa", SECRET, "../tiny-classify"):
+        is_problem(client.post("/classify", json={"inputs": "fine", "model": name}), 404, "unknown_model")
+
+
+def test_models_are_listed_with_their_cards(client):
+    listed = client.get("/models").json()
+
+    assert [(model["name"], model["task"], model["default"]) for model in listed] == [
+        (f"tiny-{task}", task, True) for task in TASKS
+    ]
+    assert listed[0]["labels"] == ["bad", "good", "neither"]
+    assert listed[0]["card"] == {"data": "none", "n": 0}
+    assert listed[0]["engine"] == "echo"
+
+
+def test_a_request_has_an_id_its_own_if_that_can_stand_in_a_log(client):
+    assert client.get("/health/live", headers={"x-request-id": "a-1"}).headers["x-request-id"] == "a-1"
+    assert client.get("/health/live", headers={"x-amzn-trace-id": "b=2"}).headers["x-request-id"] == "b=2"
+    for unfit in ("a b", "x" * 200, "é"):
+        response = client.get("/health/live", headers={"x-request-id": unfit.encode()})
+        assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"', None]
+)
+def test_json_is_read_whether_it_says_so_or_not(client, content_type):
+    headers = {} if content_type is None else {"content-type": content_type}
+
+    assert client.post("/classify", content=b'{"inputs": "fine"}', headers=headers).status_code == 200
+
+
+def test_of_a_key_that_occurs_twice_the_last_counts(client):
+    twice = client.post("/classify", content=b'{"inputs": "first", "inputs": "second"}').json()
+
+    assert twice == client.post("/classify", json={"inputs": "second"}).json()
+    assert twice != client.post("/classify", json={"inputs": "first"}).json()
+
+
+def test_control_characters_are_text(client):
+    assert client.post("/classify", json={"inputs": "fine\x00and\x1bwell"}).status_code == 200
+
+
+# What does not
+
+DEEP = b'{"inputs": ' + b"[" * 900 + b"]" * 900 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"{", 400, "invalid_json"),
+        (SECRET.encode(), 400, "invalid_json"),
+        (b'{"inputs": "a"} {}', 400, "invalid_json"),
+        (b'{"inputs": "a",}', 400, "invalid_json"),
+        (DEEP, 400, "invalid_json"),
+        (b'{"inputs": "\\ud800' + SECRET.encode() + b'"}', 400, "invalid_json"),
+        (b'{"\\udfff' + SECRET.encode() + b'": 1, "inputs": "a"}', 400, "invalid_json"),
+        (b'{"inputs": "a\nb"}', 400, "invalid_json"),
+        (b'{"inputs": "a", "parameters": {"top_k": ' + b"9" * 1500 + b"}}", 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 1e400}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": -0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 01}}', 400, "invalid_json"),
+        (b'{"inputs": "a", "parameters": {"top_k": NaN}}', 422, "validation_failed"),
+        (b'{"inputs": NaN}', 422, "validation_failed"),
+        (b'{"inputs": Infinity}', 422, "validation_failed"),
+        (b"NaN", 422, "validation_failed"),
+        (b"\xef\xbb\xbf" + b'{"inputs": "a"}', 400, "invalid_json"),
+        ('{"inputs": "a"}'.encode("utf-16"), 400, "invalid_utf8"),
+        ('{"inputs": "a"}'.encode("utf-16-le"), 400, "invalid_json"),
+        ('{"inputs": "a"}'.encode("utf-32-le"), 400, "invalid_json"),
+        (b'{"inputs": "\xff"}', 400, "invalid_utf8"),
+        (b'{"inputs": "\xc0\xaf"}', 400, "invalid_utf8"),
+        (b'{"inputs": "\xed\xa0\xbd\xed\xb8\x80"}', 400, "invalid_utf8"),
+        (b"null", 422, "validation_failed"),
+        (b"[]", 422, "validation_failed"),
+        (b'"' + SECRET.encode() + b'"', 422, "validation_failed"),
+        (b"{}", 422, "validation_failed"),
+        (b'{"inputs": null}', 422, "validation_failed"),
+        (b'{"inputs": true}', 422, "validation_failed"),
+        (b'{"inputs": 5}', 422, "validation_failed"),
+        (b'{"inputs": []}', 422, "validation_failed"),
+        (b'{"inputs": {}}', 422, "validation_failed"),
+        (b'{"inputs": [[]]}', 422, "validation_failed"),
+        (b'{"inputs": ["a", 5]}', 422, "validation_failed"),
+        (b'{"inputs": {"text": "a", "' + SECRET.encode() + b'": 1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "' + SECRET.encode() + b'": "' + SECRET.encode() + b'"}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"' + SECRET.encode() + b'": 1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": "5"}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 5.0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": -1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 1000000000}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"function_to_apply": "' + SECRET.encode() + b'"}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "model": 5}', 422, "validation_failed"),
+        (b'{"inputs": "a", "model": "' + SECRET.encode() * 20 + b'"}', 422, "validation_failed"),
+        (json.dumps({"inputs": ["a"] * 65}).encode(), 422, "validation_failed"),
+        (b'{"inputs": ""}', 422, "empty_input"),
+        (b'{"inputs": " \\n\\t"}', 422, "empty_input"),
+        (b'{"inputs": ["a", ""]}', 422, "empty_input"),
+    ],
+)
+def test_a_body_that_is_wrong_is_refused_and_never_repeated(body, status, code, client, caplog):
+    caplog.set_level(logging.DEBUG)
+    response = client.post("/classify", content=body)
+
+    is_problem(response, status, code)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "code"),
+    [
+        ("qa", {"inputs": "a"}, "validation_failed"),
+        ("qa", {"inputs": {"question": "", "context": "a"}}, "empty_input"),
+        ("qa", {"inputs": {"question": "a", "context": "\u200b "}}, "empty_input"),
+        ("qa", {"inputs": {"question": SECRET * 10, "context": "a"}}, "input_too_long"),
+        ("qa", {"inputs": {"question": ["a", "b"], "context": ["a"]}}, "validation_failed"),
+        ("qa", {"inputs": {"question": "a", "context": "a"}, "parameters": {"doc_stride": 99}}, "validation_failed"),
+        ("fill-mask", {"inputs": SECRET}, "no_mask"),
+        ("fill-mask", {"inputs": "<mask>"}, "no_mask"),
+        ("fill-mask", {"inputs": "[MASK]" * 100}, "too_many_masks"),
+        ("fill-mask", {"inputs": SECRET * 10 + " [MASK]"}, "input_too_long"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, "validation_failed"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"targets": ""}}, "validation_failed"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 101}}, "validation_failed"),
+    ],
+)
+def test_what_a_task_cannot_answer_is_refused(task, body, code, client):
+    is_problem(client.post(f"/{task}", json=body), 422, code)
+
+
+def test_a_fault_is_pointed_at_by_our_own_names_only(client):
+    body = {"inputs": {"text": 5, SECRET: 1}, "parameters": {"top_k": 0, SECRET: 2}, SECRET: 3}
+    problem = is_problem(client.post("/classify", json=body), 422, "validation_failed")
+
+    assert {"pointer": "/parameters/top_k", "code": "greater_than_equal", "limit": 1} in problem["errors"]
+    assert {"pointer": "/inputs/text", "code": "string_type"} in problem["errors"]
+    assert {"pointer": "/parameters", "code": "extra_forbidden"} in problem["errors"]
+    assert {"pointer": "", "code": "extra_forbidden"} in problem["errors"]
+
+
+def test_no_more_faults_are_told_than_fit(client):
+    is_problem(client.post("/classify", json={"inputs": [5] * 64}), 422, "validation_failed")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/json; charset=utf-16",
+        "application/json; charset=utf-7",
+        "application/json, text/plain",
+        "application/problem+json",
+        "",
+        ";",
+        SECRET,
+    ],
+)
+def test_another_media_type_is_refused(content_type, client):
+    response = client.post("/classify", content=b'{"inputs": "a"}', headers={"content-type": content_type})
+
+    is_problem(response, 415, "unsupported_media_type")
+    assert response.headers["accept"] == "application/json"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "identity, gzip", SECRET])
+def test_a_compressed_body_is_refused(encoding, client):
+    body = gzip.compress(b'{"inputs": "a"}')
+    response = client.post("/classify", content=body, headers={"content-encoding": encoding})
+
+    is_problem(response, 415, "unsupported_encoding")
+    assert response.headers["accept-encoding"] == "identity"
+
+
+def test_a_body_that_declares_too_much_is_refused_unread(client):
+    response = client.post("/classify", content=json.dumps({"inputs": "a" * LIMIT}))
+
+    is_problem(response, 413, "body_too_large")
+    assert response.headers["connection"] == "close"
+
+
+def test_a_chunked_body_is_read_up_to_the_limit(client):
+    def chunks():
+        for _ in range(LIMIT):
+            yield SECRET.encode()
+
+    response = client.post("/classify", content=chunks())
+
+    is_problem(response, 413, "body_too_large")
+
+
+def test_a_body_at_the_limit_is_read(client):
+    body = b'{"inputs": "a"}'.ljust(LIMIT)
+
+    assert client.post("/classify", content=body).status_code == 200
+    is_problem(client.post("/classify", content=body + b" "), 413, "body_too_large")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1e3", "600001", "9" * 30, "٣", SECRET])
+def test_a_timeout_that_makes_no_sense_is_refused(value, client):
+    response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": value.encode()})
+
+    is_problem(response, 422, "validation_failed")
+
+
+@pytest.mark.parametrize("path", ["/", f"/{SECRET}", "/classify/", "/docs", "/redoc", "/%00"])
+def test_there_is_nothing_elsewhere(path, client):
+    is_problem(client.get(path), 404, "unknown_route")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/classify", "POST"), ("PUT", "/qa", "POST"), ("POST", "/models", "GET"), (SECRET, "/models", "GET")],
+)
+def test_another_method_is_refused_with_those_that_are_not(method, path, allowed, client):
+    response = client.request(method, path)
+
+    is_problem(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == allowed
+
+
+def test_the_routes_are_these_and_no_others(client):
+    paths = client.get("/openapi.json").json()["paths"]
+
+    assert set(paths) == {"/classify", "/qa", "/fill-mask", "/models", "/health/live", "/health/ready"}
+
+
+# Trouble inside
+
+
+def test_a_mistake_of_ours_is_an_error_without_its_inside(shelf, monkeypatch, caplog):
+    runtime = make_runtime(shelf)
+
+    def fail(request):
+        raise RuntimeError(f"cannot read {request.inputs}")
+
+    monkeypatch.setattr(runtime.tasks["classify"].model.task, "encode", fail)
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        response = client.post("/classify", json={"inputs": SECRET}, headers={"x-request-id": "r1"})
+
+    is_problem(response, 500, "internal")
+    assert "request r1 failed: RuntimeError" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
+    """A runtime whose classify model answers when the test says so."""
+    runtime = make_runtime(shelf)
+    engine = GatedEngine()
+    lane = runtime.lanes["tiny-classify"]
+    batcher = Batcher(engine, 2, runtime._pool)
+    runtime.lanes["tiny-classify"] = Lane(lane.model, batcher.submit, runtime._threads, 1000)
+    return runtime, engine
+
+
+def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
+    runtime, engine = gated(shelf)
+    with TestClient(create_app(runtime)) as client:
+        started = time.monotonic()
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "30"})
+        took = time.monotonic() - started
+        is_problem(response, 504, "deadline_exceeded")
+        engine.calls.get(timeout=PATIENCE_S).finish()
+
+    assert response.json()["retryable"]
+    assert 0.03 <= took < PATIENCE_S / 2
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
+    runtime = make_runtime(shelf)
+    with TestClient(create_app(runtime)) as client:
+        runtime._pool.max_waiting_tokens = 1
+        response = client.post("/classify", json={"inputs": "abc"})
+
+    is_problem(response, 503, "overloaded")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_server_that_closes_is_alive_but_not_ready(shelf):
+    runtime = make_runtime(shelf)
+    with TestClient(create_app(runtime)) as client:
+        assert client.get("/health/ready").json() == {"ready": True}
+        runtime.ready = False
+
+        assert client.get("/health/live").json() == {"live": True}
+        is_problem(client.get("/health/ready"), 503, "draining")
+        is_problem(client.post("/classify", json={"inputs": "a"}), 503, "draining")
+
+
+def test_work_for_a_client_who_hung_up_is_given_up(shelf):
+    """Spoken to as a server speaks to an application: the client leaves while the request is in the queue."""
+    runtime, engine = gated(shelf)
+    app = create_app(runtime)
+    body = json.dumps({"inputs": "a"}).encode()
+    sent = []
+
+    async def scenario():
+        left = asyncio.Event()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "query_string": b""}
+        busy = [asyncio.ensure_future(app(scope, _never_leaves(body), send)) for _ in range(2)]
+        calls = [await engine.called() for _ in range(2)]
+        request = asyncio.ensure_future(app(scope, receive, send))
+        while not runtime._pool.waiting_tokens:
+            await asyncio.sleep(0)
+        left.set()
+        await request
+
+        assert sent == []
+        assert runtime._pool.waiting_tokens == 0
+        for call in calls:
+            call.finish(rows=[])
+        await asyncio.gather(*busy)
+        await runtime.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert engine.calls.empty()
+
+
+def _never_leaves(body: bytes):
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        return await asyncio.Event().wait()
+
+    return receive
+
+
+# Many at once
+
+
+def test_of_200_interleaved_requests_each_gets_its_own_answer(shelf):
+    runtime = make_runtime(shelf)
+    requests = [
+        ("classify", {"inputs": f"text {i} " + "z" * (i % 7)})
+        if i % 3 == 0
+        else ("qa", {"inputs": {"question": f"which {i}?", "context": f"it is the one of {i} " * (1 + i % 5)}})
+        if i % 3 == 1
+        else ("fill-mask", {"inputs": f"[MASK] and {i} [MASK]"})
+        for i in range(200)
+    ]
+
+    def alone(task: str, body: dict):
+        served = runtime.tasks[task].model
+        request = served.task.Request.model_validate(body)
+        encodings = served.task.encode(request)
+        return served.task.decode(request, encodings, [echo(one, served.manifest.width) for one in encodings])
+
+    async def scenario():
+        transport = httpx2.ASGITransport(app=create_app(runtime))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://swiftlet") as client:
+            return await asyncio.gather(*(client.post(f"/{task}", json=body) for task, body in requests))
+
+    for (task, body), response in zip(requests, asyncio.run(scenario()), strict=True):
+        assert response.status_code == 200
+        assert response.json() == alone(task, body)
+    assert len({json.dumps(alone(*request)) for request in requests}) == 200
+
+
+# The description
+
+DOCUMENTED = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+
+
+def test_the_description_names_every_error_and_every_field(client):
+    document = client.get("/openapi.json").json()
+
+    for task in TASKS:
+        responses = document["paths"][f"/{task}"]["post"]["responses"]
+        assert {int(status) for status in responses} == {200} | {kind.status for kind in SwiftletError.__subclasses__()}
+    for name, schema in document["components"]["schemas"].items():
+        for field, described in schema.get("properties", {}).items():
+            assert described.get("description"), f"{name}.{field}"
+
+
+def test_every_error_is_described_with_its_codes():
+    described = " ".join(response["description"] for response in openapi._failures().values())
+
+    for kind in vars(errors).values():
+        for code in getattr(kind, "codes", ()):
+            assert code in described
+
+
+@pytest.fixture(scope="module")
+def operations(shelf):
+    async def stay_open() -> None:
+        pass
+
+    runtime = make_runtime(shelf, max_body_bytes=1 << 20)
+    runtime.close = stay_open  # schemathesis starts and ends the application with every call
+    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(runtime))
+    return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("path", ["/classify", "/qa", "/fill-mask", "/models", "/health/live", "/health/ready"])
+def test_the_service_is_as_it_is_described(path, mode, operations):
+    """Whatever fits the description or breaks it: no 5xx, and no answer that is not described."""
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operations[path].as_strategy(generation_mode=mode))
+    def check(case):
+        timeout = str((case.headers or {}).get("X-Request-Timeout-Ms", ""))
+        if re.fullmatch("[1-9][0-9]{0,5}", timeout) and int(timeout) <= 600_000:
+            case.headers["X-Request-Timeout-Ms"] = "600000"  # in a millisecond, a 504 would be right
+        case.call_and_validate(checks=DOCUMENTED)
+
+    with contextlib.suppress(Unsatisfiable):  # a route without parameters cannot be asked wrongly
+        check()

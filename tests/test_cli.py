@@ -1,0 +1,109 @@
+"""The command: what a person reads, what a script gets, and a server that starts, answers and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from artifacts import make_artifact
+from click.testing import CliRunner
+from fakes import PATIENCE_S
+
+from models.artifact import ONNX
+from service import engines, plugins
+from service.cli import main
+from service.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_help_names_every_command_and_every_setting():
+    assert re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)[-2:] == ["check", "serve"]
+    options = run("serve", "--help").output
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in options
+        assert field.description.split()[0] in options
+
+
+def test_the_setting_names_every_engine():
+    description = Settings.model_fields["engine"].description
+
+    assert all(name in description for name in plugins.names(engines))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--port", "x"], "--port or SWIFTLET_PORT"),
+        (["serve", "--log-level", "loud"], "--log-level or SWIFTLET_LOG_LEVEL"),
+        (["serve", "--models", "nowhere"], "There is no model 'nowhere'"),
+        (["serve", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence(arguments, said):
+    result = run(*arguments)
+
+    assert result.exit_code != 0
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_check_says_what_an_artifact_is(shelf):
+    result = run("check", str(shelf / "tiny-classify"), str(shelf / "tiny-qa"))
+
+    assert result.exit_code == 0
+    assert "tiny-classify 1" in result.output
+    assert "classify: bad, good, neither" in result.output
+    assert "off by at most 0" in result.output
+    assert result.output.count("ready after") == 2
+
+
+def test_check_fails_where_one_artifact_is_unfit(shelf, tmp_path):
+    broken = make_artifact(tmp_path, "qa", name="broken")
+    broken.file(ONNX).write_bytes(b"")
+    result = run("check", str(broken.path), str(shelf / "tiny-qa"))
+
+    assert result.exit_code == 1
+    assert "broken: model.onnx has 0 bytes" in result.output
+    assert "tiny-qa 1" in result.output
+
+
+@pytest.mark.parametrize("engine", ["onnx_cpu", "echo"])
+def test_a_server_starts_answers_its_own_examples_and_stops_when_told(shelf, engine):
+    models = ",".join(str(shelf / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--engine", engine, "--models", models]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline()).group()
+            assert server.stdout.readline() == "\n"
+            for _ in range(3):
+                _, address, _, header, _, body = shlex.split(server.stdout.readline())
+                request = urllib.request.Request(address, body.encode(), dict([header.split(": ")]))
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                    assert response.status == 200
+                    assert "server" not in response.headers
+                    assert json.load(response)
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=PATIENCE_S) as response:
+                assert json.load(response) == {"ready": True}
+            server.send_signal(signal.SIGTERM)
+            _, complaints = server.communicate(timeout=PATIENCE_S)
+        finally:
+            server.kill()
+
+    assert complaints == ""
+    assert server.returncode == 0

@@ -1,0 +1,214 @@
+"""What is served was verified and proved first; a lane answers a request whole, in time, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from artifacts import make_artifact
+from fakes import PATIENCE_S
+
+from models.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
+from service import runtime as runtime_module
+from service import timings
+from service.errors import DeadlineExceeded, Internal, NotFound, SetupError, Unprocessable
+from service.runtime import Lane, Runtime, load_model, locate
+from service.settings import Settings
+from service.tasks.classify import ClassifyRequest
+from service.tasks.qa import QaRequest
+
+
+def reseal(artifact: Artifact, **changes) -> Path:
+    """Seals a directory that was changed, as if it had been made so."""
+    return seal(artifact.path, replace(artifact.manifest, **changes)).path
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+# Loading
+
+
+def test_a_model_is_loaded_and_its_golden_answers_replayed(shelf):
+    model = load_model(shelf / "tiny-classify", "onnx_cpu")
+
+    assert model.deviation == 0.0
+    assert model.manifest.name == "tiny-classify"
+
+
+def test_the_echo_engine_replays_nothing(shelf):
+    assert load_model(shelf / "tiny-classify", "echo").deviation is None
+
+
+def test_a_network_that_answers_otherwise_is_refused(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    arrays = dict(np.load(artifact.file(GOLDEN)))
+    arrays["rows"][1, 1] += 0.5
+    np.savez(artifact.file(GOLDEN), **arrays)
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"differ from the golden ones by 0\.5, and 1e-05 is tolerated"):
+        load_model(path, "onnx_cpu")
+
+
+@pytest.mark.parametrize("fault", ["not a zip", "a missing array", "an array too many", "no answers", "pickled"])
+def test_golden_answers_that_are_none_are_refused(fault, tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    arrays = dict(np.load(artifact.file(GOLDEN)))
+    if fault == "a missing array":
+        del arrays["columns"]
+    elif fault == "an array too many":
+        arrays["more"] = np.zeros(1)
+    elif fault == "no answers":
+        arrays |= {"offsets": np.array([0]), "focus_offsets": np.array([0])}
+    elif fault == "pickled":
+        arrays["rows"] = np.array([{"a": 1}], object)
+    np.savez(artifact.file(GOLDEN), **arrays)
+    if fault == "not a zip":
+        artifact.file(GOLDEN).write_bytes(b"no")
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"golden\.npz"):
+        load_model(path, "onnx_cpu")
+
+
+def test_the_tokenizer_of_another_model_is_refused(tmp_path):
+    path = reseal(make_artifact(tmp_path, "classify"), vocab_size=10)
+
+    with pytest.raises(ArtifactError, match="belongs to another"):
+        load_model(path, "onnx_cpu")
+
+
+def test_a_broken_tokenizer_is_refused_by_name(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    artifact.file(TOKENIZER).write_text("{}")
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"tiny-classify: tokenizer\.json is not a tokenizer"):
+        load_model(path, "onnx_cpu")
+
+
+def test_an_engine_that_is_not_there_is_refused_with_those_that_are(shelf):
+    with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, onnx_cpu"):
+        load_model(shelf / "tiny-classify", "abacus")
+
+
+# Which models
+
+
+def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(shelf, tmp_path, monkeypatch):
+    shutil.copytree(shelf / "tiny-qa", tmp_path / "tiny-qa")
+    monkeypatch.setattr(runtime_module, "BUNDLED", shelf)
+
+    assert locate([]) == sorted(shelf.iterdir())
+    assert locate(["tiny-qa", str(tmp_path / "tiny-qa")]) == [shelf / "tiny-qa", tmp_path / "tiny-qa"]
+    with pytest.raises(SetupError, match=r"no model 'huge': it is no directory, and the embedded ones are: tiny-"):
+        locate(["huge"])
+
+
+def test_nothing_to_serve_is_said_plainly(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime_module, "BUNDLED", tmp_path)
+
+    with pytest.raises(SetupError, match="no model to serve"):
+        locate([])
+
+
+def test_the_first_model_of_a_task_is_its_default(shelf, tmp_path):
+    other = make_artifact(tmp_path, "classify", name="other").path
+    settings = Settings(models=(str(other), str(shelf / "tiny-classify"), str(shelf / "tiny-qa")), cores=1)
+    runtime = Runtime.load(settings)
+
+    assert list(runtime.lanes) == ["other", "tiny-classify", "tiny-qa"]
+    assert list(runtime.tasks) == ["classify", "qa"]
+    assert runtime.lane("classify", None) is runtime.lanes["other"]
+    assert runtime.lane("classify", "tiny-classify") is runtime.lanes["tiny-classify"]
+    for name in ("tiny-qa", "unheard-of"):
+        with pytest.raises(NotFound):
+            runtime.lane("classify", name)
+
+
+def test_two_models_of_one_name_are_refused(shelf):
+    path = str(shelf / "tiny-qa")
+
+    with pytest.raises(SetupError, match="have the name 'tiny-qa'"):
+        Runtime.load(Settings(models=(path, path), cores=1))
+
+
+# A lane
+
+
+def lane(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Lane:
+    return Lane(load_model(shelf / f"tiny-{task}", "echo"), submit, ThreadPoolExecutor(1), max_tokens)
+
+
+def test_an_answer_has_the_time_of_every_stage(shelf):
+    async def scenario():
+        runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), cores=1))
+        with timings.collect() as stages:
+            answer = await runtime.lanes["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
+        await runtime.close()
+
+        assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
+        assert list(stages) == ["encode", "queue", "infer", "decode"]
+        assert not runtime.ready
+        assert not runtime.stuck
+
+    asyncio.run(scenario())
+
+
+def test_where_one_window_fails_nobody_works_on_the_others(shelf):
+    async def scenario():
+        calls, given_up = [], []
+
+        async def submit(encoding, deadline):
+            calls.append(encoding)
+            if len(calls) == 3:
+                raise Internal("internal", "It failed.")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                given_up.append(encoding)
+                raise
+
+        context = "one two three four five six seven eight nine ten " * 4
+        with pytest.raises(Internal):
+            await lane(shelf, "qa", submit).answer(
+                QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
+            )
+        await asyncio.sleep(0)
+
+        assert len(given_up) == len(calls) - 1 > 2
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_answered_at_its_deadline_whatever_holds_it_up(shelf):
+    async def scenario():
+        async def submit(encoding, deadline):
+            await asyncio.Event().wait()
+
+        with pytest.raises(DeadlineExceeded):
+            await lane(shelf, "classify", submit).answer(ClassifyRequest(inputs="hello"), time.monotonic() + 0.02)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_could_never_be_admitted_is_not_told_to_come_again(shelf):
+    async def scenario():
+        async def submit(encoding, deadline):
+            raise AssertionError("nothing may be submitted")
+
+        with pytest.raises(Unprocessable) as refusal:
+            await lane(shelf, "classify", submit, max_tokens=4).answer(ClassifyRequest(inputs="hello"), soon())
+
+        assert refusal.value.code == "input_too_long"
+        assert refusal.value.faults[0].limit == 4
+
+    asyncio.run(scenario())
