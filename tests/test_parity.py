@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from goldens import cases
 from goldens.cases import LABELS, MAX_TOKENS, Case
 
 from models.artifact import Manifest
+from models.convert import convert
 from models.tokenizer import Encoding, Tokenizer
 from service.errors import Unprocessable
 from service.tasks import classify, fill_mask, qa
@@ -153,6 +156,50 @@ def test_qa_answers_as_the_pipeline(
 
 def qa_row(encoding: Encoding) -> Row:
     return cases.qa_logits(encoding.input_ids, encoding.token_type_ids)
+
+
+AUTO: dict[str, Any] = {
+    "classify": transformers.AutoModelForSequenceClassification,
+    "qa": transformers.AutoModelForQuestionAnswering,
+    "fill-mask": transformers.AutoModelForMaskedLM,
+}
+
+
+@pytest.mark.parametrize("task", list(AUTO))
+@pytest.mark.parametrize("network", list(cases.NETWORKS))
+def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any, tmp_path: Path) -> None:
+    """From a directory as transformers writes it to an answer: our tokenizer, our network, our task."""
+    vocabulary, settings = cases.NETWORKS[network]
+    file = {"vocab": "vocab.txt", "spiece": "spiece.model"}[vocabulary]
+    shutil.copy(cases.HERE / file, tmp_path / file)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    labels = {"id2label": dict(enumerate(LABELS))} if task == "classify" else {}
+    config = transformers.AutoConfig.for_model(network, vocab_size=tokenizer.vocab_size, **settings, **labels)
+    reference = AUTO[task].from_config(config)
+    for name, parameter in reference.named_parameters():
+        parameter.data = torch.from_numpy(cases.weights(name, tuple(parameter.shape)))
+    reference.save_pretrained(tmp_path)
+    model = convert(tmp_path, task).model
+
+    def row(encoding: Encoding) -> Row:
+        ids, types = torch.tensor(encoding.input_ids)[None], torch.tensor(encoding.token_type_ids)[None]
+        with torch.inference_mode():
+            found: Row = model(ids, types, torch.tensor([ids.shape[1]]), torch.tensor(encoding.focus)).numpy()
+        return found
+
+    module = {"classify": classify, "qa": qa, "fill-mask": fill_mask}[task]
+    about = manifest(task, 2, LABELS, problem="single_label") if task == "classify" else manifest(task, 2)
+    served = module.create(tokenizer, about)
+    name = task.replace("-", "_")
+    every = golden(f"{name}-network", cases.network_cases(name))
+    for case, expected in [(case, rows) for case, rows in every if case.network == network]:
+        answers = flatten(ask(served, case, row))
+        keys = {"classify": ("label",), "qa": ("start", "end"), "fill-mask": ("token",)}[task]
+        found = [[answer[key] for key in keys] for answer in answers]
+        wanted = [[LABELS[int(r[0])]] if task == "classify" else r[: len(keys)] for r in expected]
+        assert found[: len(wanted)] == wanted, case
+        scores = [r[len(keys)] for r in expected]
+        np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
 
 
 def test_the_goldens_stay_small() -> None:

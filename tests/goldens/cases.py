@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +37,7 @@ class Case:
     inputs: Any
     parameters: dict[str, Any]
     problem: str = "single_label"
+    network: str = ""  # one of NETWORKS; the hash if empty
 
 
 # ---- the network: a hash of what it reads, so that a wrong token, position or type anywhere changes the answer
@@ -71,6 +73,40 @@ def qa_logits(input_ids: Ids, token_type_ids: Ids) -> Floats:
 def fill_mask_logits(input_ids: Ids, token_type_ids: Ids, masks: Ids, vocabulary: int) -> Floats:
     """(F, vocabulary)"""
     return 8 * hashed(digest(input_ids, token_type_ids), masks[:, None], np.arange(vocabulary))
+
+
+# ---- real networks of small size, whose weights both sides make by name
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
+BOTTLENECK = {"embedding_size": 16, "intra_bottleneck_size": 16, "classifier_activation": False}
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("vocab", SMALL),
+    "albert": ("spiece", SMALL | {"embedding_size": 16}),
+    "mobilebert": (
+        "vocab",
+        SMALL | BOTTLENECK,
+    ),
+}
+
+
+def weights(name: str, shape: tuple[int, ...]) -> Floats:
+    """The parameter called `name`; those of norms are near 1, lest the signal fades."""
+    noise = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()))).standard_normal(shape)
+    centre = 1.0 if "norm.weight" in name.lower() else 0.0
+    return (centre + 0.15 * noise).astype(np.float32)
+
+
+def network_cases(task: str) -> Iterator[Case]:
+    for network, (tokenizer, _) in NETWORKS.items():
+        if task == "qa":
+            for inputs in own_questions()[::2]:
+                for parameters in ({"top_k": 3}, {"max_seq_len": 96, "doc_stride": 24}):
+                    yield Case(tokenizer, inputs, parameters, network=network)
+        for i, text in enumerate(SENTENCES[:20]):
+            if task == "classify":
+                yield Case(tokenizer, text, {"top_k": None}, network=network)
+            if task == "fill_mask":
+                yield Case(tokenizer, masked(text, (i,)), {"top_k": 4}, network=network)
 
 
 # ---- tokens

@@ -26,6 +26,7 @@ from cases import (
     HERE,
     LABELS,
     MAX_TOKENS,
+    NETWORKS,
     SENTENCES,
     VARIANTS,
     Case,
@@ -35,10 +36,12 @@ from cases import (
     fill_data,
     fill_mask_logits,
     fill_own,
+    network_cases,
     qa_data,
     qa_logits,
     qa_own,
     strings,
+    weights,
 )
 from transformers import AlbertTokenizerFast, BertConfig, BertTokenizerFast, pipeline
 from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
@@ -114,23 +117,32 @@ class Filler(transformers.BertForMaskedLM):
         return MaskedLMOutput(logits=torch.from_numpy(logits)[None])
 
 
+AUTO = {
+    "text-classification": transformers.AutoModelForSequenceClassification,
+    "question-answering": transformers.AutoModelForQuestionAnswering,
+    "fill-mask": transformers.AutoModelForMaskedLM,
+}
+HASHES = {"text-classification": Classifier, "question-answering": Answerer, "fill-mask": Filler}
+
+
 def make(task: str, case: Case) -> Any:
-    """The pipeline for a case, around a network of no size."""
-    network = {"text-classification": Classifier, "question-answering": Answerer, "fill-mask": Filler}[task]
+    """The pipeline for a case."""
     reader = tokenizer(case.tokenizer, specials_are_text=task != "fill-mask")
     labels = LABELS[:1] if case.problem == "regression" else LABELS
-    config = BertConfig(
-        vocab_size=len(reader),
-        hidden_size=2,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=2,
-        id2label=dict(enumerate(labels)),
-        mask_id=reader.mask_token_id,
-    )
+    options: dict[str, Any] = {"vocab_size": len(reader), "mask_id": reader.mask_token_id}
+    if task == "text-classification":
+        options["id2label"] = dict(enumerate(labels))
     if case.problem != "single_label":
-        config.problem_type = {"multi_label": "multi_label_classification", "regression": "regression"}[case.problem]
-    return pipeline(task, model=network(config), tokenizer=reader, device="cpu")
+        options["problem_type"] = {"multi_label": "multi_label_classification"}.get(case.problem, case.problem)
+    if case.network:
+        config = transformers.AutoConfig.for_model(case.network, **options, **NETWORKS[case.network][1])
+        model = AUTO[task].from_config(config).eval()
+        for name, parameter in model.named_parameters():
+            parameter.data = torch.from_numpy(weights(name, tuple(parameter.shape)))
+    else:
+        shape = {"hidden_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 2}
+        model = HASHES[task](BertConfig(**options, **shape))
+    return pipeline(task, model=model, tokenizer=reader, device="cpu")
 
 
 def hash_of(text: str) -> int:
@@ -144,11 +156,11 @@ def classified(pipe: Any, case: Case) -> list[list[float]]:
 
 
 def answered(pipe: Any, case: Case) -> list[list[float]]:
-    """Start, end, score of each answer with any probability; one row of -1 where the pipeline fails."""
+    """Start, end, score of each answer with any probability; one row of -1 where the stride makes Rust panic."""
     try:
         results = pipe(case.inputs, **case.parameters)
     except BaseException as error:  # a panic in Rust is no Exception
-        if isinstance(error, KeyboardInterrupt):
+        if type(error).__name__ != "PanicException":
             raise
         return [[-1, -1, -1]]
     many = results if isinstance(results, list) else [results]
@@ -177,14 +189,14 @@ def flatten(nested: Any) -> list[Any]:
 
 
 def write(name: str, task: str, cases: list[Case], ask: Any) -> None:
-    pipes: dict[tuple[str, str], Any] = {}
+    pipes: dict[tuple[str, str, str], Any] = {}
+    types = {"classify": ("u1", "f4"), "qa": ("i4", "i4", "f4"), "fill_mask": ("u4", "f4", "u4")}[name.split("-")[0]]
     found = []
     for case in cases:
-        key = (case.tokenizer, case.problem)
+        key = (case.tokenizer, case.problem, case.network)
         pipes[key] = pipes.get(key) or make(task, case)
-        found.append(np.array(ask(pipes[key], case), np.float64))
+        found.append(np.array(ask(pipes[key], case), np.float64).reshape(-1, len(types)))
     columns = np.concatenate(found)
-    types = {"classify": ("u1", "f4"), "qa": ("i4", "i4", "f4"), "fill_mask": ("u4", "f4", "u4")}[name.split("-")[0]]
     arrays = {f"column{i}": columns[:, i].astype(kind) for i, kind in enumerate(types)}
     np.savez_compressed(HERE / f"{name}.npz", counts=np.array([len(rows) for rows in found], "u2"), **arrays)
     print(name, len(cases), "cases,", len(columns), "rows,", (HERE / f"{name}.npz").stat().st_size, "bytes")
@@ -202,6 +214,9 @@ def main() -> None:
     write("classify-own", "text-classification", list(classify_own()), classified)
     write("fill_mask-own", "fill-mask", list(fill_own()), filled)
     write("qa-own", "question-answering", list(qa_own()), answered)
+    write("classify-network", "text-classification", list(network_cases("classify")), classified)
+    write("fill_mask-network", "fill-mask", list(network_cases("fill_mask")), filled)
+    write("qa-network", "question-answering", list(network_cases("qa")), answered)
     if DATA.is_dir():
         write("classify-data", "text-classification", list(classify_data()), classified)
         write("fill_mask-data", "fill-mask", list(fill_data()), filled)
