@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -25,19 +26,25 @@ def replay(artifact: Artifact, engine: Engine) -> float:
         ArtifactError: the difference exceeds the manifest's tolerance, or the file holds no golden answers.
     """
     arrays = _load(artifact)
-    columns, expected = arrays.pop("columns"), arrays.pop("rows")
-    batch = Batch(**arrays)
-    worst = 0.0
-    for encoding, golden in zip(batch.encodings(), batch.split(expected), strict=True):
-        (row,) = engine.run(Batch.of([encoding]))
-        difference = np.abs(row[:, columns] - golden).max(initial=0.0)
-        worst = max(worst, float(difference) if np.isfinite(difference) else float("inf"))
+    try:
+        worst = _worst(engine, arrays.pop("rows"), arrays.pop("columns"), Batch(**arrays))
+    except Exception as error:  # arrays of any content and an engine of any kind meet here
+        raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance
     if worst > tolerance:
         raise ArtifactError(
             f"{artifact.path.name}: the engine's answers differ from the golden ones by {worst:.3g}, "
             f"and {tolerance:.3g} is tolerated."
         )
+    return worst
+
+
+def _worst(engine: Engine, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> float:
+    worst = 0.0
+    for encoding, golden in zip(batch.encodings(), batch.split(rows), strict=True):
+        (row,) = engine.run(Batch.of([encoding]))
+        difference = float(np.abs(row[:, columns] - golden).max(initial=0.0))
+        worst = max(worst, difference if math.isfinite(difference) else math.inf)
     return worst
 
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from service.cli import main
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent
+JSON = {"Content-Type": "application/json"}
 
 
 def run(*arguments: str):
@@ -107,3 +109,30 @@ def test_a_server_starts_answers_its_own_examples_and_stops_when_told(shelf, eng
 
     assert complaints == ""
     assert server.returncode == 0
+
+
+HANGS = """
+import sys, threading
+from service.cli import main
+from service.engines.echo import Echo
+Echo.run = lambda self, batch: threading.Event().wait()
+main()
+"""
+
+
+def test_an_engine_that_hangs_keeps_neither_callers_nor_the_process(shelf):
+    command = [sys.executable, "-c", HANGS, "serve", "--port", "0", "--engine", "echo", "--shutdown-timeout-s", "1"]
+    command += ["--models", str(shelf / "tiny-classify"), "--timeout-ms", "100"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline()).group()
+            with pytest.raises(urllib.error.HTTPError) as failure:
+                urllib.request.urlopen(urllib.request.Request(f"{url}/classify", b'{"inputs": "a"}', JSON))
+            assert failure.value.code == 504
+            server.send_signal(signal.SIGTERM)
+            _, complaints = server.communicate(timeout=PATIENCE_S)
+        finally:
+            server.kill()
+
+    assert "does not end" in complaints
+    assert server.returncode == 1

@@ -58,7 +58,9 @@ def test_a_network_that_answers_otherwise_is_refused(tmp_path):
         load_model(path, "onnx_cpu")
 
 
-@pytest.mark.parametrize("fault", ["not a zip", "a missing array", "an array too many", "no answers", "pickled"])
+@pytest.mark.parametrize(
+    "fault", ["not a zip", "a missing array", "an array too many", "no answers", "pickled", "foreign ids"]
+)
 def test_golden_answers_that_are_none_are_refused(fault, tmp_path):
     artifact = make_artifact(tmp_path, "classify")
     arrays = dict(np.load(artifact.file(GOLDEN)))
@@ -68,6 +70,8 @@ def test_golden_answers_that_are_none_are_refused(fault, tmp_path):
         arrays["more"] = np.zeros(1)
     elif fault == "no answers":
         arrays |= {"offsets": np.array([0]), "focus_offsets": np.array([0])}
+    elif fault == "foreign ids":
+        arrays["input_ids"] += 10_000
     elif fault == "pickled":
         arrays["rows"] = np.array([{"a": 1}], object)
     np.savez(artifact.file(GOLDEN), **arrays)
