@@ -165,6 +165,15 @@ AUTO: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small lose more to waiting threads than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("task", list(AUTO))
 @pytest.mark.parametrize("network", list(cases.NETWORKS))
 def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def weights(name: str, shape: tuple[int, ...]) -> Floats:
 def network_cases(task: str) -> Iterator[Case]:
     for network, (tokenizer, _) in NETWORKS.items():
         if task == "qa":
-            for inputs in own_questions()[::2]:
+            for inputs in (*own_questions()[:5], *own_questions()[-3:-1]):
                 for parameters in ({"top_k": 3}, {"max_seq_len": 96, "doc_stride": 24}):
                     yield Case(tokenizer, inputs, parameters, network=network)
         for i, text in enumerate(SENTENCES[:20]):
@@ -136,7 +136,7 @@ ALPHABETS = (
 
 def strings(count: int) -> list[str]:
     """Texts nobody would write, the same ones each time."""
-    pick = random.Random(7)  # noqa: S311
+    pick = random.Random(7)
     texts = [
         "",
         " ",
