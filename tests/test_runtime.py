@@ -104,6 +104,14 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(shelf):
         load_model(shelf / "tiny-classify", "abacus")
 
 
+def test_models_with_the_same_tokenizer_share_it(shelf):
+    tokenizers = {}
+    first, second = (load_model(shelf / f"tiny-{task}", "echo", tokenizers) for task in ("classify", "qa"))
+
+    assert first.task._tokenizer is second.task._tokenizer
+    assert len(tokenizers) == 1
+
+
 # Which models
 
 

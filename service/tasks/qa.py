@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import Manifest
@@ -28,7 +27,6 @@ DEFAULT_MAX_SEQ_LEN: Final = 384
 DEFAULT_DOC_STRIDE: Final = 128
 
 Strings = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-Ids = NDArray[np.int64]
 
 
 class Sample(Strict):
@@ -137,14 +135,7 @@ class Qa:
         found: list[Window] = []
         for item, one in enumerate(asked):
             question, context = readings[one.question], readings[one.context]
-            if not len(question):
-                raise tasks.empty_input(one.question_at)
-            if not len(context):
-                raise tasks.empty_input(one.context_at)
-            room = self._tokenizer.room(question, max_seq_len)
-            if room < 1:
-                limit = max_seq_len - self._tokenizer.special_count(pair=True) - 1
-                raise tasks.input_too_long(one.question_at, f"A question has more than {limit} tokens.", limit)
+            room = self._room(one, question, context, max_seq_len)
             stride = _stride(parameters, max_seq_len, room) if len(context) > room else 0
             if len(found) + (len(context) - stride) // (room - stride) > MAX_WINDOWS:
                 detail = f"The contexts make more than {MAX_WINDOWS} windows."
@@ -172,6 +163,17 @@ class Qa:
         if (parameters.doc_stride or 0) > max_seq_len:
             raise _wrong("doc_stride", "doc_stride is larger than max_seq_len.", max_seq_len)
         return max_seq_len
+
+    def _room(self, one: Question, question: Reading, context: Reading, max_seq_len: int) -> int:
+        """How many tokens of the context a window holds, once it is clear that there is something to read."""
+        for text, reading, at in ((one.question, question, one.question_at), (one.context, context, one.context_at)):
+            if not text.strip() or not len(reading):
+                raise tasks.empty_input(at)
+        room = self._tokenizer.room(question, max_seq_len)
+        if room < 1:
+            limit = max_seq_len - self._tokenizer.special_count(pair=True) - 1
+            raise tasks.input_too_long(one.question_at, f"A question has more than {limit} tokens.", limit)
+        return room
 
     def _read(self, asked: Sequence[Question], max_seq_len: int) -> dict[str, Reading]:
         """Tokenises each different text once, after a look at how much there is of it."""
@@ -252,11 +254,11 @@ def best_spans(starts: Floats, ends: Floats, most: int, longest: int) -> Iterato
     scores = starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, longest)  # (first token, length - 1)
     scores[np.arange(count)[:, None] + np.arange(longest) >= count] = -1.0
     flat = scores.ravel()
-    best: Ids = np.argpartition(-flat, most)[:most] if most < len(flat) else np.arange(len(flat))
-    for index in best[np.lexsort((best, -flat[best]))]:
+    least = np.partition(flat, -most)[-most] if most < len(flat) else 0.0
+    candidates = np.flatnonzero((flat >= least) & (flat >= 0))
+    for index in candidates[np.argsort(-flat[candidates], kind="stable")][:most]:
         first, extra = divmod(int(index), longest)
-        if flat[index] >= 0:
-            yield first, first + extra, float(flat[index])
+        yield first, first + extra, float(flat[index])
 
 
 def _texts(asked: Sequence[Question], question_limit: int) -> Iterator[tuple[str, str, int]]:
