@@ -31,7 +31,7 @@ Text = str | tuple[str, str]
 """What becomes one row: a text, or a pair of texts."""
 
 
-class TooLong(Exception):  # noqa: N818  # a fact about a text, which a task turns into its own error
+class TooLong(Exception):  # a fact about a text, which a task turns into its own error
     """The text at `index` has more tokens than there is room for, and truncation was not wanted."""
 
     def __init__(self, index: int):
