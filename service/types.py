@@ -102,6 +102,11 @@ class Engine(Protocol):
     faithful: ClassVar[bool]
     """Whether it computes the artifact's network, so that the golden answers hold for it."""
 
+    @property
+    def rounding(self) -> float:
+        """How far its arithmetic may be off beyond the artifact's tolerance, relative to the largest golden answer."""
+        ...
+
     def run(self, batch: Batch) -> Sequence[Row]:
         """Blocks until the batch is done; may be called from several threads at once."""
         ...

@@ -20,6 +20,7 @@ from service.types import Batch, Cost, Row
 class Echo:
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=64)
     faithful: ClassVar[bool] = False
+    rounding: ClassVar[float] = 0.0
 
     def __init__(self, width: int) -> None:
         self.width = width

@@ -19,6 +19,7 @@ class OnnxCpu:
     # one is no faster, makes everyone in it wait, and is several times slower where lengths differ.
     cost: ClassVar[Cost] = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
     faithful: ClassVar[bool] = True
+    rounding: ClassVar[float] = 0.0
 
     def __init__(self, model: Path, threads: int) -> None:
         """Raises ArtifactError for a file that is no network, or not one that is served here."""

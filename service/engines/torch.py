@@ -1,0 +1,81 @@
+"""torch, on a CUDA device where there is one, else on the CPU: the networks of `models`, fp32 or (on CUDA) bf16.
+
+Weights come from the artifact's `model.safetensors`; an artifact that has none gives those of its `model.onnx`, int8
+ones converted back. (fp16 is no choice: MobileBERT's stream overflows it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import onnx
+import torch
+from safetensors.torch import load_file
+
+from models.artifact import ONNX, SAFETENSORS, Artifact, ArtifactError
+from models.heads import Model, build
+from models.quantize import read_weights
+from service.types import Batch, Cost, Row
+
+
+class Torch:
+    faithful: ClassVar[bool] = True
+
+    def __init__(self, network: Model, device: torch.device) -> None:
+        self._device = device
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._network = network.to(device=device, dtype=dtype).eval()
+
+    @property
+    def rounding(self) -> float:
+        return 0.05 if self._device.type == "cuda" else 0.0  # bf16 keeps 8 bits, and layers add up
+
+    @property
+    def cost(self) -> Cost:
+        # On the CPU as `onnx_cpu`. A GPU is idle until a batch holds thousands of tokens.
+        if self._device.type == "cuda":
+            return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512)
+        return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Sequence[Row]:
+        rectangle = batch.rectangle()
+        rows = self._network(*(torch.from_numpy(array).to(self._device) for array in rectangle))
+        return batch.split(rows.float().cpu().numpy())
+
+    def close(self) -> None:
+        del self._network
+
+
+def create(artifact: Artifact, threads: int) -> Torch:
+    """The artifact's network on the best device there is.
+
+    Raises:
+        ArtifactError: its weights are not those of the network its manifest describes.
+    """
+    torch.set_num_threads(threads)
+    return Torch(load_network(artifact), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def load_network(artifact: Artifact) -> Model:
+    """The artifact's network in torch, fp32.
+
+    Raises:
+        ArtifactError: its weights are not those of the network its manifest describes.
+    """
+    manifest, name = artifact.manifest, artifact.path.name
+    try:
+        network = build(manifest.architecture, manifest.config, manifest.task, len(manifest.labels))
+        network.load_state_dict(_weights(artifact))
+    except (ValueError, RuntimeError) as error:
+        raise ArtifactError(f"{name}: the weights are not those of the network described: {error}") from None
+    return network
+
+
+def _weights(artifact: Artifact) -> dict[str, torch.Tensor]:
+    if SAFETENSORS in artifact.manifest.files:
+        return load_file(artifact.file(SAFETENSORS))
+    arrays = read_weights(onnx.load(artifact.file(ONNX), load_external_data=False))
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

@@ -1,0 +1,173 @@
+"""How good a model is as it is served: every example of a data file goes the way a request goes.
+
+classify wants tab-separated texts with labels, qa a file in SQuAD's format, fill-mask running text. Of running text as
+many words as make 15 % of its tokens are masked, chosen once and for all among words that are one token; right is the
+token that was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from models import datasets, metrics
+from models.artifact import TOKENIZER, Manifest
+from models.datasets import DatasetError
+from models.metrics import Score
+from models.tokenizer import Tokenizer
+from service.runtime import Model, Runtime
+from service.settings import Settings
+
+PATIENCE_S: Final = 24 * 3600.0
+IN_FLIGHT: Final = 16  # requests: enough to fill batches
+MASKED_SHARE: Final = 0.15
+PARAGRAPH: Final = range(200, 1200)  # characters of a paragraph that is masked
+MAX_MASKS: Final = 24  # in one paragraph
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out: the scores by name, the most telling first, and what was answered to each case."""
+
+    scores: dict[str, Score]
+    answers: tuple[Any, ...]
+
+    @property
+    def main(self) -> Score:
+        """The score that decides."""
+        return next(iter(self.scores.values()))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A request body, and how its answer is marked: 0 to 1 for each score, and what to compare between models."""
+
+    body: dict[str, Any]
+    mark: Callable[[Any], list[tuple[dict[str, float], Any]]]
+
+
+def evaluate(
+    model: Model, data: Path, *, limit: int | None = None, skip: int = 0, progress: Progress | None = None
+) -> Evaluation:
+    """Measures a model on a data file, and closes it.
+
+    skip and limit count examples of the file (documents, for fill-mask).
+
+    Raises:
+        DatasetError: the file is not one that this model's task is measured on.
+    """
+    stop = None if limit is None else skip + limit
+    cases = list(_CASES[model.manifest.task](model, data, skip, stop))
+    if not cases:
+        raise DatasetError(f"{data.name} holds no example to measure on.")
+    answers = asyncio.run(_ask(model, [case.body for case in cases], progress))
+    marks = [mark for case, answer in zip(cases, answers, strict=True) for mark in case.mark(answer)]
+    names = marks[0][0]
+    scores = {name: metrics.mean([values[name] for values, _ in marks]) for name in names}
+    return Evaluation(scores, tuple(answer for _, answer in marks))
+
+
+def agreement(one: Evaluation, other: Evaluation) -> Score:
+    """How often two models gave the same answer."""
+    return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
+
+
+async def _ask(model: Model, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
+    runtime = Runtime(Settings(), [model])
+    (lane,) = runtime.lanes.values()
+    places = asyncio.Semaphore(IN_FLIGHT)
+    done = 0
+
+    async def ask(body: dict[str, Any]) -> Any:
+        nonlocal done
+        async with places:
+            request = model.task.Request.model_validate(body)
+            answer = await lane.answer(request, time.monotonic() + PATIENCE_S)
+        done += 1
+        if progress is not None:
+            progress(done, len(bodies))
+        return answer
+
+    try:
+        return await asyncio.gather(*(ask(body) for body in bodies))
+    finally:
+        await runtime.close()
+
+
+def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+    labels = model.manifest.labels
+    for example in datasets.labelled(data)[skip:stop]:
+        if example.label >= len(labels):
+            raise DatasetError(f"{data.name} has a label {example.label}, and the model has {len(labels)}.")
+        if not example.text.strip():
+            continue
+        wanted = labels[example.label]
+
+        def mark(answer: Any, wanted: str = wanted) -> list[tuple[dict[str, float], Any]]:
+            best = answer[0][0]["label"]
+            return [({"accuracy": float(best == wanted)}, best)]
+
+        yield _Case({"inputs": example.text, "parameters": {"top_k": 1}}, mark)
+
+
+def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
+    questions = datasets.questions(data)[skip:stop]
+    some_impossible = any(not question.answers for question in questions)
+    for question in questions:
+
+        def mark(answer: Any, answers: tuple[str, ...] = question.answers) -> list[tuple[dict[str, float], Any]]:
+            text = answer["answer"]
+            values = {"f1": metrics.answer_f1(text, answers), "exact_match": metrics.exact_match(text, answers)}
+            return [(values, (answer["start"], answer["end"]))]
+
+        inputs = {"question": question.question, "context": question.context}
+        yield _Case({"inputs": inputs, "parameters": {"handle_impossible_answer": some_impossible}}, mark)
+
+
+def _fill_mask(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+    tokenizer = Tokenizer.load(model.artifact.file(TOKENIZER))
+    for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
+        paragraphs = [text for text in document.split("\n") if len(text) in PARAGRAPH]
+        for text in paragraphs[:3]:
+            yield from _mask(tokenizer, model.manifest, text, random.Random(number))  # noqa: S311  # no secret
+
+
+def _mask(tokenizer: Tokenizer, manifest: Manifest, text: str, chance: random.Random) -> Iterable[_Case]:
+    (reading,) = tokenizer.read([text])
+    fits = len(reading) + tokenizer.special_count(pair=False) <= manifest.max_tokens
+    assert tokenizer.mask is not None  # noqa: S101  # a fill-mask model has one
+    pieces = np.bincount(reading.words)
+    whole = [
+        i
+        for i, (word, (start, end)) in enumerate(zip(reading.words, reading.offsets, strict=True))
+        if pieces[word] == 1 and text[start:end].isalnum()
+    ]
+    chosen = sorted(chance.sample(whole, min(MAX_MASKS, round(MASKED_SHARE * len(reading)), len(whole))))
+    if not chosen or not fits or tokenizer.mask in text:
+        return
+    parts, at = [], 0
+    for i in chosen:
+        start, end = reading.offsets[i]
+        parts += [text[at:start], tokenizer.mask]
+        at = end
+    wanted = [int(reading.ids[i]) for i in chosen]
+
+    def mark(answer: Any) -> list[tuple[dict[str, float], Any]]:
+        tops = [answer[0]] if len(wanted) == 1 else [candidates[0] for candidates in answer]
+        found = [top["token"] for top in tops]
+        return [({"top_1": float(f == w)}, f) for f, w in zip(found, wanted, strict=True)]
+
+    yield _Case({"inputs": "".join([*parts, text[at:]]), "parameters": {"top_k": 1}}, mark)
+
+
+_CASES: Final = {"classify": _classify, "qa": _qa, "fill-mask": _fill_mask}

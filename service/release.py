@@ -1,0 +1,245 @@
+"""From a torch model to an artifact: exported, quantised, each step held against the one before, measured, then kept.
+
+An artifact that loses more than it may is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from models import artifact as artifacts
+from models.artifact import CARD, GOLDEN, ONNX, SAFETENSORS, TOKENIZER, Artifact, Manifest
+from models.tokenizer import Encoding, Tokenizer
+from service import plugins, tasks
+from service.evaluate import Evaluation, agreement, evaluate
+from service.golden import replay
+from service.runtime import Model, load_model
+from service.types import Batch
+
+if TYPE_CHECKING:
+    import onnx
+
+    from models.heads import Model as Network
+
+FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, of logits of a size around 10
+MAX_LOSS: Final = 0.5  # points that int8 may lose on the data set
+MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative: what holds where there is no data set
+SLACK: Final = 2.0  # golden answers may be off by this many times what they are off here: other CPUs round elsewhere
+
+# Sentences of our own: short, long, in other scripts, with what breaks tokenizers.
+TEXTS: Final = (
+    "A warm, funny and clever film that never outstays its welcome.",
+    "The plot makes no sense, the jokes fall flat, and it goes on for ever.",
+    "no",
+    "Rain fell all night on the tin roof, and by the morning the river had come up to the second step of the house.",
+    "I had hoped for more; still, the last ten minutes are worth the ticket 🎬 – go and see it!",
+    "서울의 봄은 짧지만 아름답다.",
+    "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
+)
+MASKED: Final = (
+    "The {mask} rises in the east and sets in the {mask}.",
+    "She poured the {mask} into a cup and drank it.",
+    "Two and two make {mask}.",
+)
+ASKED: Final = (
+    ("Who built the bridge?", "The old bridge over the Linn was built by Marta Keller in 1874, after the great flood."),
+    (
+        "When did the flood come?",
+        "Nobody remembers the flood of 1871 now, though the church wall still bears its mark.",
+    ),
+    (
+        "What does the baker sell?",
+        "Every morning the baker at the corner opens at six. He sells bread, rolls and plum cake.",
+    ),
+)
+
+
+class ReleaseError(Exception):
+    """The artifact is not good enough to be kept; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A trained network and what is said of it. The manifest's tolerance and files are filled in by `release`."""
+
+    network: Network
+    tokenizer: Tokenizer
+    manifest: Manifest
+    card: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a release is measured on: a data file, or a part of one."""
+
+    data: Path
+    limit: int | None = None
+    skip: int = 0
+
+
+def release(
+    draft: Draft,
+    directory: Path,
+    measure: Measure | None = None,
+    *,
+    max_loss: float = MAX_LOSS,
+    keep_fp32: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Artifact:
+    """Writes the artifact `directory`, in place of one that may be there.
+
+    The manifest says whether it is to be int8. `keep_fp32` adds the fp32 weights, for the torch engine. Without a
+    `measure`, int8 is held against fp32 on the golden inputs only, and the card says so.
+
+    Raises:
+        ReleaseError: int8 lost more than it may.
+        ArtifactError: ONNX Runtime does not compute what torch computes.
+    """
+    from models.export import export, golden
+    from models.quantize import quantize
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
+        report("exporting to ONNX")
+        graph = export(draft.network)
+        answers = golden(draft.network, golden_encodings(draft.tokenizer, draft.manifest))
+        stage = Path(temporary, "fp32")
+        manifest = replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE)
+        _write(stage, draft, graph, answers)
+        card = dict(draft.card) | {"scores": {}}
+        reached = _measure(stage, manifest, measure, card, report)
+        if draft.manifest.precision == "int8":
+            report("quantising to int8")
+            stage = Path(temporary, "int8")
+            _write(stage, draft, quantize(graph), answers)
+            manifest = replace(manifest, precision="int8", tolerance=_tolerance(stage, manifest, answers["rows"]))
+            lowered = _measure(stage, manifest, measure, card, report)
+            card |= _compare(reached, lowered, max_loss)
+        if keep_fp32:
+            _write_weights(stage, draft.network)
+        _write_card(stage, card)
+        artifacts.seal(stage, manifest)
+        if directory.exists():
+            shutil.rmtree(directory)
+        shutil.move(stage, directory)
+    return artifacts.open_artifact(directory)
+
+
+def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:
+    """The inputs that an artifact's golden answers answer."""
+    task = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
+    inputs: Sequence[Any]
+    match manifest.task:
+        case "classify":
+            inputs = TEXTS
+        case "qa":
+            inputs = [{"question": question, "context": context} for question, context in ASKED]
+        case "fill-mask":
+            inputs = [text.format(mask=tokenizer.mask) for text in MASKED]
+    requests = [task.Request.model_validate({"inputs": one}) for one in inputs]
+    return [encoding for request in requests for encoding in task.encode(request)]
+
+
+def _write(stage: Path, draft: Draft, graph: onnx.ModelProto, answers: Mapping[str, Any]) -> None:
+    """Everything but the manifest; the card is a blank one."""
+    stage.mkdir()
+    draft.tokenizer.save(stage / TOKENIZER)
+    (stage / ONNX).write_bytes(graph.SerializeToString(deterministic=True))
+    np.savez_compressed(stage / GOLDEN, **answers)
+    _write_card(stage, {})
+
+
+def _write_weights(stage: Path, network: Network) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, stage / SAFETENSORS)
+
+
+def _write_card(stage: Path, card: Mapping[str, Any]) -> None:
+    (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _load(stage: Path, manifest: Manifest) -> Model:
+    artifacts.seal(stage, manifest)
+    return load_model(stage, "onnx_cpu")
+
+
+def _tolerance(stage: Path, manifest: Manifest, answers: Any) -> float:
+    """What an int8 artifact's golden answers may be off by.
+
+    Raises:
+        ReleaseError: they are off by so much that int8 is no longer the same network.
+    """
+    artifact = artifacts.seal(stage, replace(manifest, precision="int8", tolerance=1e9))
+    model = load_model(stage, "onnx_cpu")
+    deviation = replay(artifact, model.engine)
+    model.engine.close()
+    if deviation > MAX_DEVIATION * np.abs(answers).max():
+        raise ReleaseError(
+            f"int8 answers differ from fp32 ones by up to {deviation:.3g}, so the artifact is not written."
+        )
+    return max(SLACK * deviation, FP32_TOLERANCE)
+
+
+def _measure(
+    stage: Path, manifest: Manifest, measure: Measure | None, card: dict[str, Any], report: Callable[[str], None]
+) -> Evaluation | None:
+    """Loads the stage, which replays its golden answers; notes its speed, and its scores where there is data."""
+    model = _load(stage, manifest)
+    card["latency"] = _latency(model)
+    card["bytes"] = model.artifact.manifest.files[ONNX].size
+    if measure is None:
+        model.engine.close()
+        return None
+    report(f"measuring {manifest.precision} on {measure.data.name}")
+    evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip)
+    card["data"] = measure.data.name
+    card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
+    return evaluation
+
+
+def _compare(reached: Evaluation | None, lowered: Evaluation | None, max_loss: float) -> dict[str, Any]:
+    """What int8 cost.
+
+    Raises:
+        ReleaseError: more than it may.
+    """
+    if reached is None or lowered is None:
+        return {"int8": "held against fp32 on the golden inputs only"}
+    loss = reached.main.value - lowered.main.value
+    if loss > max_loss:
+        raise ReleaseError(f"int8 loses {loss:.2f} points, and {max_loss} are allowed, so the artifact is not written.")
+    return {"int8": {"loss": loss, "agreement": asdict(agreement(reached, lowered))}}
+
+
+def _latency(model: Model, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
+    """Milliseconds for one row on one core, and which core."""
+    ids = np.full(tokens, 5, np.int64)
+    encoding = Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))
+    batch = Batch.of([encoding])
+    times = []
+    for _ in range(calls):
+        started = time.perf_counter()
+        model.engine.run(batch)
+        times.append(time.perf_counter() - started)
+    return {"tokens": tokens, "milliseconds": round(1000 * float(np.median(times)), 3), "machine": _machine()}
+
+
+def _machine() -> str:
+    """The processor, and the vector instructions that decide how fast int8 is on it."""
+    try:
+        lines = dict(line.split("\t: ", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t: " in line)
+    except OSError:
+        return platform.processor() or platform.machine()
+    flags = set(lines.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
+    return " ".join([lines.get("model name", platform.machine()), *sorted(flags)])
