@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 from artifacts import make_artifact
+from hypothesis import settings
+
+# The same examples in every run, and no limit on how long one takes: the machine may be busy.
+settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)
+settings.load_profile("swiftlet")
 
 
 @pytest.fixture(scope="session")

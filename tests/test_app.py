@@ -519,7 +519,7 @@ def operations(shelf):
 def test_the_service_is_as_it_is_described(path, mode, operations):
     """Whatever fits the description or breaks it: no 5xx, and no answer that is not described."""
 
-    @settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, suppress_health_check=list(HealthCheck))
     @given(case=operations[path].as_strategy(generation_mode=mode))
     def check(case):
         timeout = str((case.headers or {}).get("X-Request-Timeout-Ms", ""))
