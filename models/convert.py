@@ -86,10 +86,9 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
     directory = Path(source)
     if directory.is_dir():
         return directory, {"directory": directory.resolve().name}
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) or ".." in source:
-        raise ConversionError(f"{source!r} is neither a directory nor the name of a hub repository.")
+    from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     files = list(HUB_FILES)
     try:
@@ -97,7 +96,9 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
             path = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=True))
         except LocalEntryNotFoundError:
             path = Path(snapshot_download(source, revision=revision, allow_patterns=files))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except HFValidationError:
+        raise ConversionError(f"{source!r} is neither a directory nor the name of a hub repository.") from None
+    except (HTTPError, OSError) as error:
         raise ConversionError(
             f"{source!r} is not in the local cache and cannot be fetched: {type(error).__name__}."
         ) from None
@@ -112,7 +113,7 @@ def convert(
     Raises:
         ConversionError: a setting, tensor or shape is not understood, or something the task needs is missing.
     """
-    settings = _read_config(directory)
+    settings = _read_object(directory / "config.json")
     architecture = settings.get("model_type")
     if architecture not in architectures.names():
         known = ", ".join(architectures.names())
@@ -135,16 +136,16 @@ def convert(
     )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        settings = json.loads((directory / "config.json").read_text("utf-8"))
+        document = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        raise ConversionError("config.json is missing.") from None
-    except ValueError:
-        raise ConversionError("config.json is not valid JSON.") from None
-    if not isinstance(settings, dict):
-        raise ConversionError("config.json does not hold an object.")
-    return settings
+        raise ConversionError(f"{file.name} is missing.") from None
+    except (OSError, ValueError, RecursionError):
+        raise ConversionError(f"{file.name} is not valid JSON.") from None
+    if not isinstance(document, dict):
+        raise ConversionError(f"{file.name} does not hold an object.")
+    return document
 
 
 def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +178,10 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
 
     transformers writes neither where there are two labels with its default names.
     """
-    id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(settings.get("num_labels", 2))}
+    count = settings.get("num_labels", 2)
+    if not _same_kind(count, 2):
+        raise ConversionError("config.json: num_labels has a wrong value.")
+    id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     try:
         labels = tuple(str(id2label[str(i)]) for i in range(len(id2label)))
     except (KeyError, TypeError):
@@ -185,34 +189,61 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     named = settings.get("problem_type")
     if named is None:
         return labels, "regression" if len(labels) == 1 else "single_label"
-    if named not in _PROBLEMS:
+    if not isinstance(named, str) or named not in _PROBLEMS:
         raise ConversionError(f"config.json: problem_type {named!r} is not known.")
     return labels, _PROBLEMS[named]
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: from safetensors, one file or several, else from a pickle of weights only."""
+    """All tensors of a checkpoint, from the first of its files in the order in which transformers looks for them."""
+    if (directory / SAFETENSORS).is_file():
+        return _read_safetensors(directory / SAFETENSORS)
+    if (directory / f"{SAFETENSORS}.index.json").is_file():
+        return _read_shards(directory / f"{SAFETENSORS}.index.json")
+    if (directory / PICKLE).is_file():
+        return _read_pickle(directory / PICKLE)
+    raise ConversionError(f"there is neither {SAFETENSORS} nor {PICKLE}.")
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    index = directory / f"{SAFETENSORS}.index.json"
     try:
-        if index.is_file():
-            shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-            if any(Path(shard).name != shard for shard in shards):
-                raise ConversionError(f"{index.name} names a file outside the checkpoint.")
-            return {name: tensor for shard in shards for name, tensor in load_file(directory / shard).items()}
-        if (directory / SAFETENSORS).is_file():
-            return load_file(directory / SAFETENSORS)
+        return load_file(file)
     except (SafetensorError, OSError, ValueError, KeyError):
-        raise ConversionError("the safetensors files cannot be read.") from None
-    if not (directory / PICKLE).is_file():
-        raise ConversionError(f"there is neither {SAFETENSORS} nor {PICKLE}.")
+        raise ConversionError(f"{file.name} cannot be read as safetensors.") from None
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The tensors of several files, each where the index places it and nowhere else."""
+    places = _read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise ConversionError(f"{index.name}: weight_map has a wrong value.")
+    shards = sorted(set(places.values()))
+    if any(Path(shard).name != shard for shard in shards):
+        raise ConversionError(f"{index.name} names a file outside the checkpoint.")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        for name, tensor in _read_safetensors(index.parent / shard).items():
+            if places.get(name) != shard:
+                raise ConversionError(f"{index.name} does not place the tensor {name} in {shard}.")
+            tensors[name] = tensor
+    for name in sorted(places.keys() - tensors.keys()):
+        raise ConversionError(f"the tensor {name} is not in {places[name]}.")
+    return tensors
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
         # weights_only keeps the unpickler from running anything; the service itself never opens a pickle.
-        tensors: dict[str, Tensor] = torch.load(directory / PICKLE, map_location="cpu", weights_only=True)
+        tensors: object = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises nearly anything
-        raise ConversionError(f"{PICKLE} cannot be read as plain weights: {type(error).__name__}.") from None
+        raise ConversionError(f"{file.name} cannot be read as plain weights: {type(error).__name__}.") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
+        raise ConversionError(f"{file.name} holds something else than tensors by name.")
     return tensors
 
 
@@ -235,10 +266,12 @@ def _load(
             if tensor.shape != own[ours].shape:
                 expected, found = tuple(own[ours].shape), tuple(tensor.shape)
                 raise ConversionError(f"the tensor {name} has shape {found}, not {expected}.")
-            if not torch.isfinite(tensor).all():
+            if not tensor.is_floating_point():
+                raise ConversionError(f"the tensor {name} holds {tensor.dtype}, not floating-point numbers.")
+            own[ours].copy_(tensor)
+            if not torch.isfinite(own[ours]).all():  # a float64 may be finite and no float32
                 raise ConversionError(f"the tensor {name} holds values that are not finite.")
             placed[ours] = name
-            own[ours].copy_(tensor)
         elif (
             not tensor.numel()
             or ours in _TIED
@@ -253,7 +286,7 @@ def _load(
     for name in ignored:
         twin = _TIED.get(_rename(name, task, module.NAMES))
         if twin is not None and not torch.equal(tensors[name].to(own[twin].dtype), own[twin]):
-            raise ConversionError(f"the tensor {name} is not tied to {placed[twin]}.")
+            raise ConversionError(f"the tensor {name} is not tied to {placed.get(twin, twin)}.")
     return tuple(ignored)
 
 
