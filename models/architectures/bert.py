@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.architectures import layers
-from models.architectures.layers import ACTIVATIONS, attend, padding_bias
+from models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Config:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        check_heads(self.hidden_size, self.num_attention_heads)
 
     # What the heads ask of every architecture.
     @property

@@ -28,6 +28,16 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+def check_heads(width: int, heads: int) -> None:
+    """Every head takes an equal share of the width.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if width % heads:
+        raise ValueError(f"num_attention_heads {heads} does not divide the width {width}.")
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
 

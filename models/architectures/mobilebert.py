@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.architectures import layers
-from models.architectures.layers import ACTIVATIONS, attend, padding_bias
+from models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
 
 TORCH_EPS: Final = 1e-5  # where the reference passes no epsilon
 
@@ -60,6 +60,7 @@ class Config:
             raise ValueError(f"normalization_type {self.normalization_type!r} is not one of {sorted(NORMS)}.")
         if not (self.bottlenecked_attention or self.shared_key_query) and self.inner_size != self.hidden_size:
             raise ValueError("without a bottleneck before key and query, intra_bottleneck_size must equal hidden_size.")
+        check_heads(self.inner_size, self.num_attention_heads)
 
     @property
     def inner_size(self) -> int:
