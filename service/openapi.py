@@ -24,8 +24,9 @@ PARAMETERS: Final = [
     {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "An id for this request, which the response and the log will have.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:=-]{1,128}$"},
+        "description": "An id for this request, which the response and the log will have. One that is not of letters, "
+        "digits and ._:=- or has more than 128 of them is replaced by a new one.",
+        "schema": {"type": "string"},
     },
 ]
 
