@@ -1,0 +1,41 @@
+# The commands of this repository. Every one works in a bare clone; `make` alone lists them.
+
+# Which Python the virtual environments are made with: 3.11 or newer.
+PYTHON ?= python3
+
+SERVICE := .venv
+DEVELOPMENT := .venv-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint clean
+
+help: ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 14
+
+run: $(SERVICE)/ready ## serve the embedded models on this machine's CPU
+	$(SERVICE)/bin/swiftlet serve
+
+test: $(DEVELOPMENT)/ready ## run the tests
+	$(DEVELOPMENT)/bin/pytest
+
+lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
+	$(DEVELOPMENT)/bin/ruff check
+	$(DEVELOPMENT)/bin/ruff format --check
+	$(DEVELOPMENT)/bin/mypy
+	$(DEVELOPMENT)/bin/lint-imports
+
+clean: ## remove the virtual environments and all caches
+	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find models service tests -name __pycache__ -prune -exec rm -rf {} +
+
+# An environment is ready when it holds what pyproject.toml asks for. The install is editable: a clone serves itself.
+$(SERVICE)/ready: EXTRAS =
+$(DEVELOPMENT)/ready: EXTRAS = [dev]
+$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@echo 'Installing into $(@D); this takes a while the first time.'
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.$(EXTRAS)'
+	@touch $@
