@@ -37,7 +37,7 @@ from service.types import Batch, Cost, Deadline, Engine, Row
 log = logging.getLogger(__name__)
 
 LOOKAHEAD: Final = 256
-"""Encodings that are looked at to form one batch, so that a decision stays cheap however many wait."""
+"""Encodings that are looked at to form a batch, if it cannot hold more: so a decision is cheap however many wait."""
 
 
 def plan(lengths: Sequence[int], cost: Cost, share: int) -> list[int]:
@@ -125,9 +125,9 @@ class Batcher:
 
     def take(self, share: int) -> list[Waiting]:
         """Removes the next batch from the queue; empty where nobody is left who waits."""
-        now = time.monotonic()
+        now, cost = time.monotonic(), self.engine.cost
         wanted = []
-        for item in list(islice(self._waiting, LOOKAHEAD)):
+        for item in list(islice(self._waiting, max(LOOKAHEAD, cost.max_rows))):
             if not item.answer.done() and item.deadline > now:
                 wanted.append(item)
                 continue
@@ -136,7 +136,7 @@ class Batcher:
                 item.answer.set_exception(_too_late())
         if not wanted:
             return []
-        batch = [wanted[i] for i in plan([len(item) for item in wanted], self.engine.cost, share)]
+        batch = [wanted[i] for i in plan([len(item) for item in wanted], cost, share)]
         for item in batch:
             self._remove(item)
         return batch
