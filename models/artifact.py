@@ -17,10 +17,13 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NoReturn, get_args
+
+from models.errors import ModelError
 
 Task = Literal["classify", "qa", "fill-mask"]
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -40,7 +43,7 @@ MAX_MANIFEST_BYTES: Final = 1 << 20
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-class ArtifactError(Exception):
+class ArtifactError(ModelError):
     """The directory is not an artifact that can be served; the message is one sentence that names the culprit."""
 
 
@@ -124,7 +127,7 @@ def seal(path: Path, manifest: Manifest) -> Artifact:
         ArtifactError: the files present are not those an artifact has.
     """
     (path / MANIFEST).unlink(missing_ok=True)
-    files = {entry.name: _measure(entry) for entry in sorted(path.iterdir())}
+    files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}
     document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}}
     (path / MANIFEST).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return open_artifact(path)
@@ -139,13 +142,25 @@ def _read_manifest(path: Path) -> Manifest:
     if file.stat().st_size > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"{path.name}: {MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes.")
     try:
-        document = json.loads(file.read_text("utf-8"))
+        document = json.loads(file.read_text("utf-8"), object_pairs_hook=_object_once, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise ArtifactError(f"{path.name}: {MANIFEST} is not valid JSON.") from None
     try:
         return _parse(document)
     except ValueError as error:
         raise ArtifactError(f"{path.name}: {MANIFEST}: {error}") from None
+
+
+def _object_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no key comes twice: readers differ in which of the two they believe."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """NaN and the infinities are Python's, not JSON's."""
+    raise ValueError(name)
 
 
 def _parse(document: object) -> Manifest:
@@ -156,8 +171,8 @@ def _parse(document: object) -> Manifest:
     """
     if not isinstance(document, dict):
         raise ValueError("the document is not an object.")  # noqa: TRY004  # one kind of error for every fault
-    if document.get("format") != FORMAT:
-        raise ValueError(f"format {document.get('format')!r} is not {FORMAT}.")
+    if type(document.get("format")) is not int or document["format"] != FORMAT:
+        raise ValueError(f"the format is not {FORMAT}.")
     names = {f.name for f in fields(Manifest)}
     for key in sorted(names ^ set(document)):
         raise ValueError(f"the field {key!r} is {'missing' if key in names else 'unknown'}.")
@@ -185,7 +200,7 @@ def _parse(document: object) -> Manifest:
         check(labels == [], "labels")
         check(problem is None, "problem")
     tolerance = document["tolerance"]
-    check(isinstance(tolerance, int | float) and 0 < tolerance < float("inf"), "tolerance")
+    check(type(tolerance) in (int, float) and 0 < tolerance <= sys.float_info.max, "tolerance")
     for key in ("config", "source", "files"):
         check(isinstance(document[key], dict), key)
     files = document["files"]
@@ -208,14 +223,20 @@ def _parse(document: object) -> Manifest:
 
 
 def _verify(path: Path, name: str, expected: File) -> None:
-    file = path / name
-    if not _is_plain(file):
-        raise ArtifactError(f"{path.name}: {name} is not a regular file.")
-    actual = _measure(file)
+    actual = _measure(path, name)
     if actual.size != expected.size:
         raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}.")
     if actual.sha256 != expected.sha256:
         raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed.")
+
+
+def _measure(path: Path, name: str) -> File:
+    file = path / name
+    if not _is_plain(file):
+        raise ArtifactError(f"{path.name}: {name} is not a regular file.")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return File(size=file.stat().st_size, sha256=digest)
 
 
 def _is_plain(file: Path) -> bool:
@@ -225,12 +246,6 @@ def _is_plain(file: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode)
-
-
-def _measure(file: Path) -> File:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return File(size=file.stat().st_size, sha256=digest)
 
 
 def find_artifacts(directory: Path) -> Iterable[Path]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models import architectures
 from models.artifact import Problem, Task
+from models.errors import ModelError
 from models.heads import Model, build
 
 SAFETENSORS: Final = "model.safetensors"
@@ -57,7 +58,7 @@ _PROBLEMS: Final[Mapping[str | None, Problem]] = {
 }
 
 
-class ConversionError(Exception):
+class ConversionError(ModelError):
     """The checkpoint is not one that can be converted exactly; the message is one sentence that names the culprit."""
 
 

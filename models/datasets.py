@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.errors import ModelError
 
-class DatasetError(Exception):
+
+class DatasetError(ModelError):
     """The file is not in the format its name promises; the message is one sentence."""
 
 

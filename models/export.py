@@ -21,6 +21,7 @@ import onnx
 import torch
 from torch.export import Dim
 
+from models.errors import ModelError
 from models.heads import Model
 from models.tokenizer import Encoding
 
@@ -29,7 +30,7 @@ INPUTS: Final = ("input_ids", "token_type_ids", "lengths", "focus")
 GOLDEN_COLUMNS: Final = 512  # of a head's outputs, what a golden answer keeps: a vocabulary would make it megabytes
 
 
-class ExportError(Exception):
+class ExportError(ModelError):
     """The graph is not what was asked for; the message is one sentence."""
 
 

@@ -13,13 +13,15 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 
+from models.errors import ModelError
+
 WORDPIECE_SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_SPECIALS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 
 _Reader = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 
-class TokenizerError(Exception):
+class TokenizerError(ModelError):
     """A file or directory holds no tokenizer that can be used; the message is one sentence."""
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 from pydantic import ValidationError
 
-from models.artifact import ArtifactError
+from models.artifact import ArtifactError, Precision, Task
+from models.errors import ModelError
 from service.errors import SetupError
 from service.settings import Settings
 
@@ -19,13 +22,17 @@ if TYPE_CHECKING:
     from service.runtime import Model, Runtime
 
 
+Directory: Final = click.Path(file_okay=False, path_type=Path)
+DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 class Commands(click.Group):
-    """Says in one line what is wrong with an artifact or with the installation."""
+    """Says in one line what is wrong with an artifact, a checkpoint or the installation."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (ArtifactError, SetupError) as error:
+        except (ModelError, SetupError) as error:
             raise click.ClickException(str(error)) from None
 
 
@@ -78,6 +85,111 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
             failed = True
             click.echo(f"{click.style('unfit', fg='red')}  {error}", err=True)
     sys.exit(failed)
+
+
+@main.command("import")
+@click.argument("source")
+@click.option("--task", required=True, type=click.Choice(get_args(Task)), help="What the checkpoint was trained for.")
+@click.option("--name", help="Name of the artifact; the source's own if left out.")
+@click.option("--revision", help="Commit, tag or branch of a hub repository; the one found is recorded.")
+@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifact goes to.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), default="int8", show_default=True)
+@click.option("--data", type=DataFile, help="File to measure fp32 and int8 on: .tsv, SQuAD .json, or running text.")
+@click.option("--limit", type=click.IntRange(1), help="Examples of it to measure on.")
+@click.option("--max-loss", type=float, default=0.5, show_default=True, help="Points that int8 may lose on the data.")
+@click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
+def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
+    """Makes an artifact of a transformers checkpoint.
+
+    SOURCE is a directory, or the name of a repository on the Hugging Face hub, taken from the local cache if it is
+    there. Needs the extra `models`.
+    """
+    with needing("models"):
+        from service.checkpoints import import_checkpoint
+        from service.release import Measure
+
+    measure = None if data is None else Measure(data, limit)
+    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, **options)
+    for tensor in ignored:
+        note(f"ignored {tensor}")
+    click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
+
+
+@main.command()
+@click.argument("artifact")
+@click.argument("data", type=DataFile)
+@click.option("--against", metavar="ARTIFACT", help="A second artifact, to compare with.")
+@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Examples (for fill-mask, documents) to pass over.")
+@click.option("--limit", type=click.IntRange(1), help="Examples to measure on.")
+def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: int, limit: int | None) -> None:
+    """Measures an artifact as it is served on a data file, and may compare it with another.
+
+    DATA is, for classify, tab-separated texts with labels; for qa, a file in SQuAD's format; for fill-mask, running
+    text.
+    """
+    from service.evaluate import agreement, evaluate
+    from service.runtime import load_model, locate
+
+    results = []
+    for path in locate([artifact, *([against] if against else [])]):
+        model = load_model(path, engine)
+        with click.progressbar(length=1, label=model.manifest.name, file=sys.stderr) as bar:
+
+            def progress(_: int, total: int, bar: Any = bar) -> None:
+                bar.length = total
+                bar.update(1)
+
+            results.append(evaluate(model, data, limit=limit, skip=skip, progress=progress))
+        for name, score in results[-1].scores.items():
+            click.echo(
+                f"{model.manifest.name}  {name} {score.value:.2f} %  "
+                f"(95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n})"
+            )
+    if against:
+        same = agreement(*results)
+        click.echo(
+            f"difference {results[0].main.value - results[1].main.value:+.2f} points, same answer {same.value:.2f} %"
+        )
+
+
+@main.command()
+@click.argument("recipe")
+@click.option(
+    "--only", multiple=True, metavar="ARTIFACT", help="Make only this artifact of the recipe; may be repeated."
+)
+@click.option(
+    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the recipe's data."
+)
+@click.option("--runs", type=Directory, default="runs", show_default=True, help="Folder that keeps the state of runs.")
+@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifacts go to.")
+def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path) -> None:
+    """Follows a recipe from a corpus to artifacts.
+
+    RECIPE is a TOML file, or the name of one that comes with Swiftlet. A run that was stopped goes on where it was.
+    Needs the extra `models`.
+    """
+    with needing("models"):
+        from service.train import follow
+
+    for artifact in follow(recipe, only, data, runs, out, note):
+        click.echo(artifact.path)
+
+
+def note(text: str) -> None:
+    """Says how far long work has come; on standard error, so that results can be piped."""
+    click.echo(text, err=True)
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Says which extra to install where an import fails for want of it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] in {"service", "models"}:
+            raise
+        raise SetupError(f"This needs the package {error.name!r}: pip install 'swiftlet[{extra}]'.") from None
 
 
 def _settings(given: dict[str, str | None]) -> Settings:

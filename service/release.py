@@ -21,6 +21,7 @@ from models import artifact as artifacts
 from models.artifact import CARD, GOLDEN, ONNX, SAFETENSORS, TOKENIZER, Artifact, Manifest
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
+from service.errors import SetupError
 from service.evaluate import Evaluation, agreement, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
@@ -64,7 +65,7 @@ ASKED: Final = (
 )
 
 
-class ReleaseError(Exception):
+class ReleaseError(SetupError):
     """The artifact is not good enough to be kept; the message is one sentence."""
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -34,7 +33,7 @@ COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chose
 STARTS: Final = {"albert": transfer.start_albert, "mobilebert": transfer.start_mobilebert}
 
 
-def pretrain(recipe: Recipe, data: Path, directory: Path) -> tuple[Model, Path]:
+def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str], None] = print) -> tuple[Model, Path]:
     """Trains the student's encoder and masked-LM head. Returns them and the tokenizer's file.
 
     The recipe's corpora are read from `data`; `directory` keeps the run.
@@ -68,7 +67,7 @@ def pretrain(recipe: Recipe, data: Path, directory: Path) -> tuple[Model, Path]:
             "features": work.feature_weight * transfer.feature_loss(features, wanted, unchanged),
         }
 
-    train(student, loss, Schedule(work.steps, work.learning_rate), directory, seed=recipe.seed)
+    train(student, loss, Schedule(work.steps, work.learning_rate), directory, seed=recipe.seed, report=report)
     return student, directory / "tokenizer.json"
 
 
@@ -141,8 +140,3 @@ def _id(tokenizer: tokenizers.Tokenizer, token: str) -> int:
     number = tokenizer.token_to_id(token)
     assert number is not None, token  # noqa: S101  # `prune` keeps every special token
     return number
-
-
-def shorter(recipe: Recipe, steps: int) -> Recipe:
-    """The same recipe with fewer steps of pre-training."""
-    return replace(recipe, pretraining=replace(recipe.pretraining, steps=steps))

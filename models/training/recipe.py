@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from models.artifact import Task
+from models.errors import ModelError
 
 
-class RecipeError(Exception):
+class RecipeError(ModelError):
     """The recipe cannot be followed; the message is one sentence."""
 
 
@@ -29,16 +30,23 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Finetuning:
-    """One task: what it is trained on, and what it is measured on once, at the end."""
+    """One task: what it is trained on, and what it is measured on once, at the end.
+
+    fill-mask is the objective of the pre-training, so that nothing is trained for it here.
+    """
 
     task: Task
-    train: tuple[str, ...]  # files under the data folder
-    evaluate: str
-    epochs: int
-    batch_rows: int
-    learning_rate: float
-    max_tokens: int
+    evaluate: str  # file under the data folder
+    licences: tuple[str, ...]  # of what it was trained on
+    train: Mapping[str, int] = field(default_factory=dict)  # file under the data folder -> examples taken from it
+    skip: int = 0  # examples of `evaluate` passed over
+    limit: int | None = None  # and how many are measured on then; all if none is given
+    epochs: int = 1
+    batch_rows: int = 32
+    learning_rate: float = 1e-4
+    max_tokens: int = 512
     labels: tuple[str, ...] = ()
+    baseline: str = ""  # what a trivial answer scores, for the card
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,8 @@ class Recipe:
     """One architecture and its tasks."""
 
     name: str
+    version: str  # of the artifacts
+    summary: str  # a sentence for their cards
     seed: int
     teacher: str  # installed package that holds a BERT checkpoint under `model/`
     vocabulary: int

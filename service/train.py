@@ -1,0 +1,93 @@
+"""A recipe is followed: pre-training once, then for each of its tasks fine-tuning and the release of an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import models.training
+from models.artifact import Artifact, Manifest
+from models.tokenizer import Tokenizer
+from models.training.finetune import finetune
+from models.training.pretrain import pretrain
+from models.training.recipe import Finetuning, Recipe, RecipeError, read_recipe
+from service.errors import SetupError
+from service.release import Draft, Measure, release
+
+RECIPES: Final = Path(models.training.__file__).parent / "recipes"
+POSITIONS: Final = 512  # the longest row of an architecture's default configuration
+
+
+def follow(
+    recipe_name: str, only: Sequence[str], data: Path, runs: Path, out: Path, report: Callable[[str], None]
+) -> list[Artifact]:
+    """Makes the artifacts of a recipe, or those of them in `only`, under `out`; their state lies under `runs`.
+
+    A recipe that was stopped goes on where it was.
+
+    Raises:
+        SetupError: there is no such recipe, or it makes no such artifact.
+        ReleaseError: an artifact is not good enough.
+    """
+    recipe = _find(recipe_name)
+    for name in only:
+        if name not in recipe.finetuning:
+            raise SetupError(f"This recipe makes {', '.join(recipe.finetuning)}, but no {name!r}.")
+    body, tokenizer_file = pretrain(recipe, data, runs / recipe.name, report)
+    tokenizer = Tokenizer.load(tokenizer_file)
+    made = []
+    for name in only or recipe.finetuning:
+        work = recipe.finetuning[name]
+
+        def say(text: str, name: str = name) -> None:
+            report(f"{name}: {text}")
+
+        model = body if work.task == "fill-mask" else finetune(recipe, name, body, tokenizer, data, runs / name, say)
+        draft = Draft(model, tokenizer, _manifest(recipe, name, tokenizer), _card(recipe, work))
+        made.append(release(draft, out / name, Measure(data / work.evaluate, work.limit, work.skip), report=say))
+    return made
+
+
+def _find(name: str) -> Recipe:
+    """A recipe's file, or one that comes with the package."""
+    shipped = {path.stem: path for path in RECIPES.glob("*.toml")}
+    path = shipped.get(name, Path(name))
+    if not path.is_file():
+        raise SetupError(f"There is no recipe {name!r}: it is no file, and the shipped ones are {', '.join(shipped)}.")
+    try:
+        return read_recipe(path)
+    except RecipeError as error:
+        raise SetupError(f"{path.name}: {error}") from None
+
+
+def _manifest(recipe: Recipe, name: str, tokenizer: Tokenizer) -> Manifest:
+    work = recipe.finetuning[name]
+    widths = {"classify": len(work.labels), "qa": 2, "fill-mask": tokenizer.vocab_size}
+    return Manifest(
+        name=name,
+        version=recipe.version,
+        architecture=recipe.architecture,
+        task=work.task,
+        precision="int8",
+        max_tokens=POSITIONS,
+        vocab_size=tokenizer.vocab_size,
+        width=widths[work.task],
+        labels=work.labels,
+        problem="single_label" if work.task == "classify" else None,
+        tolerance=1.0,
+        config={**recipe.config, "vocab_size": tokenizer.vocab_size},
+        source={"recipe": recipe.name, "seed": recipe.seed, "teacher": recipe.teacher},
+    )
+
+
+def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
+    return {
+        "summary": recipe.summary,
+        "trained_on": sorted({*recipe.pretraining.corpora, *work.train}),
+        "licences": list(work.licences),
+        "pretraining": asdict(recipe.pretraining),
+        "finetuning": asdict(work),
+        "baseline": work.baseline,
+    }
