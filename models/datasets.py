@@ -9,8 +9,11 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from models.errors import ModelError
+
+TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 
 
 class DatasetError(ModelError):
@@ -47,9 +50,9 @@ def labelled(path: Path) -> list[Labelled]:
     header = rows[0] if rows else []
     if "label" in header:
         label = header.index("label")
-        text = next((i for i, name in enumerate(header) if name in {"sentence", "document", "text"}), None)
+        text = next((i for i, name in enumerate(header) if name in TEXT_COLUMNS), None)
         if text is None:
-            raise DatasetError(f"{path.name}: no column is named sentence, document or text.")
+            raise DatasetError(f"{path.name}: no column is named {', '.join(TEXT_COLUMNS)}.")
         rows = rows[1:]
     else:
         label, text = 1, 3

@@ -65,8 +65,6 @@ def import_checkpoint(
         source=converted.source,
     )
     card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
-    if measure is not None:
-        card |= {"measured": {"data": measure.data.name, "skip": measure.skip, "limit": measure.limit}}
     draft = Draft(converted.model, tokenizer, manifest, card)
     artifact = release(draft, out / name, measure, max_loss=max_loss, keep_fp32=keep_fp32, report=report)
     return artifact, converted.ignored

@@ -204,7 +204,7 @@ def _measure(
         return None
     report(f"measuring {manifest.precision} on {measure.data.name}")
     evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip)
-    card["data"] = measure.data.name
+    card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
     card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
     return evaluation
 
@@ -239,8 +239,9 @@ def _latency(model: Model, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
 def _machine() -> str:
     """The processor, and the vector instructions that decide how fast int8 is on it."""
     try:
-        lines = dict(line.split("\t: ", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t: " in line)
+        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+        facts = {name.strip(): value.strip() for name, _, value in pairs}
     except OSError:
         return platform.processor() or platform.machine()
-    flags = set(lines.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
-    return " ".join([lines.get("model name", platform.machine()), *sorted(flags)])
+    flags = set(facts.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
+    return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
