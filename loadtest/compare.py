@@ -105,9 +105,8 @@ def main() -> None:
         raise SystemExit("wrk is not installed")
     body = arguments.bodies.read_bytes().split(b"\n", 1)[0]
 
-    print(
-        f"{_machine()}; {', '.join(_versions())}; {arguments.bodies.name}, {arguments.rounds} rounds of {arguments.seconds} s\n"
-    )
+    print(f"{_machine()}; {', '.join(_versions())}")
+    print(f"{arguments.bodies.name}, median of {arguments.rounds} rounds of {arguments.seconds} s\n")
     print("| server | start | c | requests/s | p50 ms | p99 ms | failed | RSS MiB |\n|---|---|---|---|---|---|---|---|")
     servers = [_swiftlet(artifact) for artifact in arguments.artifact]
     if arguments.checkpoint:

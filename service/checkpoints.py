@@ -10,6 +10,7 @@ from models import convert
 from models.artifact import NAME, Artifact, Manifest, Precision, Task
 from models.tokenizer import Tokenizer
 from service.errors import SetupError
+from service.evaluate import Progress
 from service.release import Draft, Measure, release
 
 
@@ -25,6 +26,7 @@ def import_checkpoint(
     max_loss: float,
     keep_fp32: bool = False,
     report: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> tuple[Artifact, tuple[str, ...]]:
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
 
@@ -66,5 +68,7 @@ def import_checkpoint(
     )
     card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
     draft = Draft(converted.model, tokenizer, manifest, card)
-    artifact = release(draft, out / name, measure, max_loss=max_loss, keep_fp32=keep_fp32, report=report)
+    artifact = release(
+        draft, out / name, measure, max_loss=max_loss, keep_fp32=keep_fp32, report=report, progress=progress
+    )
     return artifact, converted.ignored

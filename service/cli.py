@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
+BAR_WIDTH: Final = 40
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -109,7 +110,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
         from service.release import Measure
 
     measure = None if data is None else Measure(data, limit)
-    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, **options)
+    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=bar, **options)
     for tensor in ignored:
         note(f"ignored {tensor}")
     click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
@@ -134,13 +135,8 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     results = []
     for path in locate([artifact, *([against] if against else [])]):
         model = load_model(path, engine)
-        with click.progressbar(length=1, label=model.manifest.name, file=sys.stderr) as bar:
-
-            def progress(_: int, total: int, bar: Any = bar) -> None:
-                bar.length = total
-                bar.update(1)
-
-            results.append(evaluate(model, data, limit=limit, skip=skip, progress=progress))
+        note(f"{model.manifest.name} on {data.name}")
+        results.append(evaluate(model, data, limit=limit, skip=skip, progress=bar))
         for name, score in results[-1].scores.items():
             click.echo(
                 f"{model.manifest.name}  {name} {score.value:.2f} %  "
@@ -172,13 +168,20 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path)
     with needing("models"):
         from service.train import follow
 
-    for artifact in follow(recipe, only, data, runs, out, note):
+    for artifact in follow(recipe, only, data, runs, out, note, bar):
         click.echo(artifact.path)
 
 
 def note(text: str) -> None:
     """Says how far long work has come; on standard error, so that results can be piped."""
     click.echo(text, err=True)
+
+
+def bar(done: int, total: int) -> None:
+    """Draws how far work is that takes long, where somebody is watching."""
+    if sys.stderr.isatty():
+        filled = BAR_WIDTH * done // total
+        click.echo(f"\r[{'#' * filled:-<{BAR_WIDTH}}] {done}/{total}", nl=done == total, err=True)
 
 
 @contextmanager

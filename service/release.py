@@ -22,7 +22,7 @@ from models.artifact import CARD, GOLDEN, ONNX, SAFETENSORS, TOKENIZER, Artifact
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
 from service.errors import SetupError
-from service.evaluate import Evaluation, agreement, evaluate
+from service.evaluate import Evaluation, Progress, agreement, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
 from service.types import Batch
@@ -96,6 +96,7 @@ def release(
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
     report: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Artifact:
     """Writes the artifact `directory`, in place of one that may be there.
 
@@ -118,13 +119,13 @@ def release(
         manifest = replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE)
         _write(stage, draft, graph, answers)
         card = dict(draft.card) | {"scores": {}}
-        reached = _measure(stage, manifest, measure, card, report)
+        reached = _measure(stage, manifest, measure, card, report, progress)
         if draft.manifest.precision == "int8":
             report("quantising to int8")
             stage = Path(temporary, "int8")
             _write(stage, draft, quantize(graph), answers)
             manifest = replace(manifest, precision="int8", tolerance=_tolerance(stage, manifest, answers["rows"]))
-            lowered = _measure(stage, manifest, measure, card, report)
+            lowered = _measure(stage, manifest, measure, card, report, progress)
             card |= _compare(reached, lowered, max_loss)
         if keep_fp32:
             _write_weights(stage, draft.network)
@@ -193,7 +194,12 @@ def _tolerance(stage: Path, manifest: Manifest, answers: Any) -> float:
 
 
 def _measure(
-    stage: Path, manifest: Manifest, measure: Measure | None, card: dict[str, Any], report: Callable[[str], None]
+    stage: Path,
+    manifest: Manifest,
+    measure: Measure | None,
+    card: dict[str, Any],
+    report: Callable[[str], None],
+    progress: Progress | None,
 ) -> Evaluation | None:
     """Loads the stage, which replays its golden answers; notes its speed, and its scores where there is data."""
     model = _load(stage, manifest)
@@ -203,7 +209,7 @@ def _measure(
         model.engine.close()
         return None
     report(f"measuring {manifest.precision} on {measure.data.name}")
-    evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip)
+    evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
     card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
     card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
     return evaluation

@@ -14,6 +14,7 @@ from models.training.finetune import finetune
 from models.training.pretrain import pretrain
 from models.training.recipe import Finetuning, Recipe, RecipeError, read_recipe
 from service.errors import SetupError
+from service.evaluate import Progress
 from service.release import Draft, Measure, release
 
 RECIPES: Final = Path(models.training.__file__).parent / "recipes"
@@ -21,7 +22,13 @@ POSITIONS: Final = 512  # the longest row of an architecture's default configura
 
 
 def follow(
-    recipe_name: str, only: Sequence[str], data: Path, runs: Path, out: Path, report: Callable[[str], None]
+    recipe_name: str,
+    only: Sequence[str],
+    data: Path,
+    runs: Path,
+    out: Path,
+    report: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> list[Artifact]:
     """Makes the artifacts of a recipe, or those of them in `only`, under `out`; their state lies under `runs`.
 
@@ -46,7 +53,8 @@ def follow(
 
         model = body if work.task == "fill-mask" else finetune(recipe, name, body, tokenizer, data, runs / name, say)
         draft = Draft(model, tokenizer, _manifest(recipe, name, tokenizer), _card(recipe, work))
-        made.append(release(draft, out / name, Measure(data / work.evaluate, work.limit, work.skip), report=say))
+        measure = Measure(data / work.evaluate, work.limit, work.skip)
+        made.append(release(draft, out / name, measure, report=say, progress=progress))
     return made
 
 
