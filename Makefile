@@ -37,5 +37,5 @@ $(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.$(EXTRAS)'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRAS)'
 	@touch $@
