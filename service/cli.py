@@ -68,17 +68,18 @@ def serve(**given: str | None) -> None:
 
 
 @main.command()
-@click.argument("artifacts", nargs=-1, required=True, metavar="ARTIFACT...")
+@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT...]")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to try.")
 def check(artifacts: tuple[str, ...], engine: str) -> None:
     """Verifies artifacts and replays their golden answers, as `serve` does before it starts.
 
-    ARTIFACT is a directory or the name of an embedded model. The exit status is 1 if one of them cannot be served.
+    ARTIFACT is a directory or the name of an embedded model; without any, all embedded ones are tried. The exit status
+    is 1 if one of them cannot be served.
     """
     from service.runtime import load_model, locate
 
     failed = False
-    for name in artifacts:
+    for name in artifacts or [str(path) for path in locate(())]:
         try:
             (path,) = locate([name])
             click.echo(_describe(load_model(path, engine)))
