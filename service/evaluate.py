@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +34,12 @@ MASKED_SHARE: Final = 0.15
 PARAGRAPH: Final = range(200, 1200)  # characters of a paragraph that is masked
 MAX_MASKS: Final = 24  # in one paragraph
 
+TRIVIAL: Final = {
+    "classify": "always the commonest label",
+    "qa": "always the first sentence",
+    "fill-mask": "always the commonest token",
+}
+
 Progress = Callable[[int, int], None]
 
 
@@ -41,6 +49,7 @@ class Evaluation:
 
     scores: dict[str, Score]
     answers: tuple[Any, ...]
+    trivial: Score  # the main score of an answer that takes no model: see TRIVIAL
 
     @property
     def main(self) -> Score:
@@ -50,9 +59,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Case:
-    """A request body, and how its answer is marked: 0 to 1 for each score, and what to compare between models."""
+    """A request body, what is right, and how its answer is marked: 0 to 1 for each score, and what to compare by."""
 
     body: dict[str, Any]
+    right: tuple[Any, ...]
     mark: Callable[[Any], list[tuple[dict[str, float], Any]]]
 
 
@@ -74,7 +84,7 @@ def evaluate(
     marks = [mark for case, answer in zip(cases, answers, strict=True) for mark in case.mark(answer)]
     names = marks[0][0]
     scores = {name: metrics.mean([values[name] for values, _ in marks]) for name in names}
-    return Evaluation(scores, tuple(answer for _, answer in marks))
+    return Evaluation(scores, tuple(answer for _, answer in marks), _trivial(model.manifest, cases))
 
 
 def agreement(one: Evaluation, other: Evaluation) -> Score:
@@ -104,6 +114,15 @@ async def _ask(model: Model, bodies: Sequence[dict[str, Any]], progress: Progres
         await runtime.close()
 
 
+def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> Score:
+    if manifest.task == "qa":
+        first = [re.split(r"(?<=[.!?])\s", case.body["inputs"]["context"], maxsplit=1)[0] for case in cases]
+        return metrics.mean([metrics.answer_f1(text, case.right) for text, case in zip(first, cases, strict=True)])
+    right = [one for case in cases for one in case.right]
+    ((commonest, _),) = Counter(right).most_common(1)
+    return metrics.mean([float(one == commonest) for one in right])
+
+
 def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
     labels = model.manifest.labels
     for example in datasets.labelled(data)[skip:stop]:
@@ -117,7 +136,7 @@ def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable
             best = answer[0][0]["label"]
             return [({"accuracy": float(best == wanted)}, best)]
 
-        yield _Case({"inputs": example.text, "parameters": {"top_k": 1}}, mark)
+        yield _Case({"inputs": example.text, "parameters": {"top_k": 1}}, (wanted,), mark)
 
 
 def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
@@ -131,7 +150,8 @@ def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case
             return [(values, (answer["start"], answer["end"]))]
 
         inputs = {"question": question.question, "context": question.context}
-        yield _Case({"inputs": inputs, "parameters": {"handle_impossible_answer": some_impossible}}, mark)
+        parameters = {"handle_impossible_answer": some_impossible}
+        yield _Case({"inputs": inputs, "parameters": parameters}, question.answers, mark)
 
 
 def _fill_mask(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
@@ -167,7 +187,7 @@ def _mask(tokenizer: Tokenizer, manifest: Manifest, text: str, chance: random.Ra
         found = [top["token"] for top in tops]
         return [({"top_1": float(f == w)}, f) for f, w in zip(found, wanted, strict=True)]
 
-    yield _Case({"inputs": "".join([*parts, text[at:]]), "parameters": {"top_k": 1}}, mark)
+    yield _Case({"inputs": "".join([*parts, text[at:]]), "parameters": {"top_k": 1}}, tuple(wanted), mark)
 
 
 _CASES: Final = {"classify": _classify, "qa": _qa, "fill-mask": _fill_mask}

@@ -22,7 +22,7 @@ from models.artifact import CARD, GOLDEN, ONNX, SAFETENSORS, TOKENIZER, Artifact
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
 from service.errors import SetupError
-from service.evaluate import Evaluation, Progress, agreement, evaluate
+from service.evaluate import TRIVIAL, Evaluation, Progress, agreement, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
 from service.types import Batch
@@ -212,6 +212,7 @@ def _measure(
     evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
     card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
     card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
+    card["scores"]["trivial"] = {TRIVIAL[manifest.task]: asdict(evaluation.trivial)}
     return evaluation
 
 

@@ -51,7 +51,11 @@ def follow(
         def say(text: str, name: str = name) -> None:
             report(f"{name}: {text}")
 
-        model = body if work.task == "fill-mask" else finetune(recipe, name, body, tokenizer, data, runs / name, say)
+        model = (
+            body
+            if work.task == "fill-mask"
+            else finetune(recipe, name, body, tokenizer, data, runs / recipe.name / name, say)
+        )
         draft = Draft(model, tokenizer, _manifest(recipe, name, tokenizer), _card(recipe, work))
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         made.append(release(draft, out / name, measure, report=say, progress=progress))
@@ -97,5 +101,4 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
         "licences": list(work.licences),
         "pretraining": asdict(recipe.pretraining),
         "finetuning": asdict(work),
-        "baseline": work.baseline,
     }

@@ -46,7 +46,6 @@ class Finetuning:
     learning_rate: float = 1e-4
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
-    baseline: str = ""  # what a trivial answer scores, for the card
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ def feature_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Te
 def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor) -> None:
     """Starts an ALBERT of the teacher's width: its word table is the best factorisation of the teacher's.
 
-    The one shared layer starts as the teacher's middle layer. counts (V,) weighs the words.
+    Each group starts as the teacher's layer in the middle of the depth that the group covers. counts (V,) weighs the
+    words.
     """
     source, target = teacher.embeddings, student.encoder.embeddings
     assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
@@ -57,10 +58,12 @@ def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor) -> None:
     stretch = (basis.shape[0] / basis.shape[1]) ** 0.5
     target.projection.weight.copy_(source.norm.weight[:, None] * basis * stretch)
     target.projection.bias.copy_(mean)
-    middle = teacher.layers[len(teacher.layers) // 2]
     assert isinstance(student.encoder, albert.Encoder)  # noqa: S101
-    for layer in student.encoder.layers():
-        layer.load_state_dict(middle.state_dict())
+    groups = student.encoder.groups
+    for number, group in enumerate(groups):
+        middle = teacher.layers[int((number + 0.5) * len(teacher.layers) / len(groups))]
+        for layer in group.children():
+            layer.load_state_dict(middle.state_dict())
 
 
 @torch.no_grad()
