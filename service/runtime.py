@@ -98,6 +98,12 @@ def locate(names: Sequence[str]) -> list[Path]:
     return paths
 
 
+def _measured(model: Model) -> float:
+    """The score, in percent, that the model's card tells first; 0 where it tells none."""
+    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
+    return float(next((score["value"] for score in scores.values()), 0.0))
+
+
 class Lane:
     """One served model: a request in, its answer out."""
 
@@ -177,7 +183,10 @@ class Runtime:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
         tokenizers: dict[str, Tokenizer] = {}
-        return cls(settings, [load_model(path, settings.engine, tokenizers) for path in locate(settings.models)])
+        served = [load_model(path, settings.engine, tokenizers) for path in locate(settings.models)]
+        if not settings.models:  # nobody chose an order: of the embedded models, the better answers first
+            served.sort(key=_measured, reverse=True)
+        return cls(settings, served)
 
     @property
     def tasks(self) -> dict[str, Lane]:

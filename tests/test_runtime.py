@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from artifacts import make_artifact
 from fakes import PATIENCE_S
 
-from models.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
+from models.artifact import CARD, GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
 from service import runtime as runtime_module
 from service import timings
 from service.errors import DeadlineExceeded, Internal, NotFound, SetupError, Unprocessable
@@ -113,6 +114,18 @@ def test_models_with_the_same_tokenizer_share_it(shelf):
 
 
 # Which models
+
+
+def test_of_the_embedded_models_the_better_answers_first(tmp_path, monkeypatch):
+    for name, accuracy in (("a", 70.0), ("b", 90.0), ("c", None)):
+        artifact = make_artifact(tmp_path, "classify", name)
+        scores = {} if accuracy is None else {"scores": {"fp32": {"accuracy": {"value": accuracy, "n": 10}}}}
+        artifact.file(CARD).write_text(json.dumps(scores), "utf-8")
+        reseal(artifact)
+    monkeypatch.setattr(runtime_module, "BUNDLED", tmp_path)
+
+    assert list(Runtime.load(Settings(cores=1)).lanes) == ["b", "a", "c"]
+    assert list(Runtime.load(Settings(cores=1, models=("a", "b"))).lanes) == ["a", "b"]
 
 
 def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(shelf, tmp_path, monkeypatch):
