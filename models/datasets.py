@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
+import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from models.errors import ModelError
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
+LABEL: Final = re.compile("[0-9]{1,9}")
 
 
 class DatasetError(ModelError):
@@ -45,8 +46,11 @@ def labelled(path: Path) -> list[Labelled]:
     Raises:
         DatasetError: a line has neither form.
     """
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        with path.open(encoding="utf-8") as lines:
+            rows = [line.rstrip("\n").split("\t") for line in lines]  # quotation marks mean nothing here
+    except UnicodeDecodeError:
+        raise DatasetError(f"{path.name} is not text in UTF-8.") from None
     header = rows[0] if rows else []
     if "label" in header:
         label = header.index("label")
@@ -58,7 +62,7 @@ def labelled(path: Path) -> list[Labelled]:
         label, text = 1, 3
     examples = []
     for number, row in enumerate(rows, start=2 if "label" in header else 1):
-        if len(row) <= max(label, text) or not row[label].isdecimal():
+        if len(row) <= max(label, text) or not LABEL.fullmatch(row[label]):
             raise DatasetError(f"{path.name}: line {number} is not a label and a text.")
         examples.append(Labelled(row[text], int(row[label])))
     return examples
@@ -73,29 +77,40 @@ def questions(path: Path) -> list[Question]:
     try:
         document = json.loads(path.read_text("utf-8"))
         return [
-            Question(
-                id=str(entry["id"]),
-                question=entry["question"],
-                context=paragraph["context"],
-                answers=tuple(answer["text"] for answer in entry["answers"]),
-                starts=tuple(answer["answer_start"] for answer in entry["answers"]),
-            )
+            _question(entry, paragraph["context"])
             for article in document["data"]
             for paragraph in article["paragraphs"]
             for entry in paragraph["qas"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{path.name} is not in SQuAD's format: {type(error).__name__}.") from None
+
+
+def _question(entry: Mapping[str, Any], context: str) -> Question:
+    answers = tuple(answer["text"] for answer in entry["answers"])
+    starts = tuple(answer["answer_start"] for answer in entry["answers"])
+    if not all(isinstance(text, str) for text in (entry["question"], context, *answers)):
+        raise TypeError
+    if not all(isinstance(start, int) for start in starts):
+        raise TypeError
+    return Question(str(entry["id"]), entry["question"], context, answers, starts)
 
 
 def documents(path: Path) -> Iterator[str]:
     """Reads running text: an article under each `= Title =`, the last column of an archive's tables, else every line.
 
     Paragraphs of an article are joined by line feeds.
+
+    Raises:
+        DatasetError: the file is damaged, or no text.
     """
-    if path.name.endswith(".tar.xz"):
-        yield from _archived(path)
-        return
+    try:
+        yield from _archived(path) if path.name.endswith(".tar.xz") else _articles(path)
+    except (lzma.LZMAError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path.name} cannot be read as text: {type(error).__name__}.") from None
+
+
+def _articles(path: Path) -> Iterator[str]:
     article: list[str] | None = None
     with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines:
         for raw in lines:
