@@ -102,7 +102,7 @@ def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
 def _pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     blocks = weight.reshape(len(weight), -1, block)
     scales = np.abs(blocks).max(axis=2) / 127
-    scales[scales == 0] = 1
+    scales[scales < np.finfo(np.float32).tiny] = 1  # too small for float32 to hold a step of it: as good as zeros
     values = np.rint(blocks / scales[:, :, None]) + ZERO
     return values.astype(np.uint8), scales.astype(np.float32)
 

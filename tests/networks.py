@@ -1,0 +1,87 @@
+"""Small networks with random weights, and the graphs they become. An export takes seconds, so each is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from checkpoints import Rows, randomise, rows
+
+from models.artifact import Task
+from models.export import INPUTS, export
+from models.heads import Model, build
+
+VOCABULARY: Final = 211
+LABELS: Final = 3
+_SIZES: Final = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "hidden_dropout_prob": 0.0,
+}
+CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "albert": _SIZES | {"embedding_size": 32, "num_hidden_layers": 2},
+    "mobilebert": _SIZES
+    | {
+        "embedding_size": 32,
+        "intra_bottleneck_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_feedforward_networks": 2,
+    },
+    "bert": _SIZES | {"num_hidden_layers": 1},
+}
+# Every architecture, and every head on two of them.
+NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
+    ("albert", "classify"),
+    ("albert", "fill-mask"),
+    ("mobilebert", "qa"),
+    ("mobilebert", "fill-mask"),
+    ("bert", "classify"),
+    ("bert", "qa"),
+)
+
+
+@cache
+def network(architecture: str, task: Task) -> Model:
+    """A network whose numbers are near 1 everywhere. Do not change it."""
+    model = build(architecture, CONFIGS[architecture], task, LABELS if task == "classify" else 0)
+    randomise(model)
+    return model.eval()
+
+
+@cache
+def graph(architecture: str, task: Task) -> onnx.ModelProto:
+    """What it exports to. Do not change it."""
+    return export(network(architecture, task))
+
+
+def run(proto: onnx.ModelProto, batch: Rows) -> torch.Tensor:
+    """The rows (N, O) that ONNX Runtime computes, on one thread."""
+    return torch.from_numpy(_session(proto.SerializeToString()).run(["rows"], feeds(batch))[0])
+
+
+def feeds(batch: Rows) -> dict[str, np.ndarray]:
+    """A batch as a graph's inputs."""
+    tensors = (batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus)
+    return {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
+
+
+def batch(task: Task, lengths: list[int], seed: int = 0) -> Rows:
+    """Random rows of these lengths; their padding is not zeros, for nothing may come of it."""
+    made = rows(task, lengths, VOCABULARY, seed)
+    made.input_ids[~made.mask] = 7
+    return made
+
+
+@cache
+def _session(content: bytes) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
