@@ -27,6 +27,9 @@ AUTO: Final[Mapping[Task, Any]] = {
 }
 PAD: Final = 0
 
+# These networks are small or short: threads would spend their time waiting for each other, on a busy machine all of it.
+torch.set_num_threads(1)
+
 
 @dataclass(frozen=True)
 class Shape:

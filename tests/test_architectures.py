@@ -47,13 +47,14 @@ FEW_LAYERS = {
 }
 
 
-def assert_parity(model: Any, task: Task, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
-    """Row by row, alone and in a padded batch, our conversion gives the logits of the reference."""
+def assert_parity(model: Any, task: Task, *batches: list[int], dtype: torch.dtype = torch.float32) -> None:
+    """In each padded batch and for each of its rows alone, our conversion gives the logits of the reference."""
     ours = conversion(model, task).model.to(dtype)
     model.to(dtype)
-    batch = rows(task, lengths, ours.encoder.config.vocab_size)
-    for some in [batch, *batch.alone()]:
-        assert relative_error(our_rows(ours, some), reference_rows(model, task, some)) <= TOLERANCE[dtype]
+    for lengths in batches:
+        batch = rows(task, lengths, ours.encoder.config.vocab_size)
+        for some in [batch, *batch.alone()] if len(lengths) > 1 else [batch]:
+            assert relative_error(our_rows(ours, some), reference_rows(model, task, some)) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -61,14 +62,14 @@ def assert_parity(model: Any, task: Task, lengths: list[int], dtype: torch.dtype
 @pytest.mark.parametrize("name", SMALL)
 def test_every_variant_computes_the_reference(name: str, task: Task, dtype: torch.dtype) -> None:
     """In float64 to the last digits: it is the same function, epsilons and all."""
-    assert_parity(reference(SMALL[name], task), task, [64, 1, 2, 3, 17, 63], dtype)
+    assert_parity(reference(SMALL[name], task), task, [64, 1, 2, 3, 17, 63], dtype=dtype)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", FEW_LAYERS)
 def test_released_shapes_compute_the_reference(name: str, task: Task) -> None:
     """Full widths and vocabularies up to 512 tokens; of the layers no more than time asks."""
-    assert_parity(reference(RELEASED[name], task, num_hidden_layers=FEW_LAYERS[name]), task, [512, 1])
+    assert_parity(reference(RELEASED[name], task, num_hidden_layers=FEW_LAYERS[name]), task, [512], [130, 1])
 
 
 @pytest.mark.parametrize("name", ["albert-base-v2", "albert-large-v2", "mobilebert-uncased", "mobilebert-tiny"])
@@ -131,7 +132,7 @@ def random_model(name: str, task: Task) -> Model:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6),
     padding=st.integers(0, 210),
@@ -195,7 +196,7 @@ def test_base_models_have_the_published_counts(
 def test_the_embeddings_of_xxlarge_are_factorised() -> None:
     """V x E + E x H, beside the tables of positions and types, the norm and the projection's bias."""
     with torch.device("meta"):
-        embeddings = albert.Embeddings(albert.Config(hidden_size=4096))
+        embeddings = albert.Embeddings(albert.Config(hidden_size=4096, num_attention_heads=64))
     assert embeddings.word.weight.numel() + embeddings.projection.weight.numel() == 4_364_288
 
 
