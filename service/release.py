@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from models import artifact as artifacts
-from models.artifact import CARD, GOLDEN, ONNX, SAFETENSORS, TOKENIZER, Artifact, Manifest
+from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER, Artifact, Manifest
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
-from service.errors import SetupError
+from service.errors import SetupError, SwiftletError
 from service.evaluate import TRIVIAL, Evaluation, Progress, agreement, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
@@ -98,7 +97,7 @@ def release(
     report: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Artifact:
-    """Writes the artifact `directory`, in place of one that may be there.
+    """Writes the artifact `directory`, in place of an artifact that may be there, and of nothing else.
 
     The manifest says whether it is to be int8. `keep_fp32` adds the fp32 weights, for the torch engine. Without a
     `measure`, int8 is held against fp32 on the golden inputs only, and the card says so.
@@ -106,10 +105,13 @@ def release(
     Raises:
         ReleaseError: int8 lost more than it may.
         ArtifactError: ONNX Runtime does not compute what torch computes.
+        SetupError: what is there is no artifact, or the tokenizer is not one for this task.
     """
     from models.export import export, golden
     from models.quantize import quantize
 
+    if directory.exists() and not (directory / MANIFEST).is_file():
+        raise SetupError(f"{directory} is there and is no artifact, so nothing is written in its place.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
         report("exporting to ONNX")
@@ -132,14 +134,17 @@ def release(
         _write_card(stage, card)
         artifacts.seal(stage, manifest)
         if directory.exists():
-            shutil.rmtree(directory)
-        shutil.move(stage, directory)
+            directory.rename(Path(temporary, "replaced"))
+        stage.rename(directory)
     return artifacts.open_artifact(directory)
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:
-    """The inputs that an artifact's golden answers answer."""
-    task = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
+    """The inputs that an artifact's golden answers answer.
+
+    Raises:
+        SetupError: a model with this tokenizer cannot be asked them.
+    """
     inputs: Sequence[Any]
     match manifest.task:
         case "classify":
@@ -148,8 +153,12 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
             inputs = [{"question": question, "context": context} for question, context in ASKED]
         case "fill-mask":
             inputs = [text.format(mask=tokenizer.mask) for text in MASKED]
-    requests = [task.Request.model_validate({"inputs": one}) for one in inputs]
-    return [encoding for request in requests for encoding in task.encode(request)]
+    try:
+        task = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
+        requests = [task.Request.model_validate({"inputs": one}) for one in inputs]
+        return [encoding for request in requests for encoding in task.encode(request)]
+    except (SwiftletError, ValueError) as error:
+        raise SetupError(f"No golden answers can be made: {error}") from None
 
 
 def _write(stage: Path, draft: Draft, graph: onnx.ModelProto, answers: Mapping[str, Any]) -> None:
