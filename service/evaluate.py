@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from pydantic import ValidationError
 
 from models import datasets, metrics
 from models.artifact import TOKENIZER, Manifest
 from models.datasets import DatasetError
 from models.metrics import Score
 from models.tokenizer import Tokenizer
+from service.errors import SetupError, Unprocessable
 from service.runtime import Model, Runtime
 from service.settings import Settings
 
@@ -80,7 +82,11 @@ def evaluate(
     cases = list(_CASES[model.manifest.task](model, data, skip, stop))
     if not cases:
         raise DatasetError(f"{data.name} holds no example to measure on.")
-    answers = asyncio.run(_ask(model, [case.body for case in cases], progress))
+    try:
+        answers = asyncio.run(_ask(model, [case.body for case in cases], progress))
+    except (Unprocessable, ValidationError) as error:
+        why = error.detail if isinstance(error, Unprocessable) else "It is no valid request."
+        raise DatasetError(f"{data.name} holds an example that cannot be answered: {why}") from None
     marks = [mark for case, answer in zip(cases, answers, strict=True) for mark in case.mark(answer)]
     names = marks[0][0]
     scores = {name: metrics.mean([values[name] for values, _ in marks]) for name in names}
@@ -88,7 +94,13 @@ def evaluate(
 
 
 def agreement(one: Evaluation, other: Evaluation) -> Score:
-    """How often two models gave the same answer."""
+    """How often two models gave the same answer.
+
+    Raises:
+        SetupError: they were not asked the same, as fill-mask models of different vocabularies are not.
+    """
+    if len(one.answers) != len(other.answers):
+        raise SetupError("The two models were not asked the same, so their answers cannot be compared.")
     return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
 
 
