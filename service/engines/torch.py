@@ -6,7 +6,7 @@ ones converted back. (fp16 is no choice: MobileBERT's stream overflows it.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -68,10 +68,21 @@ def load_network(artifact: Artifact) -> Model:
     manifest, name = artifact.manifest, artifact.path.name
     try:
         network = build(manifest.architecture, manifest.config, manifest.task, len(manifest.labels))
-        network.load_state_dict(_weights(artifact))
-    except (ValueError, RuntimeError) as error:
-        raise ArtifactError(f"{name}: the weights are not those of the network described: {error}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ArtifactError(f"{name}: no network can be made as described: {error}") from None
+    try:
+        weights = _weights(artifact)
+    except Exception as error:  # two libraries read files here, and neither says what it may raise
+        raise ArtifactError(f"{name}: the weights cannot be read: {type(error).__name__}.") from None
+    _check(network.state_dict(), weights, name)
+    network.load_state_dict(weights)
     return network
+
+
+def _check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], name: str) -> None:
+    for key in sorted(own.keys() | weights.keys()):
+        if key not in own or key not in weights or own[key].shape != weights[key].shape:
+            raise ArtifactError(f"{name}: the weights are not those of the network described, which differs in {key}.")
 
 
 def _weights(artifact: Artifact) -> dict[str, torch.Tensor]:
