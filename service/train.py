@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import models.training
 from models.artifact import Artifact, Manifest
+from models.heads import Model
 from models.tokenizer import Tokenizer
 from models.training.finetune import finetune
 from models.training.pretrain import pretrain
@@ -18,7 +19,6 @@ from service.evaluate import Progress
 from service.release import Draft, Measure, release
 
 RECIPES: Final = Path(models.training.__file__).parent / "recipes"
-POSITIONS: Final = 512  # the longest row of an architecture's default configuration
 
 
 def follow(
@@ -35,13 +35,16 @@ def follow(
     A recipe that was stopped goes on where it was.
 
     Raises:
-        SetupError: there is no such recipe, or it makes no such artifact.
+        SetupError: there is no such recipe, it makes no such artifact, or a file it needs is not there.
         ReleaseError: an artifact is not good enough.
     """
     recipe = _find(recipe_name)
     for name in only:
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning)}, but no {name!r}.")
+    for file in _files(recipe, only or tuple(recipe.finetuning)):
+        if not (data / file).is_file():
+            raise SetupError(f"This recipe needs the file {file}, which is not in {data}.")
     body, tokenizer_file = pretrain(recipe, data, runs / recipe.name, report)
     tokenizer = Tokenizer.load(tokenizer_file)
     made = []
@@ -56,7 +59,7 @@ def follow(
             if work.task == "fill-mask"
             else finetune(recipe, name, body, tokenizer, data, runs / recipe.name / name, say)
         )
-        draft = Draft(model, tokenizer, _manifest(recipe, name, tokenizer), _card(recipe, work))
+        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), _card(recipe, work))
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         made.append(release(draft, out / name, measure, report=say, progress=progress))
     return made
@@ -74,7 +77,13 @@ def _find(name: str) -> Recipe:
         raise SetupError(f"{path.name}: {error}") from None
 
 
-def _manifest(recipe: Recipe, name: str, tokenizer: Tokenizer) -> Manifest:
+def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """What is read of the data folder, some of it only after hours."""
+    works = [recipe.finetuning[name] for name in names]
+    return [*recipe.pretraining.corpora, *(file for work in works for file in (*work.train, work.evaluate))]
+
+
+def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
     work = recipe.finetuning[name]
     widths = {"classify": len(work.labels), "qa": 2, "fill-mask": tokenizer.vocab_size}
     return Manifest(
@@ -83,7 +92,7 @@ def _manifest(recipe: Recipe, name: str, tokenizer: Tokenizer) -> Manifest:
         architecture=recipe.architecture,
         task=work.task,
         precision="int8",
-        max_tokens=POSITIONS,
+        max_tokens=model.encoder.config.max_position_embeddings,
         vocab_size=tokenizer.vocab_size,
         width=widths[work.task],
         labels=work.labels,

@@ -68,9 +68,12 @@ def read_recipe(path: Path) -> Recipe:
     """Reads a recipe.
 
     Raises:
-        RecipeError: a field is missing or unknown.
+        RecipeError: the file is no TOML, or a field is missing or unknown.
     """
-    document = tomllib.loads(path.read_text("utf-8"))
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise RecipeError(f"it is not valid TOML: {error}") from None
     finetuning = {name: _build(Finetuning, table) for name, table in document.pop("finetuning", {}).items()}
     pretraining = _build(Pretraining, document.pop("pretraining", {}))
     recipe: Recipe = _build(Recipe, document | {"pretraining": pretraining, "finetuning": finetuning})
