@@ -159,6 +159,8 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
     for key, default in defaults.items():
         if not _same_kind(config[key], default):
             raise ConversionError(f"config.json: {key} has a wrong value.")
+    if config["type_vocab_size"] < 2:
+        raise ConversionError("config.json: type_vocab_size 1 has no number for the second text of a pair.")
     if config["hidden_act"] not in architectures.layers.ACTIVATIONS:
         raise ConversionError(f"config.json: hidden_act {config['hidden_act']!r} is not known.")
     return config
