@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,7 @@ def make_artifact(directory: Path, task: Task, name: str | None = None, toleranc
     name = name or f"tiny-{task}"
     path = directory / name
     path.mkdir(parents=True)
-    (path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
-    tokenizer = Tokenizer.from_directory(path)
-    tokenizer.save(path / TOKENIZER)
-    (path / "vocab.txt").unlink()
+    make_tokenizer().save(path / TOKENIZER)
     onnx.save(network(WIDTHS[task]), path / ONNX)
     (path / CARD).write_text(json.dumps({"data": "none", "n": 0}), "utf-8")
     np.savez(path / GOLDEN, **golden(WIDTHS[task]))
@@ -48,6 +46,13 @@ def make_artifact(directory: Path, task: Task, name: str | None = None, toleranc
         source={},
     )
     return seal(path, manifest)
+
+
+def make_tokenizer() -> Tokenizer:
+    """The tokenizer of single characters."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+        return Tokenizer.from_directory(Path(directory))
 
 
 def table(width: int) -> np.ndarray:

@@ -1,20 +1,28 @@
-"""Small networks with random weights, and the graphs they become. An export takes seconds, so each is made once."""
+"""Small networks with random weights, and the graphs and artifacts they become.
+
+An export takes seconds, so each is made once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from artifacts import LABELS as NAMES
+from artifacts import make_tokenizer
 from checkpoints import Rows, randomise, rows
 
-from models.artifact import Task
+from models.artifact import Artifact, Manifest, Precision, Task
 from models.export import INPUTS, export
 from models.heads import Model, build
+from service.release import Draft, Measure, release
 
 VOCABULARY: Final = 211
 LABELS: Final = 3
@@ -78,6 +86,39 @@ def batch(task: Task, lengths: list[int], seed: int = 0) -> Rows:
     made = rows(task, lengths, VOCABULARY, seed)
     made.input_ids[~made.mask] = 7
     return made
+
+
+def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft:
+    """What is to become an artifact, with the tokenizer of single characters."""
+    manifest = Manifest(
+        name=f"{architecture}-{task}",
+        version="1",
+        architecture=architecture,
+        task=task,
+        precision=precision,
+        max_tokens=512,
+        vocab_size=VOCABULARY,
+        width={"classify": LABELS, "qa": 2, "fill-mask": VOCABULARY}[task],
+        labels=NAMES[task],
+        problem="single_label" if task == "classify" else None,
+        tolerance=1.0,
+        config=CONFIGS[architecture],
+        source={"made": "for a test"},
+    )
+    return Draft(network(architecture, task), make_tokenizer(), manifest, {"summary": "Random weights."})
+
+
+def make(
+    directory: Path,
+    plan: Draft,
+    measure: Measure | None = None,
+    exported: onnx.ModelProto | None = None,
+    **options: Any,
+) -> Artifact:
+    """Releases a draft without exporting it again."""
+    exported = exported or graph(plan.manifest.architecture, plan.manifest.task)
+    with mock.patch("models.export.export", return_value=exported):
+        return release(plan, directory / plan.manifest.name, measure, **options)
 
 
 @cache
