@@ -8,6 +8,7 @@ token that was there.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import time
@@ -113,7 +114,7 @@ async def _ask(model: Model, bodies: Sequence[dict[str, Any]], progress: Progres
     async def ask(body: dict[str, Any]) -> Any:
         nonlocal done
         async with places:
-            request = model.task.Request.model_validate(body)
+            request = model.task.Request.model_validate_json(json.dumps(body))  # as strict as with any caller
             answer = await lane.answer(request, time.monotonic() + PATIENCE_S)
         done += 1
         if progress is not None:

@@ -1,0 +1,299 @@
+"""Scores worked by hand, for networks whose every answer is known, and data files that cannot be measured on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import artifacts
+import numpy as np
+import pytest
+from artifacts import LABELS, VOCABULARY, make_artifact
+from click.testing import CliRunner
+
+from models.datasets import DatasetError
+from service.cli import main
+from service.errors import SetupError
+from service.evaluate import agreement, evaluate
+from service.runtime import load_model
+
+CLS, MASK = VOCABULARY.index("[CLS]"), VOCABULARY.index("[MASK]")
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Makes an artifact whose rows are those of a table: zeros, but for what `numbers` sets."""
+
+    def made(task: str, numbers: dict[tuple[int, int], float], name: str | None = None) -> Path:
+        def table(width: int) -> np.ndarray:
+            rows = np.zeros((len(VOCABULARY), width), np.float32)
+            for place, number in numbers.items():
+                rows[place] = number
+            return rows
+
+        monkeypatch.setattr(artifacts, "table", table)
+        return make_artifact(tmp_path, task, name).path
+
+    return made
+
+
+@pytest.fixture
+def good(make) -> Path:
+    """A classifier to which every text is good."""
+    return make("classify", {(CLS, LABELS["classify"].index("good")): 3.0})
+
+
+@pytest.fixture
+def reader(make) -> Path:
+    """Answers with what starts at a word's first letter x and ends at a letter y inside a word, or with nothing."""
+    start, end = VOCABULARY.index("x"), VOCABULARY.index("##y")
+    return make("qa", {(start, 0): 10.0, (end, 1): 10.0, (CLS, 0): 5.0, (CLS, 1): 5.0})
+
+
+@pytest.fixture
+def stubborn(make) -> Path:
+    """Fills every mask with an a."""
+    return make("fill-mask", {(MASK, VOCABULARY.index("a")): 4.0})
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    (tmp_path / name).write_text(text, "utf-8")
+    return tmp_path / name
+
+
+def tsv(tmp_path: Path, labels: list[int]) -> Path:
+    return write(tmp_path, "texts.tsv", "label\tsentence\n" + "".join(f"{label}\ttext\n" for label in labels))
+
+
+def squad(tmp_path: Path, *asked: tuple[str, list[str]]) -> Path:
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": "what",
+                    "answers": [{"text": answer, "answer_start": context.find(answer)} for answer in answers],
+                }
+            ],
+        }
+        for number, (context, answers) in enumerate(asked)
+    ]
+    return write(tmp_path, "questions.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))
+
+
+def paragraph(letter: str) -> str:
+    """20 words of one letter, of which three (15 %) are masked; long enough to be a paragraph."""
+    return (" " * 12).join(letter * 20)
+
+
+def measure(path: Path, data: Path, **options):
+    return evaluate(load_model(path, "onnx_cpu"), data, **options)
+
+
+def test_accuracy_is_the_share_of_right_labels(tmp_path, good):
+    found = measure(good, tsv(tmp_path, [1, 1, 0, 1, 2]))
+
+    assert list(found.scores) == ["accuracy"]
+    assert found.main.value == pytest.approx(60)
+    assert found.main.n == 5
+    assert found.answers == ("good",) * 5
+    assert found.trivial.value == pytest.approx(60)
+
+
+def test_texts_of_nothing_are_passed_over(tmp_path, good):
+    data = write(tmp_path, "texts.tsv", "label\tsentence\n1\tfine\n0\t  \n0\t\n1\tgood\n")
+
+    assert measure(good, data).main.n == 2
+
+
+def test_long_texts_are_cut_as_they_are_served(tmp_path, good):
+    data = write(tmp_path, "texts.tsv", f"label\tsentence\n1\t{'very ' * 5000}\n")
+
+    assert measure(good, data).main.value == 100
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "n"),
+    [({"skip": 3}, 50, 2), ({"limit": 2}, 100, 2), ({"skip": 1, "limit": 3}, 2 / 3 * 100, 3), ({"limit": 99}, 60, 5)],
+)
+def test_a_part_of_the_file_can_be_measured(tmp_path, good, part, value, n):
+    score = measure(good, tsv(tmp_path, [1, 1, 0, 1, 2]), **part).main
+
+    assert score.value == pytest.approx(value)
+    assert score.n == n
+
+
+def test_answers_are_marked_as_squad_marks_them(tmp_path, reader):
+    data = squad(tmp_path, ("the xay is here", ["xay"]), ("one xay two", ["three", "one xay"]), ("no xy", ["no"]))
+    found = measure(reader, data)
+
+    assert found.answers == ((4, 7), (4, 7), (3, 5))
+    assert found.scores["exact_match"].value == pytest.approx(100 / 3)
+    assert found.scores["f1"].value == pytest.approx(100 * (1 + 2 / 3 + 0) / 3)
+    assert found.main is found.scores["f1"]
+    assert found.trivial.value == pytest.approx(100 * (2 / 4 + 2 * 2 / 5 + 2 / 3) / 3)  # the whole contexts
+
+
+def test_a_question_may_have_no_answer(tmp_path, reader):
+    data = squad(tmp_path, ("the xay is here", ["xay"]), ("nothing at all", []), ("a xby cat", []))
+    found = measure(reader, data)
+
+    assert found.answers == ((4, 7), (0, 0), (2, 5))
+    assert found.scores["exact_match"].value == pytest.approx(200 / 3)
+    assert found.scores["f1"].value == pytest.approx(200 / 3)
+
+
+def test_where_every_question_has_an_answer_nothing_is_none(tmp_path, reader):
+    ((start, end),) = measure(reader, squad(tmp_path, ("nothing at all", ["all"]))).answers
+
+    assert end > start
+
+
+def test_an_answer_may_lie_far_into_a_context(tmp_path, reader):
+    context = "a b c d e f g h. " * 60 + "the xay is here " + "a b c. " * 60
+
+    assert measure(reader, squad(tmp_path, (context, ["xay"]))).main.value == 100
+
+
+def test_masks_are_chosen_among_single_tokens_and_marked_by_token(tmp_path, stubborn):
+    data = write(tmp_path, "text.txt", "\n".join(paragraph(letter) for letter in "abab"))
+    found = measure(stubborn, data)
+
+    assert list(found.scores) == ["top_1"]
+    assert found.main.n == 4 * 3
+    assert found.main.value == 50
+    assert set(found.answers) == {VOCABULARY.index("a")}
+    assert found.trivial.value == 50
+
+
+def test_a_paragraph_with_one_mask_is_marked_too(tmp_path, stubborn):
+    data = write(tmp_path, "text.txt", (" " * 40).join("a" * 7))  # 15 % of 7 tokens
+
+    assert (measure(stubborn, data).main.value, measure(stubborn, data).main.n) == (100, 1)
+
+
+def test_documents_are_passed_over_and_counted(tmp_path, stubborn):
+    data = write(tmp_path, "text.txt", "\n".join(paragraph(letter) for letter in "abbb"))
+
+    assert measure(stubborn, data, limit=1).main.value == 100
+    assert measure(stubborn, data, skip=1).main.value == 0
+    assert measure(stubborn, data, skip=1, limit=2).main.n == 6
+
+
+def test_the_same_masks_are_chosen_each_time(tmp_path, make):
+    text = (" " * 12).join("abcdefghijklmnopqrst")
+    data = write(tmp_path, "text.txt", "\n".join([text] * 3))
+    path = make("fill-mask", {(MASK, VOCABULARY.index("k")): 4.0})
+
+    assert measure(path, data).scores == measure(path, data).scores
+
+
+def test_words_of_several_tokens_and_signs_are_not_masked(tmp_path, stubborn):
+    data = write(tmp_path, "text.txt", (" " * 20).join(["ab", "cd", "!", "?", "ef"] * 3))
+
+    with pytest.raises(DatasetError, match="no example"):
+        measure(stubborn, data)
+
+
+def test_agreement_is_the_share_of_equal_answers(tmp_path, make, good):
+    bad = make("classify", {(CLS, 0): 3.0}, "bad")
+    data = tsv(tmp_path, [1, 0, 1, 0])
+
+    assert agreement(measure(good, data), measure(good, data)).value == 100
+    assert agreement(measure(good, data), measure(bad, data)).value == 0
+
+
+def test_models_that_were_asked_different_things_are_not_compared(tmp_path, good):
+    data = tsv(tmp_path, [1, 0, 1, 0])
+
+    with pytest.raises(SetupError, match="not asked the same"):
+        agreement(measure(good, data), measure(good, data, limit=2))
+
+
+def test_progress_is_told(tmp_path, good):
+    told = []
+    measure(good, tsv(tmp_path, [1] * 40), progress=lambda done, total: told.append((done, total)))
+
+    assert told == [(number, 40) for number in range(1, 41)]
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "said"),
+    [
+        ("good", "label\tsentence\n3\tfine\n", "texts has a label 3, and the model has 3"),
+        ("good", "label\tsentence\n", "texts holds no example"),
+        ("good", "", "texts holds no example"),
+        ("good", "label\tsentence\n1\t \n", "texts holds no example"),
+        ("good", '{"data": []}', "texts: line 1 is not a label and a text"),
+        ("reader", "label\tsentence\n1\tfine\n", "texts is not in SQuAD's format"),
+        ("reader", '{"data": []}', "texts holds no example"),
+        ("reader", "EMPTY", "texts holds an example that cannot be answered: A text is empty."),
+        ("reader", "SURROGATE", "texts holds an example that cannot be answered: It is no valid request."),
+        ("stubborn", "too short to be a paragraph\n", "texts holds no example"),
+        ("stubborn", "", "texts holds no example"),
+    ],
+)
+def test_a_file_that_cannot_be_measured_on_is_refused_in_a_sentence(tmp_path, request, task, content, said):
+    if content in {"EMPTY", "SURROGATE"}:
+        context = " " if content == "EMPTY" else "\ud800"
+        content = squad(tmp_path, (context, ["x"])).read_text("utf-8")
+    data = write(tmp_path, "texts", content)
+    path = request.getfixturevalue(task)
+
+    with pytest.raises(DatasetError) as refused:
+        measure(path, data)
+    assert str(refused.value).startswith(said)
+    result = CliRunner().invoke(main, ["evaluate", str(path), str(data)])
+    assert result.exit_code == 1
+    assert f"Error: {said}" in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_the_command_prints_scores_and_a_comparison(tmp_path, make, good):
+    bad = make("classify", {(CLS, 0): 3.0}, "bad")
+    data = tsv(tmp_path, [1, 1, 1, 0])
+    result = CliRunner().invoke(main, ["evaluate", str(good), str(data), "--against", str(bad)])
+
+    assert result.exit_code == 0, result.output
+    first, second, last = result.stdout.splitlines()
+    assert first.startswith("tiny-classify  accuracy 75.00 %  (95 %: ")
+    assert first.endswith("n = 4)")
+    assert second.startswith("bad  accuracy 25.00 %")
+    assert last == "difference +50.00 points, same answer 0.00 %"
+    assert "always the commonest label would reach 75.00 %" in result.stderr
+
+
+def test_the_command_measures_a_part_on_the_engine_asked_for(tmp_path, good):
+    data = tsv(tmp_path, [1, 1, 0, 0])
+    arguments = ["evaluate", str(good), str(data), "--skip", "1", "--limit", "2"]
+
+    assert "accuracy 50.00 %" in CliRunner().invoke(main, arguments).stdout
+    assert "n = 2" in CliRunner().invoke(main, [*arguments, "--engine", "echo"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["GOOD", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
+        (["nowhere", "DATA"], "There is no model 'nowhere'"),
+        (["GOOD", "DATA", "--engine", "steam"], "steam"),
+        (["GOOD", "DATA", "--limit", "0"], "0 is not in the range"),
+        (["GOOD", "DATA", "--against", "READER"], "texts.tsv is not in SQuAD's format"),
+        (["GOOD"], "Missing argument 'DATA'"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence(tmp_path, good, reader, arguments, said):
+    names = {"GOOD": str(good), "READER": str(reader), "DATA": str(tsv(tmp_path, [1, 0]))}
+    result = CliRunner().invoke(main, ["evaluate", *(names.get(word, word) for word in arguments)])
+
+    assert result.exit_code != 0
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_evaluate_explains_itself():
+    result = CliRunner().invoke(main, ["evaluate", "--help"])
+
+    assert result.exit_code == 0
+    assert all(said in result.output for said in ("ARTIFACT DATA", "--against", "--limit", "SQuAD's format"))
