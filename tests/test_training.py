@@ -1,0 +1,868 @@
+"""From text to a trained model: each decision on the way, and one recipe from its corpus to answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import lzma
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from artifacts import make_tokenizer
+from checkpoints import SMALL, conversion, reference
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import network
+from tokenizers import normalizers, pre_tokenizers, processors
+from torch import nn
+
+from models.datasets import Question, documents
+from models.heads import build
+from models.tokenizer import Encoding
+from models.training import transfer
+from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
+from models.training.loop import Schedule, train
+from models.training.masking import mask
+from models.training.pretrain import COUNTED, STARTS, corpus, pretrain, vocabulary
+from models.training.recipe import Recipe, RecipeError, read_recipe
+from models.training.vocabulary import SPECIALS, count_pieces, prune
+from service import train as trains
+from service.cli import main
+from service.errors import SetupError
+from service.release import release
+from service.runtime import Runtime
+from service.settings import Settings
+from service.train import RECIPES, follow
+
+DATA = Path(__file__).parent.parent.parent / "shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
+
+SILENT = partial(lambda text: None)
+
+
+# --- Masks
+
+
+@pytest.fixture(scope="module")
+def masked():
+    """Rows as pre-training sees them: [CLS] 2, words from 5 on, [SEP] 3, and some padding 0."""
+    rows = torch.randint(5, 1000, (400, 128), generator=torch.Generator().manual_seed(0))
+    rows[:, 0], rows[:, -1] = 2, 3
+    rows[::4, 100:] = 0
+    return rows, mask(rows, special=5, mask_id=4, vocab_size=1000, generator=torch.Generator().manual_seed(1))
+
+
+def test_15_in_100_tokens_are_to_be_predicted_and_no_special_one(masked):
+    rows, made = masked
+
+    assert len(made.focus) / (rows >= 5).sum() == pytest.approx(0.15, abs=0.005)
+    assert (rows.flatten()[made.focus] >= 5).all()
+    assert len(set(made.focus.tolist())) == len(made.focus)
+
+
+def test_of_those_80_are_masked_10_are_any_word_and_10_stay(masked):
+    rows, made = masked
+    before, after = rows.flatten()[made.focus], made.input_ids.flatten()[made.focus]
+    others = (after != 4) & (after != before)
+
+    assert (after == 4).float().mean() == pytest.approx(0.8, abs=0.02)
+    assert others.float().mean() == pytest.approx(0.1, abs=0.015)
+    assert (after == before).float().mean() == pytest.approx(0.1, abs=0.015)
+    assert after[others].min() >= 5
+    assert len(after[others].unique()) > 300  # any word, not one of a few
+
+
+def test_what_is_not_predicted_stays_and_what_is_is_kept_as_the_target(masked):
+    rows, made = masked
+    elsewhere = torch.ones(rows.numel(), dtype=torch.bool)
+    elsewhere[made.focus] = False
+
+    assert torch.equal(made.input_ids.flatten()[elsewhere], rows.flatten()[elsewhere])
+    assert torch.equal(made.targets, rows.flatten()[made.focus])
+
+
+def test_holes_are_the_generators_choice_and_rows_stay_as_they_were(masked):
+    rows, made = masked
+    before = rows.clone()
+    draw = partial(mask, rows, special=5, mask_id=4, vocab_size=1000)
+    again = draw(generator=torch.Generator().manual_seed(1))
+    other = draw(generator=torch.Generator().manual_seed(2))
+
+    assert torch.equal(rows, before)
+    assert torch.equal(again.input_ids, made.input_ids)
+    assert not torch.equal(other.input_ids, made.input_ids)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_there_is_always_something_to_predict(seed):
+    made = mask(
+        torch.tensor([[2, 9, 3]]),
+        special=5,
+        mask_id=4,
+        vocab_size=10,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+    assert made.focus.tolist() == [1]
+    assert made.targets.tolist() == [9]
+
+
+# --- Vocabulary
+
+WORDS = ["rain", "falls", "on", "the", "old", "mill", "and", "river", "snow", "lies", "over", "quiet", "town"]
+LETTERS = sorted(set("".join(WORDS)))
+UNUSED = [f"[unused{number}]" for number in range(4)]
+PIECES = [
+    *["[PAD]", *UNUSED, "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", "q", "."],
+    *LETTERS,
+    *(f"##{letter}" for letter in [*LETTERS, "x"]),
+    *[*WORDS, "riv", "##er", "##fall", "##s"],
+]
+
+
+def wordpiece(pieces: list[str] = PIECES, *, template: bool = True) -> tokenizers.Tokenizer:
+    """A tokenizer as BERT's: the special tokens do not come first, and it cuts and pads."""
+    numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    cls, sep = ("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])
+    made.post_processor = (
+        processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [cls, sep])
+        if template
+        else processors.BertProcessing(sep, cls)
+    )
+    made.add_special_tokens(list(SPECIALS))
+    made.enable_truncation(8)
+    made.enable_padding(length=8)
+    return made
+
+
+TEXTS = ["rain falls on the old mill", "the river and the rain", "the snow", "rainfalls", "the qx mill."]
+
+
+def pruned(size: int, *, template: bool = True) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer, list[int]]:
+    whole = wordpiece(template=template)
+    whole.no_truncation()
+    whole.no_padding()
+    small, kept = prune(whole, count_pieces(whole, TEXTS), size)
+    return whole, small, kept
+
+
+def tokens(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
+    return tokenizer.encode(text, add_special_tokens=False).tokens
+
+
+def test_pieces_are_counted():
+    counts = count_pieces(pruned(60)[0], iter(TEXTS * 500))  # more than one chunk
+
+    assert counts["the"] == 5 * 500
+    assert counts["##fall"] == 500
+    assert "over" not in counts
+
+
+@pytest.mark.parametrize("size", [10, 15, 60])
+def test_a_smaller_vocabulary_has_the_size_asked_for_and_special_tokens_first(size):
+    _, small, kept = pruned(size)
+
+    assert small.get_vocab_size() == len(kept) <= size
+    assert [small.id_to_token(number) for number in range(5)] == list(SPECIALS)
+    assert size == 60 or len(kept) == size
+
+
+def test_every_piece_knows_its_id_in_the_larger_vocabulary():
+    whole, small, kept = pruned(15)
+
+    for number, old in enumerate(kept):
+        assert small.id_to_token(number) == whole.id_to_token(old)
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_words_that_are_kept_whole_are_cut_the_same(text):
+    whole, small, _ = pruned(60)
+
+    assert tokens(small, text) == tokens(whole, text)
+
+
+def test_the_most_frequent_pieces_are_kept_and_others_fall_into_smaller_ones():
+    _, small, _ = pruned(11)
+
+    assert tokens(small, "the") == ["the"]
+    assert small.token_to_id("snow") is None
+
+
+def test_no_character_that_was_seen_alone_is_lost_wherever_it_stands():
+    """`q` began the only word that it was seen in, and `x` only went on with it."""
+    _, small, _ = pruned(60)
+
+    assert "[UNK]" not in tokens(small, "q qx")
+    assert tokens(small, "qxx") == ["q", "##x", "##x"]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_rows_are_framed_with_the_new_ids(template):
+    _, small, _ = pruned(60, template=template)
+
+    assert small.encode("the rain", "mill").ids == [
+        *[2, small.token_to_id("the"), small.token_to_id("rain"), 3],
+        *[small.token_to_id("mill"), 3],
+    ]
+    assert small.encode("[MASK]", add_special_tokens=False).ids == [4]
+
+
+def test_a_vocabulary_too_small_for_its_characters_is_refused():
+    with pytest.raises(ValueError, match="do not fit into a vocabulary of 6"):
+        pruned(6)
+
+
+# --- Schedule and loop
+
+
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_the_rate_rises_to_its_peak_and_falls_and_is_never_zero(steps, warmup):
+    schedule = Schedule(steps, learning_rate=2.0, warmup=warmup)
+    rates = [schedule.rate(step) for step in range(steps)]
+    peak = max(1, round(steps * warmup)) - 1
+
+    assert rates[peak] == max(rates) == pytest.approx(2.0)
+    assert all(rate > 0 for rate in rates)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+def test_the_rate_is_linear_on_both_sides():
+    schedule = Schedule(100, learning_rate=1.0, warmup=0.1)
+
+    assert [schedule.rate(step) for step in (0, 4, 9, 10, 55, 99)] == pytest.approx([0.1, 0.5, 1, 1, 0.5, 1 / 90])
+
+
+class Noisy(nn.Module):
+    """A network with dropout, whose state is more than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+    def loss(self, step: int) -> dict[str, torch.Tensor]:
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+        out = self.inner(x)
+        return {"one": (out[:, 0] - x.sum(1)).square().mean(), "other": out[:, 1:].square().mean()}
+
+
+SCHEDULE = Schedule(steps=40, learning_rate=1e-2)
+
+
+def learn(directory: Path, *, stop_at: int | None = None, said: list[str] | None = None) -> Noisy:
+    model = Noisy()
+
+    def loss(step: int) -> dict[str, torch.Tensor]:
+        if step == stop_at:
+            raise KeyboardInterrupt
+        return model.loss(step)
+
+    report = SILENT if said is None else said.append
+    train(model, loss, SCHEDULE, directory, seed=3, save_every=10, report=report)
+    return model
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("stops", [[7], [10], [13], [39], [5, 11, 35]], ids=str)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, stops):
+    whole = learn(tmp_path / "whole")
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            learn(tmp_path / "killed", stop_at=stop)
+
+    assert same(learn(tmp_path / "killed"), whole)
+    assert not same(whole, Noisy())
+
+
+def test_a_run_that_ended_is_not_run_again(tmp_path):
+    whole = learn(tmp_path)
+
+    assert same(learn(tmp_path, stop_at=0), whole)
+
+
+def test_a_kill_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    whole = learn(tmp_path / "whole")
+    real, calls = torch.save, []
+
+    def save(content, path):
+        calls.append(path)
+        if len(calls) == 3:
+            path.write_bytes(b"half of a checkpo")
+            raise KeyboardInterrupt
+        real(content, path)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "killed")
+
+    assert same(learn(tmp_path / "killed"), whole)
+
+
+def test_training_minimises_the_loss_and_tells_of_it(tmp_path):
+    said: list[str] = []
+    model = learn(tmp_path, said=said)
+    rows = [line.split(",") for line in (tmp_path / "losses.csv").read_text().splitlines()]
+
+    assert [row[0] for row in rows] == ["20", "40"]
+    assert sum(map(float, rows[1][1:])) < sum(map(float, rows[0][1:]))
+    assert len(said) == 2
+    assert said[1].startswith("step 40/40 one ")
+    assert not model.training
+
+
+def test_biases_and_norms_do_not_decay(tmp_path):
+    class Still(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.ones(2, 2))
+            self.bias = nn.Parameter(torch.ones(2))
+
+    model = Still()
+    still = {"zero": lambda: (model.matrix.sum() + model.bias.sum()) * 0.0}
+    train(
+        model,
+        lambda step: {name: value() for name, value in still.items()},
+        Schedule(5, 0.1, weight_decay=0.5),
+        tmp_path,
+        seed=0,
+        report=SILENT,
+    )
+
+    assert model.bias.tolist() == [1, 1]
+    assert model.matrix.max() < 1
+
+
+# --- What the teacher gives
+
+
+def features(layers: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, 5, 8, generator=generator) for _ in range(layers + 1)]
+
+
+WHERE = torch.tensor([[True] * 5, [True, True, False, False, False]])
+
+
+def test_features_that_are_the_teachers_lose_nothing():
+    assert transfer.feature_loss(features(3), features(3), WHERE) == 0
+    assert transfer.feature_loss(features(3), features(3, seed=1), WHERE) > 0.5
+
+
+def test_features_are_compared_normalised():
+    scaled = [3 * feature + 7 for feature in features(3)]
+
+    assert transfer.feature_loss(scaled, features(3), WHERE) < 1e-6
+
+
+def test_padding_and_embeddings_are_not_compared():
+    changed = [feature.clone() for feature in features(2)]
+    for feature in changed:
+        feature[1, 2:] = 100
+    changed[0][:] = -5
+
+    assert transfer.feature_loss(changed, features(2), WHERE) == 0
+
+
+@pytest.mark.parametrize(("depth", "twins"), [(2, [3, 6]), (3, [2, 4, 6]), (6, [1, 2, 3, 4, 5, 6]), (1, [6])])
+def test_each_layer_imitates_the_one_at_the_same_share_of_the_depth(depth, twins):
+    teacher = features(6)
+    student = [features(1, seed=9)[0], *(teacher[twin] for twin in twins)]
+
+    assert len(student) == depth + 1
+    assert transfer.feature_loss(student, teacher, WHERE) == 0
+
+
+@pytest.fixture
+def teacher():
+    return conversion(reference(SMALL["bert"], "fill-mask", max_position_embeddings=512), "fill-mask").model.encoder
+
+
+def test_the_teachers_table_is_cut_to_the_rows_kept(teacher):
+    before = teacher.embeddings.word.weight.detach().clone()
+    transfer.cut_vocabulary(teacher, [7, 3, 210])
+
+    assert torch.equal(teacher.embeddings.word.weight, before[[7, 3, 210]])
+    assert not teacher.embeddings.word.weight.requires_grad
+
+
+def test_principal_directions_keep_what_a_table_of_low_rank_holds():
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(50, 3, generator=generator) @ torch.randn(3, 20, generator=generator)
+    basis = transfer.principal_directions(table, torch.arange(50.0), 3)
+
+    assert torch.allclose(basis.T @ basis, torch.eye(3), atol=1e-5)
+    assert torch.allclose(table @ basis @ basis.T, table, atol=1e-4)
+
+
+def test_principal_directions_are_those_of_frequent_words():
+    table = torch.eye(4)
+
+    assert torch.allclose(transfer.principal_directions(table, torch.tensor([0.0, 99, 0, 0]), 1).abs()[:, 0], table[1])
+
+
+def test_albert_starts_with_the_teachers_layers_in_the_middle_of_its_groups(teacher):
+    sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
+    settings = sizes | {"embedding_size": 16, "num_hidden_layers": 3, "num_hidden_groups": 3, "layer_norm_eps": 0.05}
+    student = build("albert", settings, "fill-mask")
+    transfer.start_albert(student, teacher, torch.ones(211))
+
+    assert len(teacher.layers) == 3
+    for group, layer in zip(student.encoder.groups, teacher.layers, strict=True):
+        assert same(group[0], layer)
+
+
+@pytest.mark.parametrize("architecture", ["albert", "mobilebert"])
+def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architecture):
+    """The table of real words is nearly of low rank; here it is exactly so."""
+    word = teacher.embeddings.word.weight.data
+    word[:] = word[:, :12] @ torch.randn(12, 48, generator=torch.Generator().manual_seed(0)) / 4
+    sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+    settings = sizes | {"embedding_size": 32, "intermediate_size": 96}
+    student = build(
+        architecture, settings | ({"intra_bottleneck_size": 32} if architecture == "mobilebert" else {}), "qa"
+    )
+    ids = torch.randint(5, 211, (4, 30), generator=torch.Generator().manual_seed(1))
+    every = torch.ones_like(ids, dtype=torch.bool)
+
+    @torch.no_grad()
+    def likeness() -> float:
+        ours = student.encoder.features(ids, ids * 0, every)[0]
+        return float(torch.cosine_similarity(ours, teacher.features(ids, ids * 0, every)[0], dim=-1).mean())
+
+    before = likeness()
+    STARTS[architecture](student, teacher, torch.ones(211))
+    assert abs(before) < 0.3
+    assert likeness() > 0.8
+
+
+# --- Fine-tuning
+
+TOKENIZER = make_tokenizer()
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> Question:
+    """A context of words and spaces, and an answer somewhere in it that begins and ends with a letter."""
+    words = draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=60))
+    gaps = draw(st.lists(st.sampled_from([" ", "  ", "\n "]), min_size=len(words), max_size=len(words)))
+    context = "".join(gap + word for gap, word in zip(gaps, words, strict=True))
+    letters = [i for i, character in enumerate(context) if not character.isspace()]
+    start = draw(st.sampled_from(letters))
+    end = draw(st.sampled_from([i for i in letters if start <= i < start + 10])) + 1
+    return Question("1", "abc?", context, (context[start:end],), (start,))
+
+
+@given(asked(), st.integers(12, 60))
+def test_targets_are_where_the_answer_stands(question, max_tokens):
+    examples = _windows(question, TOKENIZER, max_tokens)
+    (answer,), (start,) = question.answers, question.starts
+    room = max_tokens - len(question.question) - 3
+
+    holding = 0
+    for example in examples:
+        window = example.encoding
+        assert len(window.input_ids) <= max_tokens
+        assert example.context == range(window.first, window.first + len(window.tokens))
+        if example.target == (0, 0):
+            assert not (window.tokens[0, 0] <= start and start + len(answer) <= window.tokens[-1, 1])
+        else:
+            first, last = (window.tokens[place - window.first] for place in example.target)
+            assert (first[0], question.context[first[0] : last[1]]) == (start, answer)
+            assert all(place in example.context for place in example.target)
+            holding += 1
+    if len(answer.replace(" ", "").replace("\n", "")) <= min(STRIDE, room // 2):
+        assert holding >= 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "starts", "target"),
+    [
+        ((), (), (0, 0)),
+        (("b c",), (2,), (5, 6)),  # [CLS] a ? [SEP] a b c d [SEP]
+        (("b c", "d"), (2, 6), (5, 6)),
+        (("c",), (0,), (6, 6)),  # not where it is said to be: the first place where it is
+        (("z",), (0,), (0, 0)),
+        (("",), (0,), (0, 0)),
+    ],
+)
+def test_the_first_answer_counts_and_none_is_the_first_token(answers, starts, target):
+    (example,) = _windows(Question("1", "a?", "a b c d", answers, starts), TOKENIZER, 40)
+
+    assert example.target == target
+
+
+def test_a_question_that_leaves_no_room_is_left_out():
+    assert _windows(Question("1", "a" * 40, "a b", ("a",), (0,)), TOKENIZER, 40) == []
+
+
+def test_examples_are_spread_over_a_file():
+    assert _spread(list(range(10)), 4) == [0, 3, 6, 9]
+    assert _spread(list(range(3)), 10) == [0, 1, 2]
+    assert _spread([], 10) == []
+
+
+def lengths(*sizes: int) -> list[Example]:
+    return [
+        Example(Encoding(np.ones(size, np.int64), np.zeros(size, np.int64), np.zeros(1, np.int64)), (0,))
+        for size in sizes
+    ]
+
+
+@given(st.lists(st.integers(1, 50), max_size=120), st.integers(1, 9), st.integers(0, 3))
+def test_batches_hold_every_example_once(sizes, rows, seed):
+    batches = _batches(lengths(*sizes), rows, seed)
+
+    assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
+    assert all(0 < len(batch) <= rows for batch in batches)
+    assert len(batches) == -(-len(sizes) // rows)
+
+
+def test_batches_differ_by_epoch_and_hold_rows_of_like_length():
+    examples = lengths(*np.random.default_rng(0).integers(1, 100, 400).tolist())
+    batches = _batches(examples, 8, seed=1)
+
+    assert batches == _batches(examples, 8, seed=1) != _batches(examples, 8, seed=2)
+    sizes = [[len(examples[i].encoding.input_ids) for i in batch] for batch in batches]
+    assert sum(max(batch) * len(batch) - sum(batch) for batch in sizes) < 0.1 * sum(map(sum, sizes))
+
+
+def test_the_loss_of_answers_looks_at_the_context_and_the_first_token_alone():
+    question = Question("1", "ab?", "abc cab " * 3, ("cab",), (4,))
+    examples = [*_windows(question, TOKENIZER, 20), *_windows(replace(question, answers=()), TOKENIZER, 40)]
+    model = network("mobilebert", "qa")
+    expected = []
+    for example in examples:
+        ids, types = (
+            torch.from_numpy(array)[None] for array in (example.encoding.input_ids, example.encoding.token_type_ids)
+        )
+        logits = model(ids, types, torch.tensor([ids.shape[1]]), torch.arange(ids.shape[1]))  # (S, 2)
+        places = [0, *example.context]
+        chances = logits[places].log_softmax(0)
+        expected += [-chances[places.index(place), side] for side, place in enumerate(example.target)]
+
+    assert len({len(example.encoding.input_ids) for example in examples}) > 1
+    assert _answer_loss(model, examples).item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-4)
+
+
+def test_the_loss_of_labels_is_that_of_each_row_alone():
+    model = network("bert", "classify")
+    examples = [
+        Example(encoding, (label,)) for label, encoding in enumerate(TOKENIZER.encode(["a", "abc abc", ""], 20))
+    ]
+    alone = [_label_loss(model, [example]).item() for example in examples]
+
+    assert _label_loss(model, examples).item() == pytest.approx(sum(alone) / 3, rel=1e-4)
+
+
+# --- Recipes
+
+
+@pytest.fixture(params=sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def shipped(request) -> Recipe:
+    return read_recipe(request.param)
+
+
+# What ../shared/data sets aside to measure on.
+ONLY_MEASURED = {
+    "squad/squad-v1.1.eval.json",
+    "squad/squad-v2.0.eval.json",
+    "sst2/dev.tsv",
+    "cola/in_domain_dev.tsv",
+    "nsmc/test.tsv",
+    "qa/fairytaleqa.test.json",
+}
+
+
+def test_nothing_is_trained_on_what_is_to_be_measured_on(shipped):
+    trained = {*shipped.pretraining.corpora, *(file for work in shipped.finetuning.values() for file in work.train)}
+
+    assert not trained & ONLY_MEASURED
+    assert not {file for file in trained if "eval" in file or file.endswith(("dev.tsv", "test.tsv", "test.json"))} - {
+        "qa/qamr.test.json"
+    }
+    for work in shipped.finetuning.values():
+        assert work.evaluate in ONLY_MEASURED or work.skip > 0
+
+
+def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
+    sources = {
+        "corpora/enwiki": "Wikipedia",
+        "corpora/imdb": "IMDb",
+        "sst2": "SST-2",
+        "squad": "SQuAD",
+        "qa/qamr": "QAMR",
+    }
+    sources |= {"qa/fairytale": "Fairytale", "qa/covid": "COVID", "corpora/gutenberg": "Gutenberg", "nsmc": "NSMC"}
+    for work in shipped.finetuning.values():
+        for file in (*shipped.pretraining.corpora, *work.train):
+            (name,) = (name for start, name in sources.items() if file.startswith(start))
+            assert any(name in licence for licence in work.licences), (file, work.licences)
+
+
+@needs_data
+def test_articles_that_are_measured_on_lie_behind_those_that_are_read(shipped):
+    for work in shipped.finetuning.values():
+        if work.evaluate not in shipped.pretraining.corpora:
+            continue
+        wanted, length = shipped.pretraining.corpora[work.evaluate], shipped.pretraining.row_tokens - 2
+        rows = read = 0
+        for text in documents(DATA / work.evaluate):
+            read += 1
+            rows += len(text.split()) // length  # at the least: no token is more than a word
+            if rows >= wanted:
+                break
+        assert max(read, COUNTED) < work.skip
+
+
+def teacher_package(directory: Path, name: str) -> None:
+    """A package that carries a small BERT under `model/`, as the teachers there are."""
+    model = directory / name / "model"
+    settings = {"vocab_size": len(dict.fromkeys(PIECES)), "hidden_size": 32, "intermediate_size": 64}
+    settings |= {"num_hidden_layers": 2, "max_position_embeddings": 128, "layer_norm_eps": 1e-12}
+    reference(SMALL["bert"], "fill-mask", **settings).save_pretrained(model)
+    wordpiece().save(str(model / "tokenizer.json"))
+    (directory / name / "__init__.py").write_text("")
+
+
+RECIPE = """
+name = "tiny"
+version = "3"
+summary = "A test."
+seed = 1
+teacher = "TEACHER"
+vocabulary = 50
+architecture = "albert"
+[config]
+embedding_size = 16
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 4
+intermediate_size = 64
+max_position_embeddings = 128
+[pretraining]
+corpora = { "text.txt.xz" = 40, "more.txt" = 9 }
+row_tokens = 16
+batch_rows = 8
+steps = 12
+learning_rate = 1e-3
+feature_weight = 1.0
+[finetuning.tiny-mood]
+task = "classify"
+labels = ["QUIET", "LOUD"]
+train = { "mood.tsv" = 1000 }
+evaluate = "mood.tsv"
+licences = ["our own"]
+epochs = 4
+batch_rows = 8
+learning_rate = 5e-3
+max_tokens = 32
+[finetuning.tiny-qa]
+task = "qa"
+train = { "asked.json" = 20 }
+evaluate = "asked.json"
+licences = ["our own"]
+batch_rows = 4
+max_tokens = 32
+[finetuning.tiny-mask]
+task = "fill-mask"
+evaluate = "text.txt.xz"
+licences = ["our own"]
+skip = 30
+limit = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    """A folder with a recipe, its data, and a teacher that can be imported."""
+    folder = tmp_path_factory.mktemp("workshop")
+    data = folder / "data"
+    data.mkdir()
+    chance = np.random.default_rng(0)
+
+    def sentence(words: int) -> str:
+        return " ".join(chance.choice(WORDS, words)) + "."
+
+    articles = [f"= {number} =\n" + " ".join(sentence(9) for _ in range(8)) for number in range(36)]
+    (data / "text.txt.xz").write_bytes(lzma.compress("\n".join(articles).encode()))
+    (data / "more.txt").write_text("\n".join(sentence(40) for _ in range(20)), "utf-8")
+    moods = [(number % 2, f"{sentence(3)} {['snow', 'rain'][number % 2]} {sentence(3)}") for number in range(64)]
+    moods = [(label, text if label else text.replace("rain", "river")) for label, text in moods]
+    (data / "mood.tsv").write_text("label\ttext\n" + "".join(f"{label}\t{text}\n" for label, text in moods), "utf-8")
+    paragraphs = []
+    for number in range(20):
+        context = sentence(30)
+        answer = context.split()[number]
+        entry = {"id": str(number), "question": "the mill", "answers": [{"text": answer, "answer_start": 0}]}
+        paragraphs.append({"context": context, "qas": [entry]})
+    (data / "asked.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), "utf-8")
+    name = "tiny_teacher_of_the_tests"
+    teacher_package(folder / "packages", name)
+    (folder / "tiny.toml").write_text(RECIPE.replace("TEACHER", name), "utf-8")
+    sys.path.insert(0, str(folder / "packages"))
+    yield folder
+    sys.path.remove(str(folder / "packages"))
+
+
+@pytest.fixture(scope="module")
+def made(workshop):
+    """The artifacts that the recipe makes. What int8 loses on so little data is a matter of luck."""
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trains, "release", partial(release, max_loss=100))
+        artifacts = follow(
+            str(workshop / "tiny.toml"), (), workshop / "data", workshop / "runs", workshop / "out", said.append
+        )
+    return artifacts, said
+
+
+def test_a_recipe_makes_an_artifact_of_each_task(made, workshop):
+    artifacts, said = made
+
+    assert [artifact.manifest.name for artifact in artifacts] == ["tiny-mood", "tiny-qa", "tiny-mask"]
+    assert [artifact.manifest.task for artifact in artifacts] == ["classify", "qa", "fill-mask"]
+    for artifact in artifacts:
+        manifest, card = artifact.manifest, artifact.card()
+        assert (manifest.version, manifest.precision, manifest.max_tokens) == ("3", "int8", 128)
+        assert manifest.source == {"recipe": "tiny", "seed": 1, "teacher": "tiny_teacher_of_the_tests"}
+        assert card["licences"] == ["our own"]
+        assert {"more.txt", "text.txt.xz"} <= set(card["trained_on"])
+        for precision in ("fp32", "int8"):
+            assert all(score["n"] > 0 for score in card["scores"][precision].values())
+    assert any(line.startswith("step 12/12 mlm ") for line in said)
+    assert any(line.startswith("tiny-qa: step ") for line in said)
+    assert sorted(path.name for path in (workshop / "out").iterdir()) == ["tiny-mask", "tiny-mood", "tiny-qa"]
+
+
+def test_what_a_recipe_makes_can_be_served(made):
+    artifacts, _ = made
+
+    async def ask() -> dict[str, object]:
+        runtime = Runtime.load(Settings(models=tuple(str(artifact.path) for artifact in artifacts)))
+        bodies = {
+            "classify": {"inputs": "the rain falls on the old rain"},
+            "qa": {"inputs": {"question": "the mill", "context": "snow lies over the quiet town"}},
+            "fill-mask": {"inputs": "the [MASK] falls on the old mill"},
+        }
+        try:
+            return {
+                task: await lane.answer(lane.model.task.Request.model_validate(bodies[task]), time.monotonic() + 60)
+                for task, lane in runtime.tasks.items()
+            }
+        finally:
+            await runtime.close()
+
+    answers = asyncio.run(ask())
+
+    assert answers["classify"][0][0]["label"] == "LOUD"  # it rains
+    answer = answers["qa"]
+    assert "snow lies over the quiet town"[answer["start"] : answer["end"]] == answer["answer"] != ""
+    assert len(answers["fill-mask"]) == 5
+    assert all(0 < one["score"] < 1 for one in answers["fill-mask"])
+
+
+def test_a_classifier_learns_what_a_word_means(made):
+    assert made[0][0].card()["scores"]["int8"]["accuracy"]["value"] >= 90
+
+
+def test_a_run_that_ended_is_taken_up_as_it_is(made, workshop):
+    """Nothing is trained again, and the parameters are those of the run."""
+    recipe = read_recipe(workshop / "tiny.toml")
+    said: list[str] = []
+    again, _ = pretrain(recipe, workshop / "data", workshop / "runs" / "tiny", said.append)
+    anew, _ = pretrain(recipe, workshop / "data", workshop / "elsewhere", SILENT)
+
+    assert said == []
+    assert same(again, anew)
+
+
+def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
+    recipe = read_recipe(workshop / "tiny.toml")
+    tokenizer, kept, counts = vocabulary(recipe, workshop / "data", workshop / "runs" / "tiny")
+    rows = corpus(recipe, tokenizer, workshop / "data", workshop / "runs" / "tiny")
+
+    assert rows.shape == (49, 16)
+    assert (rows[:, 0] == tokenizer.token_to_id("[CLS]")).all()
+    assert (rows[:, -1] == tokenizer.token_to_id("[SEP]")).all()
+    assert (rows[:, 1:-1] >= len(SPECIALS)).all()
+    assert len(kept) == len(counts) == tokenizer.get_vocab_size() <= 50
+    first = next(islice(documents(workshop / "data" / "text.txt.xz"), 0, None))
+    assert rows[0, 1:-1].tolist() == tokenizer.encode(first, add_special_tokens=False).ids[:14]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("seed = 1", "seed = 1\nspeed = 9"), "tiny.toml: the field 'speed' of recipe is unknown"),
+        (("row_tokens = 16", "rows = 16"), "tiny.toml: the field 'rows' of pretraining is unknown"),
+        (('version = "3"\n', ""), "tiny.toml: recipe: "),
+        (("seed = 1", "seed = = 1"), "tiny.toml: it is not valid TOML"),
+        (("tiny_teacher_of_the_tests", "no_such_teacher"), "no_such_teacher is not installed"),
+        (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
+        (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_a_recipe_that_cannot_be_followed_is_refused_in_a_sentence(workshop, tmp_path, change, said):
+    text = (workshop / "tiny.toml").read_text("utf-8")
+    assert change[0] in text
+    (tmp_path / "tiny.toml").write_text(text.replace(*change), "utf-8")
+    arguments = ["--data", workshop / "data", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(main, ["train", str(tmp_path / "tiny.toml"), *map(str, arguments)])
+
+    assert result.exit_code == 1
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "There is no recipe 'nonsense': it is no file, and the shipped ones are "),
+        (["albert", "--only", "bread"], "but no 'bread'"),
+        ([], "Missing argument 'RECIPE'"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence(arguments, said):
+    result = CliRunner().invoke(main, ["train", *arguments])
+
+    assert result.exit_code != 0
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_train_explains_itself():
+    result = CliRunner().invoke(main, ["train", "--help"])
+
+    assert result.exit_code == 0
+    assert all(
+        said in result.output for said in ("RECIPE", "--only", "--runs", "../shared/data", "goes on where it was")
+    )
+
+
+def test_a_recipe_of_bytes_is_refused(tmp_path):
+    (tmp_path / "r.toml").write_bytes(b"\xff\xfe")
+
+    with pytest.raises(RecipeError, match="not valid TOML"):
+        read_recipe(tmp_path / "r.toml")
+    with pytest.raises(SetupError, match=r"r\.toml: it is not valid TOML"):
+        follow(str(tmp_path / "r.toml"), (), tmp_path, tmp_path, tmp_path, SILENT)
