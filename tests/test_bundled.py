@@ -103,11 +103,16 @@ def test_a_card_says_what_it_was_made_of_and_how_good_it_is(name):
     assert card["bytes"] == (BUNDLED / name / ONNX).stat().st_size
 
 
-@each
-def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name, request):
+def expect_the_shortfall(name, request):
+    """One embedded model is known not to be good enough; the day it is, its tests say so."""
     if name == "albert-fill-mask":
         reason = "its pre-training was too short: 5 % against 8.5 %; issue 'Models worth serving' has to mend it"
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+@each
+def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name, request):
+    expect_the_shortfall(name, request)
     scores = artifact(name).card()["scores"]
     (trivial,) = scores["trivial"].values()
     reached = next(iter(scores["int8"].values()))
@@ -177,7 +182,8 @@ def test_a_question_finds_its_kind_of_answer(name):
 
 
 @pytest.mark.parametrize("name", of_task("fill-mask"))
-def test_a_hole_is_filled_with_a_word_that_fits(name):
+def test_a_hole_is_filled_with_a_word_that_fits(name, request):
+    expect_the_shortfall(name, request)
     text = "He was born in the united [MASK] of America in 1950."
     many = "The capital [MASK] France is [MASK]."
     one, two = ask(name, {"inputs": text, "parameters": {"top_k": 10}}, {"inputs": many})
