@@ -34,6 +34,7 @@ from models.training.loop import Schedule, train
 from models.training.masking import mask
 from models.training.pretrain import COUNTED, STARTS, corpus, pretrain, vocabulary
 from models.training.recipe import Recipe, RecipeError, read_recipe
+from models.training.run import claim
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 from service import train as trains
 from service.cli import main
@@ -170,7 +171,7 @@ def test_pieces_are_counted():
     assert "over" not in counts
 
 
-@pytest.mark.parametrize("size", [10, 15, 60])
+@pytest.mark.parametrize("size", [40, 43, 60])
 def test_a_smaller_vocabulary_has_the_size_asked_for_and_special_tokens_first(size):
     _, small, kept = pruned(size)
 
@@ -180,7 +181,7 @@ def test_a_smaller_vocabulary_has_the_size_asked_for_and_special_tokens_first(si
 
 
 def test_every_piece_knows_its_id_in_the_larger_vocabulary():
-    whole, small, kept = pruned(15)
+    whole, small, kept = pruned(43)
 
     for number, old in enumerate(kept):
         assert small.id_to_token(number) == whole.id_to_token(old)
@@ -195,17 +196,17 @@ def test_words_that_are_kept_whole_are_cut_the_same(text):
 
 
 def test_the_most_frequent_pieces_are_kept_and_others_fall_into_smaller_ones():
-    _, small, _ = pruned(11)
+    _, small, _ = pruned(41)
 
     assert tokens(small, "the") == ["the"]
-    assert small.token_to_id("snow") is None
+    assert tokens(small, "snow") == ["s", "##n", "##o", "##w"]
 
 
-def test_no_character_that_was_seen_alone_is_lost_wherever_it_stands():
-    """`q` began the only word that it was seen in, and `x` only went on with it."""
-    _, small, _ = pruned(60)
+def test_no_character_that_was_seen_is_lost_wherever_it_stands():
+    """`q` began the only word that it was seen in, `x` only went on with it, and no letter of `snow` was seen alone."""
+    _, small, _ = pruned(40)
 
-    assert "[UNK]" not in tokens(small, "q qx")
+    assert "[UNK]" not in tokens(small, "q qx won")
     assert tokens(small, "qxx") == ["q", "##x", "##x"]
 
 
@@ -305,7 +306,7 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     def save(content, path):
         calls.append(path)
         if len(calls) == 3:
-            path.write_bytes(b"half of a checkpo")
+            path.write(b"half of a checkpo")
             raise KeyboardInterrupt
         real(content, path)
 
@@ -326,6 +327,25 @@ def test_training_minimises_the_loss_and_tells_of_it(tmp_path):
     assert len(said) == 2
     assert said[1].startswith("step 40/40 one ")
     assert not model.training
+
+
+def test_the_curve_of_a_killed_run_tells_of_each_step_once(tmp_path):
+    learn(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "killed", stop_at=15)
+    (tmp_path / "killed/losses.csv").write_text("20,1.0,1.0\n")  # told of, but not saved
+    learn(tmp_path / "killed")
+
+    steps = [line.split(",")[0] for line in (tmp_path / "killed/losses.csv").read_text().splitlines()]
+    assert steps == ["20", "40"]
+
+
+def test_a_directory_belongs_to_what_decides_its_run(tmp_path):
+    claim(tmp_path / "run", {"steps": 3, "rate": 0.1})
+    claim(tmp_path / "run", {"rate": 0.1, "steps": 3})
+
+    with pytest.raises(RecipeError, match="run holds a run of a different recipe"):
+        claim(tmp_path / "run", {"rate": 0.1, "steps": 4})
 
 
 def test_biases_and_norms_do_not_decay(tmp_path):
@@ -418,39 +438,73 @@ def test_principal_directions_are_those_of_frequent_words():
     assert torch.allclose(transfer.principal_directions(table, torch.tensor([0.0, 99, 0, 0]), 1).abs()[:, 0], table[1])
 
 
-def test_albert_starts_with_the_teachers_layers_in_the_middle_of_its_groups(teacher):
+ROWS = torch.randint(5, 211, (8, 30), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("groups", "firsts"), [(3, [0, 1, 2]), (2, [0, 1]), (1, [0])])
+def test_albert_starts_with_the_first_of_the_teachers_layers_that_a_group_covers(teacher, groups, firsts):
     sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
-    settings = sizes | {"embedding_size": 16, "num_hidden_layers": 3, "num_hidden_groups": 3, "layer_norm_eps": 0.05}
+    settings = sizes | {
+        "embedding_size": 16,
+        "num_hidden_layers": 6,
+        "num_hidden_groups": groups,
+        "layer_norm_eps": 0.05,
+    }
     student = build("albert", settings, "fill-mask")
-    transfer.start_albert(student, teacher, torch.ones(211))
+    transfer.start_albert(student, teacher, torch.ones(211), ROWS)
 
     assert len(teacher.layers) == 3
-    for group, layer in zip(student.encoder.groups, teacher.layers, strict=True):
-        assert same(group[0], layer)
+    for group, first in zip(student.encoder.groups, firsts, strict=True):
+        assert same(group[0], teacher.layers[first])
 
 
 @pytest.mark.parametrize("architecture", ["albert", "mobilebert"])
 def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architecture):
-    """The table of real words is nearly of low rank; here it is exactly so."""
-    word = teacher.embeddings.word.weight.data
-    word[:] = word[:, :12] @ torch.randn(12, 48, generator=torch.Generator().manual_seed(0)) / 4
+    """The tables of real words and of positions are nearly of low rank; here they are exactly so."""
+    generator = torch.Generator().manual_seed(0)
+    for table, size in ((teacher.embeddings.word.weight.data, 4), (teacher.embeddings.position.weight.data, 8)):
+        table[:] = table[:, :12] @ torch.randn(12, 48, generator=generator) / size
     sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     settings = sizes | {"embedding_size": 32, "intermediate_size": 96}
     student = build(
         architecture, settings | ({"intra_bottleneck_size": 32} if architecture == "mobilebert" else {}), "qa"
     )
-    ids = torch.randint(5, 211, (4, 30), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(5, 211, (4, 30), generator=torch.Generator().manual_seed(2))
     every = torch.ones_like(ids, dtype=torch.bool)
 
     @torch.no_grad()
-    def likeness() -> float:
+    def likeness(ids: torch.Tensor) -> float:
+        """Of the embeddings, less what all positions share: one word everywhere shows how positions differ."""
         ours = student.encoder.features(ids, ids * 0, every)[0]
-        return float(torch.cosine_similarity(ours, teacher.features(ids, ids * 0, every)[0], dim=-1).mean())
+        theirs = teacher.features(ids, ids * 0, every)[0]
+        less = (value - value.mean(1, keepdim=True) for value in (ours, theirs))
+        return float(torch.cosine_similarity(*less, dim=-1).mean())
 
-    before = likeness()
-    STARTS[architecture](student, teacher, torch.ones(211))
-    assert abs(before) < 0.3
-    assert likeness() > 0.8
+    assert abs(likeness(ids)) < 0.3
+    STARTS[architecture](student, teacher, torch.ones(211), ROWS)
+    assert likeness(ids) > 0.8
+    assert likeness(ids[:, :1].expand(-1, 30)) > 0.8
+
+
+def test_a_head_starts_with_how_often_words_occur():
+    settings = {"vocab_size": 4, "hidden_size": 8, "num_attention_heads": 2, "embedding_size": 8}
+    student = build("albert", settings, "fill-mask")
+    transfer.start_head(student.head, torch.tensor([0.0, 1, 2, 3]))
+    student.head.norm.weight.data.zero_()
+    said = student.head(torch.randn(3, 8), student.encoder.embeddings.word.weight).softmax(-1)
+
+    assert torch.allclose(said, torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(3, 4))
+
+
+def test_a_linear_layer_is_fitted_to_what_it_should_say():
+    generator = torch.Generator().manual_seed(0)
+    wanted, layer = nn.Linear(5, 3), nn.Linear(5, 3)
+    inputs = torch.randn(4, 6, 5, generator=generator)
+    with torch.no_grad():
+        transfer.fit(layer, inputs, wanted(inputs))
+
+    assert torch.allclose(layer.weight, wanted.weight, atol=1e-5)
+    assert torch.allclose(layer.bias, wanted.bias, atol=1e-5)
 
 
 # --- Fine-tuning
@@ -670,9 +724,9 @@ labels = ["QUIET", "LOUD"]
 train = { "mood.tsv" = 1000 }
 evaluate = "mood.tsv"
 licences = ["our own"]
-epochs = 4
+epochs = 8
 batch_rows = 8
-learning_rate = 5e-3
+learning_rate = 2e-3
 max_tokens = 32
 [finetuning.tiny-qa]
 task = "qa"
@@ -792,6 +846,26 @@ def test_a_run_that_ended_is_taken_up_as_it_is(made, workshop):
 
     assert said == []
     assert same(again, anew)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("steps = 12", "steps = 11"),
+        ("num_hidden_layers = 2", "num_hidden_layers = 1"),
+        ("epochs = 8", "epochs = 1"),
+        ('"mood.tsv" = 1000', '"mood.tsv" = 9'),
+    ],
+)
+def test_a_recipe_that_was_changed_is_not_mixed_with_what_was_made_before(made, workshop, tmp_path, change):
+    text = (workshop / "tiny.toml").read_text("utf-8")
+    assert change[0] in text
+    (tmp_path / "tiny.toml").write_text(text.replace(*change), "utf-8")
+
+    with pytest.raises(RecipeError, match="holds a run of a different recipe"):
+        follow(
+            str(tmp_path / "tiny.toml"), ("tiny-mood",), workshop / "data", workshop / "runs", tmp_path / "out", SILENT
+        )
 
 
 def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):

@@ -66,10 +66,14 @@ class Embeddings(layers.Embeddings):
         self.projection = nn.Linear(config.embedding_size, config.hidden_size)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions)  # (B, S, E)
-        out: Tensor = self.projection(self.dropout(self.norm(x)))  # (B, S, H)
+        out: Tensor = self.projection(self.dropout(self.narrow(input_ids, token_type_ids)))  # (B, S, H)
         return out
+
+    def narrow(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """What is projected: (B, S, E)."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x: Tensor = self.norm(self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions))
+        return x
 
 
 class Layer(nn.Module):

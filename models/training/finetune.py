@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from models.datasets import Question
 from models.heads import Model, build
 from models.tokenizer import Encoding, Tokenizer
 from models.training.loop import Schedule, train
+from models.training.pretrain import facts
 from models.training.recipe import Finetuning, Recipe
+from models.training.run import claim
 
 STRIDE: Final = 128  # tokens that neighbouring windows of a context share
 SORTED: Final = 50  # batches among which rows of a length are brought together
@@ -44,6 +46,7 @@ def finetune(
 ) -> Model:
     """The body's encoder with a new head, trained on the task that the recipe calls `name`."""
     work = recipe.finetuning[name]
+    claim(directory, {"body": facts(recipe), "finetuning": _facts(work)})
     torch.manual_seed(recipe.seed)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = build(recipe.architecture, config, work.task, len(work.labels))
@@ -59,6 +62,12 @@ def finetune(
 
     train(model, loss, Schedule(len(batches), work.learning_rate), directory, seed=recipe.seed, report=report)
     return model
+
+
+def _facts(work: Finetuning) -> dict[str, Any]:
+    """What decides a fine-tuning: all but what it is measured on and what its card says."""
+    aside = {"evaluate", "skip", "limit", "licences"}
+    return {name: value for name, value in asdict(work).items() if name not in aside}
 
 
 def _read(work: Finetuning, path: Path, most: int, tokenizer: Tokenizer) -> list[Example]:

@@ -10,11 +10,14 @@ import csv
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from models.training.run import write
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def train(
     )
     first = _resume(model, optimiser, directory / "checkpoint.pt")
     model.train()
-    with (directory / "losses.csv").open("a", newline="") as file:
+    with _curve(directory / "losses.csv", first).open("a", newline="") as file:
         log = csv.writer(file)
         started = time.monotonic()
         sums: dict[str, float] = {}
@@ -81,15 +84,9 @@ def train(
                 report(f"step {step + 1}/{schedule.steps} {text} ({pace:.2f} s/step)")
                 sums = {}
             if (step + 1) % save_every == 0 or step + 1 == schedule.steps:
-                _save(model, optimiser, step + 1, directory / "checkpoint.pt")
+                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}
+                write(directory / "checkpoint.pt", partial(torch.save, state))
     model.eval()
-
-
-def _save(model: nn.Module, optimiser: torch.optim.Optimizer, step: int, path: Path) -> None:
-    """Writes beside and renames, so that a kill leaves the old checkpoint or the new one."""
-    beside = path.with_suffix(".new")
-    torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, beside)
-    beside.rename(path)
 
 
 def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> int:
@@ -100,3 +97,10 @@ def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> i
     optimiser.load_state_dict(checkpoint["optimiser"])
     step: int = checkpoint["step"]
     return step
+
+
+def _curve(path: Path, steps: int) -> Path:
+    """The curve without what came after its first `steps`: those are taken again."""
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    path.write_text("".join(line for line in lines if int(line.split(",")[0]) <= steps))
+    return path

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import tokenizers
@@ -22,14 +23,16 @@ from torch import Tensor, nn
 from models import convert
 from models.architectures import bert
 from models.datasets import documents
-from models.heads import Model, build
+from models.heads import MaskedLM, Model, build
 from models.training import transfer
 from models.training.loop import Schedule, train
 from models.training.masking import mask
 from models.training.recipe import Recipe
+from models.training.run import claim, write
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 
 COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chosen by
+SAMPLED: Final = 20  # rows, about, that the student's start is fitted on
 STARTS: Final = {"albert": transfer.start_albert, "mobilebert": transfer.start_mobilebert}
 
 
@@ -38,7 +41,7 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
 
     The recipe's corpora are read from `data`; `directory` keeps the run.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    claim(directory, facts(recipe))
     teacher = load_teacher(recipe.teacher)
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
     transfer.cut_vocabulary(teacher, kept)
@@ -46,7 +49,10 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
 
     torch.manual_seed(recipe.seed)
     student = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
-    STARTS[recipe.architecture](student, teacher, counts)
+    sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
+    STARTS[recipe.architecture](student, teacher, counts, sample)
+    assert isinstance(student.head, MaskedLM)  # noqa: S101  # tells the type checker
+    transfer.start_head(student.head, counts)
     work = recipe.pretraining
     order = np.random.default_rng(recipe.seed).permutation(len(rows))
     mask_id = _id(tokenizer, "[MASK]")
@@ -57,18 +63,24 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         holed = mask(batch, special=len(SPECIALS), mask_id=mask_id, vocab_size=len(kept), generator=generator)
         types, real = torch.zeros_like(batch), batch > 0
-        with torch.no_grad():
-            wanted = teacher.features(batch, types, real)
         features = student.encoder.features(holed.input_ids, types, real)
         logits = student.head(features[-1].flatten(0, 1)[holed.focus], student.encoder.embeddings.word.weight)
-        unchanged = real & (holed.input_ids == batch)
-        return {
-            "mlm": nn.functional.cross_entropy(logits, holed.targets),
-            "features": work.feature_weight * transfer.feature_loss(features, wanted, unchanged),
-        }
+        losses = {"mlm": nn.functional.cross_entropy(logits, holed.targets)}
+        if work.feature_weight:
+            with torch.no_grad():
+                wanted = teacher.features(batch, types, real)
+            unchanged = real & (holed.input_ids == batch)
+            losses["features"] = work.feature_weight * transfer.feature_loss(features, wanted, unchanged)
+        return losses
 
     train(student, loss, Schedule(work.steps, work.learning_rate), directory, seed=recipe.seed, report=report)
     return student, directory / "tokenizer.json"
+
+
+def facts(recipe: Recipe) -> dict[str, Any]:
+    """What decides a pre-training: all of the recipe but its names and what is made of the body."""
+    whole = asdict(recipe)
+    return {name: whole[name] for name in ("seed", "teacher", "vocabulary", "architecture", "config", "pretraining")}
 
 
 def load_teacher(package: str) -> bert.Encoder:
@@ -105,9 +117,10 @@ def vocabulary(recipe: Recipe, data: Path, directory: Path) -> tuple[tokenizers.
         texts = (text for name in recipe.pretraining.corpora for text in islice(documents(data / name), COUNTED))
         counts = count_pieces(whole, texts)
         small, kept = prune(whole, counts, recipe.vocabulary)
-        small.save(str(path))
         by_id = [counts[whole.id_to_token(number) or ""] for number in kept]
-        notes.write_text(json.dumps({"kept": kept, "counts": by_id}))
+        small.save(str(path))
+        text = json.dumps({"kept": kept, "counts": by_id})
+        write(notes, lambda file: file.write(text.encode()))
     document = json.loads(notes.read_text())
     return tokenizers.Tokenizer.from_file(str(path)), document["kept"], torch.tensor(document["counts"]).float()
 
@@ -121,7 +134,8 @@ def corpus(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path, director
             np.array(list(islice(_rows(tokenizer, data / name, work.row_tokens), count)), dtype=np.uint16)
             for name, count in work.corpora.items()
         ]
-        np.save(path, np.concatenate(parts))
+        made = np.concatenate(parts)
+        write(path, lambda file: np.save(file, made))
     rows: NDArray[np.uint16] = np.load(path, mmap_mode="r")
     return rows
 

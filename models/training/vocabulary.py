@@ -36,9 +36,9 @@ def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> t
         ValueError: the characters alone are more than `size`.
     """
     vocabulary = tokenizer.get_vocab()
-    characters = [piece for piece in counts if len(piece.removeprefix("##")) == 1 and piece in vocabulary]
-    # A piece that continues a word may be needed for a character that was only ever seen at the start of one.
-    characters += [f"##{piece}" for piece in characters if f"##{piece}" in vocabulary and f"##{piece}" not in counts]
+    characters = sorted({character for piece in counts for character in piece.removeprefix("##")})
+    # Each may begin a word or go on with one, wherever it was seen.
+    characters = [piece for one in characters for piece in (one, f"##{one}") if piece in vocabulary]
     kept = dict.fromkeys([*SPECIALS, *characters])
     if len(kept) > size:
         raise ValueError(f"{len(kept)} special tokens and characters do not fit into a vocabulary of {size}.")
