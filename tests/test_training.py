@@ -21,14 +21,14 @@ from checkpoints import SMALL, conversion, reference
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from networks import network
+from networks import CONFIGS, network
 from tokenizers import normalizers, pre_tokenizers, processors
 from torch import nn
 
 from models.datasets import Question, documents
 from models.heads import build
 from models.tokenizer import Encoding
-from models.training import transfer
+from models.training import start, transfer
 from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
 from models.training.loop import Schedule, train
 from models.training.masking import mask
@@ -381,15 +381,20 @@ def features(layers: int, seed: int = 0) -> list[torch.Tensor]:
 WHERE = torch.tensor([[True] * 5, [True, True, False, False, False]])
 
 
+def feature_loss(student: list[torch.Tensor], teacher: list[torch.Tensor]) -> torch.Tensor:
+    """Over all layers."""
+    return transfer.feature_loss(student, teacher, WHERE, range(1, len(student)))
+
+
 def test_features_that_are_the_teachers_lose_nothing():
-    assert transfer.feature_loss(features(3), features(3), WHERE) == 0
-    assert transfer.feature_loss(features(3), features(3, seed=1), WHERE) > 0.5
+    assert feature_loss(features(3), features(3)) == 0
+    assert feature_loss(features(3), features(3, seed=1)) > 0.5
 
 
 def test_features_are_compared_normalised():
     scaled = [3 * feature + 7 for feature in features(3)]
 
-    assert transfer.feature_loss(scaled, features(3), WHERE) < 1e-6
+    assert feature_loss(scaled, features(3)) < 1e-6
 
 
 def test_padding_and_embeddings_are_not_compared():
@@ -398,7 +403,7 @@ def test_padding_and_embeddings_are_not_compared():
         feature[1, 2:] = 100
     changed[0][:] = -5
 
-    assert transfer.feature_loss(changed, features(2), WHERE) == 0
+    assert feature_loss(changed, features(2)) == 0
 
 
 @pytest.mark.parametrize(("depth", "twins"), [(2, [3, 6]), (3, [2, 4, 6]), (6, [1, 2, 3, 4, 5, 6]), (1, [6])])
@@ -407,7 +412,84 @@ def test_each_layer_imitates_the_one_at_the_same_share_of_the_depth(depth, twins
     student = [features(1, seed=9)[0], *(teacher[twin] for twin in twins)]
 
     assert len(student) == depth + 1
-    assert transfer.feature_loss(student, teacher, WHERE) == 0
+    assert feature_loss(student, teacher) == 0
+
+
+def test_only_the_layers_that_are_named_are_compared():
+    student = features(3)
+    student[1] = student[3] = features(1, seed=1)[1]
+
+    assert transfer.feature_loss(student, features(3), WHERE, range(2, 3)) == 0
+    assert transfer.feature_loss(student, features(3), WHERE, range(2, 4)) > 0.1
+
+
+@pytest.mark.parametrize(("name", "task"), [("bert", "qa"), ("albert", "classify"), ("mobilebert", "qa")])
+def test_attention_is_watched_as_it_is_paid(name, task, monkeypatch):
+    """The values that heads read are one-hot, so that what comes out is how much each token was looked at."""
+    encoder, depth = network(name, task).encoder, CONFIGS[name]["num_hidden_layers"]
+    ids = torch.randint(5, 100, (2, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    paid = []
+
+    def attend(query, key, value, heads, bias):
+        split = [x.view(2, 7, heads, -1).transpose(1, 2) for x in (query, key)]
+        paid.append(nn.functional.scaled_dot_product_attention(*split, torch.eye(7).expand(2, heads, 7, 7), bias))
+        return real(query, key, value, heads, bias)
+
+    module = sys.modules[type(encoder).__module__]
+    real = module.attend
+    monkeypatch.setattr(module, "attend", attend)
+    with torch.no_grad(), transfer.attentions(encoder, mask) as found:
+        encoder(ids, ids * 0, mask)
+
+    assert len(found) == len(paid) == depth
+    for log_probabilities, share in zip(found, paid, strict=True):
+        assert torch.allclose(log_probabilities.exp(), share, atol=1e-6)
+        assert log_probabilities[1, :, :, 4:].exp().max() == 0  # padding
+    encoder(ids, ids * 0, mask)
+    assert len(found) == depth  # nobody watches any more
+
+
+def test_attention_that_is_the_teachers_loses_nothing_and_other_attention_its_divergence():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(3, 2, 4, 5, 5, generator=generator).log_softmax(-1) for _ in range(2))
+    by_hand = (theirs.exp() * (theirs - ours)).sum(-1)[1].transpose(1, 2)[WHERE].mean().item()
+
+    assert transfer.attention_loss(list(ours), list(ours), WHERE, range(1, 4)) == pytest.approx(0, abs=1e-6)
+    assert transfer.attention_loss(list(ours), list(theirs), WHERE, range(2, 3)) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_predictions_follow_what_was_there_and_the_teacher_by_their_shares():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = torch.randn(2, 6, 9, generator=generator)
+    targets = torch.randint(9, (6,), generator=generator)
+    log = ours.log_softmax(-1)
+    hard, soft = -log[range(6), targets].mean().item(), -(theirs.softmax(-1) * log).sum(-1).mean().item()
+
+    for share in (0, 0.25, 1):
+        loss = transfer.prediction_loss(ours, theirs, targets, share)
+        assert loss == pytest.approx(share * hard + (1 - share) * soft, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "progress", "imitated", "frozen", "predicts"),
+    [
+        ("auxiliary", 0.0, [1, 2, 3, 4], 0, True),
+        ("auxiliary", 0.9, [1, 2, 3, 4], 0, True),
+        ("joint", 0.0, [1, 2, 3, 4], 0, False),
+        ("joint", 0.49, [1, 2, 3, 4], 0, False),
+        ("joint", 0.5, [], 0, True),
+        ("progressive", 0.0, [1], 0, False),
+        ("progressive", 0.124, [1], 0, False),
+        ("progressive", 0.125, [2], 1, False),
+        ("progressive", 0.49, [4], 3, False),
+        ("progressive", 0.5, [], 0, True),
+    ],
+)
+def test_a_strategy_says_what_is_learnt_when(strategy, progress, imitated, frozen, predicts):
+    now = transfer.phase(strategy, progress, share=0.5, depth=4)
+
+    assert (list(now.imitated), now.frozen, now.predicts) == (imitated, frozen, predicts)
 
 
 @pytest.fixture
@@ -417,7 +499,7 @@ def teacher():
 
 def test_the_teachers_table_is_cut_to_the_rows_kept(teacher):
     before = teacher.embeddings.word.weight.detach().clone()
-    transfer.cut_vocabulary(teacher, [7, 3, 210])
+    start.cut_vocabulary(teacher, [7, 3, 210])
 
     assert torch.equal(teacher.embeddings.word.weight, before[[7, 3, 210]])
     assert not teacher.embeddings.word.weight.requires_grad
@@ -426,7 +508,7 @@ def test_the_teachers_table_is_cut_to_the_rows_kept(teacher):
 def test_principal_directions_keep_what_a_table_of_low_rank_holds():
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(50, 3, generator=generator) @ torch.randn(3, 20, generator=generator)
-    basis = transfer.principal_directions(table, torch.arange(50.0), 3)
+    basis = start.principal_directions(table, torch.arange(50.0), 3)
 
     assert torch.allclose(basis.T @ basis, torch.eye(3), atol=1e-5)
     assert torch.allclose(table @ basis @ basis.T, table, atol=1e-4)
@@ -435,7 +517,7 @@ def test_principal_directions_keep_what_a_table_of_low_rank_holds():
 def test_principal_directions_are_those_of_frequent_words():
     table = torch.eye(4)
 
-    assert torch.allclose(transfer.principal_directions(table, torch.tensor([0.0, 99, 0, 0]), 1).abs()[:, 0], table[1])
+    assert torch.allclose(start.principal_directions(table, torch.tensor([0.0, 99, 0, 0]), 1).abs()[:, 0], table[1])
 
 
 ROWS = torch.randint(5, 211, (8, 30), generator=torch.Generator().manual_seed(1))
@@ -451,7 +533,7 @@ def test_albert_starts_with_the_first_of_the_teachers_layers_that_a_group_covers
         "layer_norm_eps": 0.05,
     }
     student = build("albert", settings, "fill-mask")
-    transfer.start_albert(student, teacher, torch.ones(211), ROWS)
+    start.start_albert(student, teacher, torch.ones(211), ROWS)
 
     assert len(teacher.layers) == 3
     for group, first in zip(student.encoder.groups, firsts, strict=True):
@@ -489,7 +571,7 @@ def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architectur
 def test_a_head_starts_with_how_often_words_occur():
     settings = {"vocab_size": 4, "hidden_size": 8, "num_attention_heads": 2, "embedding_size": 8}
     student = build("albert", settings, "fill-mask")
-    transfer.start_head(student.head, torch.tensor([0.0, 1, 2, 3]))
+    start.start_head(student.head, torch.tensor([0.0, 1, 2, 3]))
     student.head.norm.weight.data.zero_()
     said = student.head(torch.randn(3, 8), student.encoder.embeddings.word.weight).softmax(-1)
 
@@ -501,7 +583,7 @@ def test_a_linear_layer_is_fitted_to_what_it_should_say():
     wanted, layer = nn.Linear(5, 3), nn.Linear(5, 3)
     inputs = torch.randn(4, 6, 5, generator=generator)
     with torch.no_grad():
-        transfer.fit(layer, inputs, wanted(inputs))
+        start.fit(layer, inputs, wanted(inputs))
 
     assert torch.allclose(layer.weight, wanted.weight, atol=1e-5)
     assert torch.allclose(layer.bias, wanted.bias, atol=1e-5)

@@ -24,7 +24,7 @@ from models import convert
 from models.architectures import bert
 from models.datasets import documents
 from models.heads import MaskedLM, Model, build
-from models.training import transfer
+from models.training import start, transfer
 from models.training.loop import Schedule, train
 from models.training.masking import mask
 from models.training.recipe import Recipe
@@ -33,7 +33,7 @@ from models.training.vocabulary import SPECIALS, count_pieces, prune
 
 COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chosen by
 SAMPLED: Final = 20  # rows, about, that the student's start is fitted on
-STARTS: Final = {"albert": transfer.start_albert, "mobilebert": transfer.start_mobilebert}
+STARTS: Final = {"albert": start.start_albert, "mobilebert": start.start_mobilebert}
 
 
 def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str], None] = print) -> tuple[Model, Path]:
@@ -44,7 +44,7 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
     claim(directory, facts(recipe))
     teacher = load_teacher(recipe.teacher)
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
-    transfer.cut_vocabulary(teacher, kept)
+    start.cut_vocabulary(teacher, kept)
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)
@@ -52,7 +52,7 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
     sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
     STARTS[recipe.architecture](student, teacher, counts, sample)
     assert isinstance(student.head, MaskedLM)  # noqa: S101  # tells the type checker
-    transfer.start_head(student.head, counts)
+    start.start_head(student.head, counts)
     work = recipe.pretraining
     order = np.random.default_rng(recipe.seed).permutation(len(rows))
     mask_id = _id(tokenizer, "[MASK]")
@@ -70,7 +70,9 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
             with torch.no_grad():
                 wanted = teacher.features(batch, types, real)
             unchanged = real & (holed.input_ids == batch)
-            losses["features"] = work.feature_weight * transfer.feature_loss(features, wanted, unchanged)
+            losses["features"] = work.feature_weight * transfer.feature_loss(
+                features, wanted, unchanged, range(1, len(features))
+            )
         return losses
 
     train(student, loss, Schedule(work.steps, work.learning_rate), directory, seed=recipe.seed, report=report)

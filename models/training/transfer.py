@@ -1,116 +1,126 @@
-"""Giving a student what a BERT teacher knows: a start from its weights, and its features to imitate layer by layer.
+"""What a student learns from a teacher beside the words: feature maps, attention and predictions.
 
-The features' loss is MobileBERT's feature-map transfer (Sun et al. 2020, arXiv:2004.02984, section 3.4): the mean
-squared error between normalised feature maps, here at every layer at once. The student's stream must be as wide as the
-teacher's.
+MobileBERT's knowledge transfer (Sun et al. 2020, arXiv:2004.02984, sections 3.4 to 3.6). The student's stream must be
+as wide as the teacher's; to imitate attention both need the same number of heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from models.architectures import albert, bert, mobilebert
-from models.heads import MaskedLM, Model
+from models.architectures.layers import Encoder, padding_bias
+
+Strategy = Literal["auxiliary", "joint", "progressive"]
 
 
-def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
-    """Leaves of the teacher's word table the rows `kept`, in that order."""
-    rows = teacher.embeddings.word.weight.data[torch.tensor(kept)]
-    table = nn.Embedding(len(kept), rows.shape[1])
-    table.weight.data = rows
-    teacher.embeddings.word = table.requires_grad_(False)
+@dataclass(frozen=True)
+class Phase:
+    """What a stretch of a pre-training minimises."""
+
+    imitated: range  # layers, from 1, whose features and attention follow the teacher's
+    frozen: int  # layers, from the embeddings on, that are left as they are
+    predicts: bool  # whether the words, too, are learnt
 
 
-def feature_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor) -> Tensor:
-    """The squared error between normalised features (B, S, H) at the tokens `where` (B, S), averaged over layers.
+def phase(strategy: Strategy, progress: float, share: float, depth: int) -> Phase:
+    """What is minimised at `progress`, from 0 to 1, of a pre-training of a student of `depth` layers (section 3.6).
 
-    student and teacher hold the embeddings and then every layer. Each layer of the student imitates the teacher's at
-    the same share of the depth.
+    "auxiliary" imitates and predicts all the time. The others imitate for the first `share` of the time and predict for
+    the rest of it: "joint" all layers at once, "progressive" one layer after another, those below it frozen.
+    """
+    if strategy == "auxiliary":
+        return Phase(range(1, depth + 1), 0, predicts=True)
+    if progress >= share:
+        return Phase(range(0), 0, predicts=True)
+    if strategy == "joint":
+        return Phase(range(1, depth + 1), 0, predicts=False)
+    layer = 1 + int(progress / share * depth)
+    return Phase(range(layer, layer + 1), layer - 1, predicts=False)
+
+
+def twin(layer: int, depth: int, teacher_depth: int) -> int:
+    """The teacher's layer that a student's imitates, both counted from 0 for the embeddings: at its share of the depth."""
+    return round(layer * teacher_depth / depth)
+
+
+def feature_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor, layers: range) -> Tensor:
+    """The squared error between normalised features (B, S, H) at the tokens `where` (B, S), averaged over `layers`.
+
+    student and teacher hold the embeddings and then every layer.
     """
 
     def normalise(x: Tensor) -> Tensor:
         return F.layer_norm(x[where], x.shape[-1:])
 
-    depth = len(student) - 1
-    twins = [(student[i], teacher[round(i * (len(teacher) - 1) / depth)]) for i in range(1, depth + 1)]
+    twins = [(student[i], teacher[twin(i, len(student) - 1, len(teacher) - 1)]) for i in layers]
     return torch.stack([F.mse_loss(normalise(s), normalise(t)) for s, t in twins]).mean()
 
 
-@torch.no_grad()
-def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
-    """Starts an ALBERT of the teacher's width with the teacher's embeddings, as near as E dimensions come, and layers.
+def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor, layers: range) -> Tensor:
+    """The KL divergence of the student's attention from the teacher's, averaged over heads, tokens and `layers`.
 
-    Each group starts as the first of the teacher's layers that it covers. counts (V,) weighs the words; rows
-    (R, S) are a sample of the corpus, without padding.
+    student and teacher hold the log-probabilities (B, A, S, S) of every layer, from 1; `where` (B, S) are the tokens
+    that look.
     """
-    source, target = teacher.embeddings, student.encoder.embeddings
-    assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
-    assert isinstance(student.encoder, albert.Encoder)  # noqa: S101
-    # A token is a word at a position: without directions for the positions too, the layers cannot tell neighbours.
-    positions = source.position.weight - source.position.weight.mean(0)
-    often = torch.full((len(positions),), float(counts.sum()) / rows.shape[1])
-    table = torch.cat([source.word.weight, positions])
-    basis = principal_directions(table, torch.cat([counts, often]), target.word.embedding_dim)  # (H, E)
-    target.word.weight.copy_(source.word.weight @ basis)
-    target.position.weight.copy_(source.position.weight @ basis)
-    target.token_type.weight.copy_(source.token_type.weight @ basis)
-    types = torch.zeros_like(rows)
-    fit(target.projection, target.narrow(rows, types), source(rows, types))
-    groups = student.encoder.groups
-    for number, group in enumerate(groups):
-        first = teacher.layers[number * len(teacher.layers) // len(groups)]
-        for layer in group.children():
-            layer.load_state_dict(first.state_dict())
+
+    def looking(x: Tensor) -> Tensor:
+        return x.transpose(1, 2)[where]  # (N, A, S)
+
+    twins = [(student[i - 1], teacher[twin(i, len(student), len(teacher)) - 1]) for i in layers]
+    losses = [F.kl_div(looking(s), looking(t), reduction="none", log_target=True).sum(-1).mean() for s, t in twins]
+    return torch.stack(losses).mean()
 
 
-@torch.no_grad()
-def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
-    """Starts a MobileBERT whose stream is as wide as the teacher's: its embeddings give nearly what the teacher's give.
+def prediction_loss(student: Tensor, teacher: Tensor, targets: Tensor, hard: float) -> Tensor:
+    """The cross entropy of words' logits (N, V) with `hard` parts of what was there (N,) and 1 - hard of the teacher's.
 
-    NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect. counts (V,) weighs the words; rows
-    (R, S) are a sample of the corpus.
+    The pre-training distillation of section 3.5, without the sentence loss.
     """
-    source, target = teacher.embeddings, student.encoder.embeddings
-    assert isinstance(target, mobilebert.Embeddings)  # noqa: S101  # tells the type checker
-    assert target.projection is not None  # noqa: S101
-    e = target.word.embedding_dim
-    basis = principal_directions(source.word.weight, counts, e)  # (H, E)
-    typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]
-    weights = counts / counts.sum()
-    spread = (typical.std(1) * weights).sum()
-    centre = (typical.mean(1) * weights).sum()
-    scale = source.norm.weight / spread
-    target.word.weight.copy_(source.word.weight @ basis)
-    target.projection.weight.zero_()
-    target.projection.weight[:, e : 2 * e] = scale[:, None] * basis  # the middle of the trigram
-    target.projection.bias.copy_(source.norm.bias - source.norm.weight * centre / spread)
-    target.position.weight.copy_(source.position.weight * scale)
-    target.token_type.weight.copy_(source.token_type.weight * scale)
+    soft = F.cross_entropy(student, teacher.softmax(-1))
+    return hard * F.cross_entropy(student, targets) + (1 - hard) * soft
 
 
-@torch.no_grad()
-def start_head(head: MaskedLM, counts: Tensor) -> None:
-    """Starts a masked-LM head with how often each word occurs, and with little said beyond that."""
-    head.bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
-    head.norm.weight.fill_(0.25)
+@contextmanager
+def attentions(encoder: Encoder, mask: Tensor) -> Iterator[list[Tensor]]:
+    """Collects the log-probabilities (B, A, S, S) of attention of every layer that the encoder applies meanwhile.
 
+    mask (B, S) is true on real tokens. The network's own files stay free of what only training asks for.
+    """
+    found: list[Tensor] = []
+    bias = padding_bias(mask, torch.float32)
+    hooks: list[RemovableHandle] = []
 
-def fit(layer: nn.Linear, inputs: Tensor, outputs: Tensor) -> None:
-    """Gives a linear layer the smallest weights that map inputs (..., I) to outputs (..., O) with the least error."""
-    x = F.pad(inputs.flatten(0, -2), (0, 1), value=1.0)  # one more column, for the bias
-    # Normalised inputs sum to 0, so that their rank is less than I; "gelsy", the default, is not repeatable then.
-    solution = torch.linalg.lstsq(x, outputs.flatten(0, -2), rcond=1e-4, driver="gelsd").solution  # (I + 1, O)
-    layer.weight.copy_(solution[:-1].T)
-    layer.bias.copy_(solution[-1])
+    def watch(layer: albert.Layer | bert.Layer | mobilebert.Layer) -> None:
+        query: list[Tensor] = []
 
+        def heads(x: Tensor) -> Tensor:
+            return x.view(*x.shape[:2], layer.heads, -1).transpose(1, 2)  # (B, A, S, D)
 
-def principal_directions(table: Tensor, counts: Tensor, rank: int) -> Tensor:
-    """The `rank` directions (H, rank) that keep most of a table (V, H) whose rows weigh as counts (V,) says."""
-    weight = (counts + 1).sqrt()[:, None]
-    _, _, directions = torch.linalg.svd(table * weight, full_matrices=False)
-    basis: Tensor = directions[:rank].T
-    return basis
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:  # noqa: ARG001  # a hook's shape
+            query[:] = [heads(out)]
+
+        def compare(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:  # noqa: ARG001  # the same
+            scores = query.pop() @ heads(out).transpose(2, 3) / math.sqrt(out.shape[-1] / layer.heads)
+            found.append(F.log_softmax(scores + bias, -1))
+
+        hooks.append(layer.query.register_forward_hook(keep))
+        hooks.append(layer.key.register_forward_hook(compare))  # every architecture asks for the query first
+
+    for module in encoder.modules():
+        if isinstance(module, albert.Layer | bert.Layer | mobilebert.Layer):
+            watch(module)
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,99 @@
+"""The start that a student takes from a BERT teacher: its words, its positions and some of its layers.
+
+The student's stream must be as wide as the teacher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.architectures import albert, bert, mobilebert
+from models.heads import MaskedLM, Model
+
+
+def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
+    """Leaves of the teacher's word table the rows `kept`, in that order."""
+    rows = teacher.embeddings.word.weight.data[torch.tensor(kept)]
+    table = nn.Embedding(len(kept), rows.shape[1])
+    table.weight.data = rows
+    teacher.embeddings.word = table.requires_grad_(False)
+
+
+@torch.no_grad()
+def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
+    """Starts an ALBERT of the teacher's width with the teacher's embeddings, as near as E dimensions come, and layers.
+
+    Each group starts as the first of the teacher's layers that it covers. counts (V,) weighs the words; rows
+    (R, S) are a sample of the corpus, without padding.
+    """
+    source, target = teacher.embeddings, student.encoder.embeddings
+    assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
+    assert isinstance(student.encoder, albert.Encoder)  # noqa: S101
+    # A token is a word at a position: without directions for the positions too, the layers cannot tell neighbours.
+    positions = source.position.weight - source.position.weight.mean(0)
+    often = torch.full((len(positions),), float(counts.sum()) / rows.shape[1])
+    table = torch.cat([source.word.weight, positions])
+    basis = principal_directions(table, torch.cat([counts, often]), target.word.embedding_dim)  # (H, E)
+    target.word.weight.copy_(source.word.weight @ basis)
+    target.position.weight.copy_(source.position.weight @ basis)
+    target.token_type.weight.copy_(source.token_type.weight @ basis)
+    types = torch.zeros_like(rows)
+    fit(target.projection, target.narrow(rows, types), source(rows, types))
+    groups = student.encoder.groups
+    for number, group in enumerate(groups):
+        first = teacher.layers[number * len(teacher.layers) // len(groups)]
+        for layer in group.children():
+            layer.load_state_dict(first.state_dict())
+
+
+@torch.no_grad()
+def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
+    """Starts a MobileBERT whose stream is as wide as the teacher's: its embeddings give nearly what the teacher's give.
+
+    NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect. counts (V,) weighs the words; rows
+    (R, S) are a sample of the corpus.
+    """
+    source, target = teacher.embeddings, student.encoder.embeddings
+    assert isinstance(target, mobilebert.Embeddings)  # noqa: S101  # tells the type checker
+    assert target.projection is not None  # noqa: S101
+    e = target.word.embedding_dim
+    basis = principal_directions(source.word.weight, counts, e)  # (H, E)
+    typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]
+    weights = counts / counts.sum()
+    spread = (typical.std(1) * weights).sum()
+    centre = (typical.mean(1) * weights).sum()
+    scale = source.norm.weight / spread
+    target.word.weight.copy_(source.word.weight @ basis)
+    target.projection.weight.zero_()
+    target.projection.weight[:, e : 2 * e] = scale[:, None] * basis  # the middle of the trigram
+    target.projection.bias.copy_(source.norm.bias - source.norm.weight * centre / spread)
+    target.position.weight.copy_(source.position.weight * scale)
+    target.token_type.weight.copy_(source.token_type.weight * scale)
+
+
+@torch.no_grad()
+def start_head(head: MaskedLM, counts: Tensor) -> None:
+    """Starts a masked-LM head with how often each word occurs, and with little said beyond that."""
+    head.bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
+    head.norm.weight.fill_(0.25)
+
+
+def fit(layer: nn.Linear, inputs: Tensor, outputs: Tensor) -> None:
+    """Gives a linear layer the smallest weights that map inputs (..., I) to outputs (..., O) with the least error."""
+    x = F.pad(inputs.flatten(0, -2), (0, 1), value=1.0)  # one more column, for the bias
+    # Normalised inputs sum to 0, so that their rank is less than I; "gelsy", the default, is not repeatable then.
+    solution = torch.linalg.lstsq(x, outputs.flatten(0, -2), rcond=1e-4, driver="gelsd").solution  # (I + 1, O)
+    layer.weight.copy_(solution[:-1].T)
+    layer.bias.copy_(solution[-1])
+
+
+def principal_directions(table: Tensor, counts: Tensor, rank: int) -> Tensor:
+    """The `rank` directions (H, rank) that keep most of a table (V, H) whose rows weigh as counts (V,) says."""
+    weight = (counts + 1).sqrt()[:, None]
+    _, _, directions = torch.linalg.svd(table * weight, full_matrices=False)
+    basis: Tensor = directions[:rank].T
+    return basis
