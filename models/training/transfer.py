@@ -49,7 +49,7 @@ def phase(strategy: Strategy, progress: float, share: float, depth: int) -> Phas
 
 
 def twin(layer: int, depth: int, teacher_depth: int) -> int:
-    """The teacher's layer that a student's imitates, both counted from 0 for the embeddings: at its share of the depth."""
+    """The teacher's layer that a student's imitates, at its share of the depth; layer 0 are the embeddings."""
     return round(layer * teacher_depth / depth)
 
 
