@@ -31,7 +31,7 @@ from models.tokenizer import Encoding
 from models.training import start, transfer
 from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
 from models.training.loop import Schedule, train
-from models.training.masking import mask
+from models.training.objectives.masked_lm import mask
 from models.training.pretrain import COUNTED, STARTS, corpus, pretrain, vocabulary
 from models.training.recipe import Recipe, RecipeError, read_recipe
 from models.training.run import claim

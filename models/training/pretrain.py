@@ -26,7 +26,7 @@ from models.datasets import documents
 from models.heads import MaskedLM, Model, build
 from models.training import start, transfer
 from models.training.loop import Schedule, train
-from models.training.masking import mask
+from models.training.objectives.masked_lm import mask
 from models.training.recipe import Recipe
 from models.training.run import claim, write
 from models.training.vocabulary import SPECIALS, count_pieces, prune
