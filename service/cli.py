@@ -130,7 +130,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     DATA is, for classify, tab-separated texts with labels; for qa, a file in SQuAD's format; for fill-mask, running
     text.
     """
-    from service.evaluate import TRIVIAL, agreement, evaluate
+    from service.evaluate import agreement, evaluate
     from service.runtime import load_model, locate
 
     results = []
@@ -143,7 +143,8 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
                 f"{model.manifest.name}  {name} {score.value:.2f} %  "
                 f"(95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n})"
             )
-    note(f"{TRIVIAL[model.manifest.task]} would reach {results[0].trivial.value:.2f} %")
+    for name, score in results[0].trivial.items():
+        note(f"{name} would reach {score.value:.2f} %")
     if against:
         same = agreement(*results)
         click.echo(

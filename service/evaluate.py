@@ -1,8 +1,10 @@
 """How good a model is as it is served: every example of a data file goes the way a request goes.
 
-classify wants tab-separated texts with labels, qa a file in SQuAD's format, fill-mask running text. Of running text as
-many words as make 15 % of its tokens are masked, chosen once and for all among words that are one token; right is the
-token that was there.
+classify wants tab-separated texts with labels, qa a file in SQuAD's format, fill-mask running text. Where there are two
+labels, the Matthews correlation and the F1 of label 1 stand beside accuracy. Where some questions have no answer, the
+empty answer may win, and the questions with an answer and those without are also scored by themselves. Of running text
+as many words as make 15 % of its tokens are masked, chosen once and for all among words that are one token; right is
+the token that was there.
 """
 
 from __future__ import annotations
@@ -37,12 +39,6 @@ MASKED_SHARE: Final = 0.15
 PARAGRAPH: Final = range(200, 1200)  # characters of a paragraph that is masked
 MAX_MASKS: Final = 24  # in one paragraph
 
-TRIVIAL: Final = {
-    "classify": "always the commonest label",
-    "qa": "always the first sentence",
-    "fill-mask": "always the commonest token",
-}
-
 Progress = Callable[[int, int], None]
 
 
@@ -52,7 +48,7 @@ class Evaluation:
 
     scores: dict[str, Score]
     answers: tuple[Any, ...]
-    trivial: Score  # the main score of an answer that takes no model: see TRIVIAL
+    trivial: dict[str, Score]  # the main score of answers that take no model, by what they are
 
     @property
     def main(self) -> Score:
@@ -89,9 +85,12 @@ def evaluate(
         why = error.detail if isinstance(error, Unprocessable) else "It is no valid request."
         raise DatasetError(f"{data.name} holds an example that cannot be answered: {why}") from None
     marks = [mark for case, answer in zip(cases, answers, strict=True) for mark in case.mark(answer)]
-    names = marks[0][0]
-    scores = {name: metrics.mean([values[name] for values, _ in marks]) for name in names}
-    return Evaluation(scores, tuple(answer for _, answer in marks), _trivial(model.manifest, cases))
+    names = dict.fromkeys(name for values, _ in marks for name in values)
+    scores = {name: metrics.mean([values[name] for values, _ in marks if name in values]) for name in names}
+    found = tuple(answer for _, answer in marks)
+    if len(model.manifest.labels) == 2:
+        scores |= _of_two(model.manifest.labels, found, cases)
+    return Evaluation(scores, found, _trivial(model.manifest, cases))
 
 
 def agreement(one: Evaluation, other: Evaluation) -> Score:
@@ -127,13 +126,27 @@ async def _ask(model: Model, bodies: Sequence[dict[str, Any]], progress: Progres
         await runtime.close()
 
 
-def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> Score:
+def _of_two(labels: Sequence[str], found: Sequence[str], cases: Sequence[_Case]) -> dict[str, Score]:
+    predicted = [labels.index(label) for label in found]
+    actual = [labels.index(label) for case in cases for label in case.right]
+    return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
+
+
+def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> dict[str, Score]:
+    if manifest.task == "qa" and not all(case.right for case in cases):
+        # What answers every question cannot do better than this, whichever answers it gives.
+        return {
+            "always no answer": metrics.mean([float(not case.right) for case in cases]),
+            "always an answer, and the right one if there is one": metrics.mean([float(bool(c.right)) for c in cases]),
+        }
     if manifest.task == "qa":
         first = [re.split(r"(?<=[.!?])\s", case.body["inputs"]["context"], maxsplit=1)[0] for case in cases]
-        return metrics.mean([metrics.answer_f1(text, case.right) for text, case in zip(first, cases, strict=True)])
+        f1 = metrics.mean([metrics.answer_f1(text, case.right) for text, case in zip(first, cases, strict=True)])
+        return {"always the first sentence": f1}
     right = [one for case in cases for one in case.right]
     ((commonest, _),) = Counter(right).most_common(1)
-    return metrics.mean([float(one == commonest) for one in right])
+    kind = "label" if manifest.task == "classify" else "token"
+    return {f"always the commonest {kind}": metrics.mean([float(one == commonest) for one in right])}
 
 
 def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
@@ -160,6 +173,9 @@ def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case
         def mark(answer: Any, answers: tuple[str, ...] = question.answers) -> list[tuple[dict[str, float], Any]]:
             text = answer["answer"]
             values = {"f1": metrics.answer_f1(text, answers), "exact_match": metrics.exact_match(text, answers)}
+            if some_impossible:
+                kind = "has_answer" if answers else "no_answer"
+                values |= {f"{kind}_{name}": value for name, value in values.items()}
             return [(values, (answer["start"], answer["end"]))]
 
         inputs = {"question": question.question, "context": question.context}

@@ -21,7 +21,7 @@ from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
 from service.errors import SetupError, SwiftletError
-from service.evaluate import TRIVIAL, Evaluation, Progress, agreement, evaluate
+from service.evaluate import Evaluation, Progress, agreement, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
 from service.types import Batch
@@ -221,7 +221,7 @@ def _measure(
     evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
     card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
     card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
-    card["scores"]["trivial"] = {TRIVIAL[manifest.task]: asdict(evaluation.trivial)}
+    card["scores"]["trivial"] = {name: asdict(score) for name, score in evaluation.trivial.items()}
     return evaluation
 
 

@@ -115,7 +115,7 @@ def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name, request):
     if name == "albert-qa":
         expect_the_shortfall(request, "F1 15.1 against 11.3: above, but not by 3 points of the intervals' ends")
     scores = artifact(name).card()["scores"]
-    (trivial,) = scores["trivial"].values()
+    trivial = max(scores["trivial"].values(), key=lambda score: score["high"])
     reached = next(iter(scores["int8"].values()))
 
     assert reached["low"] > trivial["high"] + 3

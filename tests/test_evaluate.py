@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from models.datasets import DatasetError
 from service.cli import main
 from service.errors import SetupError
-from service.evaluate import agreement, evaluate
+from service.evaluate import Evaluation, agreement, evaluate
 from service.runtime import load_model
 
 CLS, MASK = VOCABULARY.index("[CLS]"), VOCABULARY.index("[MASK]")
@@ -91,6 +91,10 @@ def measure(path: Path, data: Path, **options):
     return evaluate(load_model(path, "onnx_cpu"), data, **options)
 
 
+def trivial(found: Evaluation) -> dict[str, float]:
+    return {name: score.value for name, score in found.trivial.items()}
+
+
 def test_accuracy_is_the_share_of_right_labels(tmp_path, good):
     found = measure(good, tsv(tmp_path, [1, 1, 0, 1, 2]))
 
@@ -98,7 +102,7 @@ def test_accuracy_is_the_share_of_right_labels(tmp_path, good):
     assert found.main.value == pytest.approx(60)
     assert found.main.n == 5
     assert found.answers == ("good",) * 5
-    assert found.trivial.value == pytest.approx(60)
+    assert trivial(found) == {"always the commonest label": pytest.approx(60)}
 
 
 def test_texts_of_nothing_are_passed_over(tmp_path, good):
@@ -132,7 +136,8 @@ def test_answers_are_marked_as_squad_marks_them(tmp_path, reader):
     assert found.scores["exact_match"].value == pytest.approx(100 / 3)
     assert found.scores["f1"].value == pytest.approx(100 * (1 + 2 / 3 + 0) / 3)
     assert found.main is found.scores["f1"]
-    assert found.trivial.value == pytest.approx(100 * (2 / 4 + 2 * 2 / 5 + 2 / 3) / 3)  # the whole contexts
+    # The whole contexts.
+    assert trivial(found) == {"always the first sentence": pytest.approx(100 * (2 / 4 + 2 * 2 / 5 + 2 / 3) / 3)}
 
 
 def test_a_question_may_have_no_answer(tmp_path, reader):
@@ -142,6 +147,59 @@ def test_a_question_may_have_no_answer(tmp_path, reader):
     assert found.answers == ((4, 7), (0, 0), (2, 5))
     assert found.scores["exact_match"].value == pytest.approx(200 / 3)
     assert found.scores["f1"].value == pytest.approx(200 / 3)
+    assert trivial(found) == {
+        "always no answer": pytest.approx(200 / 3),
+        "always an answer, and the right one if there is one": pytest.approx(100 / 3),
+    }
+
+
+def test_questions_with_an_answer_and_those_without_are_scored_by_themselves(tmp_path, reader):
+    """Found "xay" of "one xay" (2 / 3) and nothing of "all" (0); of three without an answer, one is given one."""
+    asked = [
+        ("nothing", []),
+        ("one xay two", ["one xay"]),
+        ("nothing at all", ["all"]),
+        ("a cat", []),
+        ("a xby cat", []),
+    ]
+    found = measure(reader, squad(tmp_path, *asked))
+
+    assert {name: (pytest.approx(score.value), score.n) for name, score in found.scores.items()} == {
+        "f1": (100 * (1 + 2 / 3 + 0 + 1 + 0) / 5, 5),
+        "exact_match": (40, 5),
+        "has_answer_f1": (100 / 3, 2),
+        "has_answer_exact_match": (0, 2),
+        "no_answer_f1": (200 / 3, 3),
+        "no_answer_exact_match": (200 / 3, 3),
+    }
+    assert found.main is found.scores["f1"]
+
+
+def test_a_file_whose_questions_all_have_answers_is_scored_as_a_whole(tmp_path, reader):
+    assert list(measure(reader, squad(tmp_path, ("the xay is here", ["xay"]))).scores) == ["f1", "exact_match"]
+
+
+@pytest.fixture
+def judge(make, monkeypatch) -> Path:
+    """Two labels: what starts with an x is right."""
+    monkeypatch.setitem(LABELS, "classify", ("wrong", "right"))
+    monkeypatch.setitem(artifacts.WIDTHS, "classify", 2)
+    return make("classify", {(CLS, 1): 3.0})
+
+
+def test_two_labels_have_a_correlation_and_f1_too(tmp_path, judge):
+    """CoLA's four columns; always label 1, of which three of four are: no correlation, precision 3 / 4, recall 1."""
+    data = write(
+        tmp_path, "cola.tsv", "".join(f"me01\t{label}\t{'' if label else '*'}\ttext\n" for label in (1, 0, 1, 1))
+    )
+    found = measure(judge, data)
+
+    assert list(found.scores) == ["accuracy", "matthews", "label_1_f1"]
+    assert found.main is found.scores["accuracy"]
+    assert found.main.value == 75
+    assert found.scores["matthews"].value == 0
+    assert found.scores["label_1_f1"].value == pytest.approx(100 * 6 / 7)
+    assert {score.n for score in found.scores.values()} == {4}
 
 
 def test_where_every_question_has_an_answer_nothing_is_none(tmp_path, reader):
@@ -164,7 +222,7 @@ def test_masks_are_chosen_among_single_tokens_and_marked_by_token(tmp_path, stub
     assert found.main.n == 4 * 3
     assert found.main.value == 50
     assert set(found.answers) == {VOCABULARY.index("a")}
-    assert found.trivial.value == 50
+    assert trivial(found) == {"always the commonest token": 50}
 
 
 def test_a_paragraph_with_one_mask_is_marked_too(tmp_path, stubborn):
