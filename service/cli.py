@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 BAR_WIDTH: Final = 40
+CLEAR: Final = "\r\x1b[K"  # a bar that is drawn on the line
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -162,7 +163,8 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 )
 @click.option("--runs", type=Directory, default="runs", show_default=True, help="Folder that keeps the state of runs.")
 @click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifacts go to.")
-def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path) -> None:
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
+def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path, device: str) -> None:
     """Follows a recipe from a corpus to artifacts.
 
     RECIPE is a TOML file, or the name of one that comes with Swiftlet. A run that was stopped goes on where it was.
@@ -171,13 +173,34 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path)
     with needing("models"):
         from service.train import follow
 
-    for artifact in follow(recipe, only, data, runs, out, note, bar):
+    for artifact in follow(recipe, only, data, runs, out, note, bar, device):
         click.echo(artifact.path)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="losses.png",
+    show_default=True,
+    help="PNG file to write.",
+)
+def plot(runs: tuple[Path, ...], out: Path) -> None:
+    """Draws how the losses of runs fell, one curve a run.
+
+    RUN is the directory of a run that goes on or has ended, or its losses.csv. Needs the extra `plot`.
+    """
+    with needing("plot"):
+        from models.training.plot import plot
+
+    plot(runs, out)
+    click.echo(out)
 
 
 def note(text: str) -> None:
     """Says how far long work has come; on standard error, so that results can be piped."""
-    click.echo(text, err=True)
+    click.echo(f"{CLEAR}{text}" if sys.stderr.isatty() else text, err=True)
 
 
 def bar(done: int, total: int) -> None:

@@ -12,6 +12,7 @@ from models.artifact import Artifact, Manifest
 from models.heads import Model
 from models.tokenizer import Tokenizer
 from models.training.finetune import finetune
+from models.training.loop import find_device
 from models.training.pretrain import pretrain
 from models.training.recipe import Finetuning, Recipe, RecipeError, read_recipe
 from service.errors import SetupError
@@ -29,23 +30,25 @@ def follow(
     out: Path,
     report: Callable[[str], None],
     progress: Progress | None = None,
+    device: str = "cpu",
 ) -> list[Artifact]:
     """Makes the artifacts of a recipe, or those of them in `only`, under `out`; their state lies under `runs`.
 
-    A recipe that was stopped goes on where it was.
+    A recipe that was stopped goes on where it was, on the same device or another.
 
     Raises:
+        DeviceError: there is no such device.
         SetupError: there is no such recipe, it makes no such artifact, or a file it needs is not there.
         ReleaseError: an artifact is not good enough.
     """
-    recipe = _find(recipe_name)
+    recipe, place = _find(recipe_name), find_device(device)
     for name in only:
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning)}, but no {name!r}.")
     for file in _files(recipe, only or tuple(recipe.finetuning)):
         if not (data / file).is_file():
             raise SetupError(f"This recipe needs the file {file}, which is not in {data}.")
-    body, tokenizer_file = pretrain(recipe, data, runs / recipe.name, report)
+    body, tokenizer_file = pretrain(recipe, data, runs / recipe.name, report, device=place, progress=progress)
     tokenizer = Tokenizer.load(tokenizer_file)
     made = []
     for name in only or recipe.finetuning:
@@ -57,7 +60,9 @@ def follow(
         model = (
             body
             if work.task == "fill-mask"
-            else finetune(recipe, name, body, tokenizer, data, runs / recipe.name / name, say)
+            else finetune(
+                recipe, name, body, tokenizer, data, runs / recipe.name / name, say, device=place, progress=progress
+            )
         )
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), _card(recipe, work))
         measure = Measure(data / work.evaluate, work.limit, work.skip)

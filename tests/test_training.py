@@ -29,6 +29,7 @@ from models.datasets import Question, documents
 from models.heads import build
 from models.tokenizer import Encoding
 from models.training import start, transfer
+from models.training.curve import read_curve
 from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import mask
@@ -320,10 +321,11 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 def test_training_minimises_the_loss_and_tells_of_it(tmp_path):
     said: list[str] = []
     model = learn(tmp_path, said=said)
-    rows = [line.split(",") for line in (tmp_path / "losses.csv").read_text().splitlines()]
+    earlier, later = read_curve(tmp_path / "losses.csv")
 
-    assert [row[0] for row in rows] == ["20", "40"]
-    assert sum(map(float, rows[1][1:])) < sum(map(float, rows[0][1:]))
+    assert (earlier.step, later.step) == (20, 40)
+    assert later.losses.keys() == earlier.losses.keys() == {"one", "other"}
+    assert sum(later.losses.values()) < sum(earlier.losses.values())
     assert len(said) == 2
     assert said[1].startswith("step 40/40 one ")
     assert not model.training
@@ -333,11 +335,13 @@ def test_the_curve_of_a_killed_run_tells_of_each_step_once(tmp_path):
     learn(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path / "killed", stop_at=15)
-    (tmp_path / "killed/losses.csv").write_text("20,1.0,1.0\n")  # told of, but not saved
+    path = tmp_path / "killed/losses.csv"
+    path.write_text("step,learning_rate,one,other,seconds\n20,0.1,1.0,1.0,2.0\n")  # told of, but not saved
     learn(tmp_path / "killed")
 
-    steps = [line.split(",")[0] for line in (tmp_path / "killed/losses.csv").read_text().splitlines()]
-    assert steps == ["20", "40"]
+    first, second = read_curve(path)
+    assert (first.step, second.step) == (20, 40)
+    assert first.losses["one"] != 1
 
 
 def test_a_directory_belongs_to_what_decides_its_run(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ from models.heads import Model, build
 from models.tokenizer import Encoding, Tokenizer
 from models.training.loop import Schedule, train
 from models.training.pretrain import facts
-from models.training.recipe import Finetuning, Recipe
+from models.training.recipe import Finetuning, Recipe, settings
 from models.training.run import claim
 
 STRIDE: Final = 128  # tokens that neighbouring windows of a context share
@@ -43,8 +43,11 @@ def finetune(
     data: Path,
     directory: Path,
     report: Callable[[str], None] = print,
+    *,
+    device: torch.device | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """The body's encoder with a new head, trained on the task that the recipe calls `name`."""
+    """The body's encoder with a new head, trained on the task that the recipe calls `name`; on the CPU."""
     work = recipe.finetuning[name]
     claim(directory, {"body": facts(recipe), "finetuning": _facts(work)})
     torch.manual_seed(recipe.seed)
@@ -57,17 +60,24 @@ def finetune(
     ]
     task_loss = _answer_loss if work.task == "qa" else _label_loss
 
-    def loss(step: int) -> dict[str, Tensor]:
-        return {"loss": task_loss(model, [examples[i] for i in batches[step]])}
+    def loss(number: int) -> dict[str, Tensor]:
+        return {"loss": task_loss(model, [examples[i] for i in batches[number % len(batches)]])}
 
-    train(model, loss, Schedule(len(batches), work.learning_rate), directory, seed=recipe.seed, report=report)
+    schedule = Schedule(
+        -(-len(batches) // work.accumulate),  # the last step is filled up with the first batches
+        work.learning_rate,
+        optimiser=work.optimiser,
+        accumulate=work.accumulate,
+        precision=work.precision,
+    )
+    train(model, loss, schedule, directory, seed=recipe.seed, device=device, report=report, progress=progress)
     return model
 
 
 def _facts(work: Finetuning) -> dict[str, Any]:
     """What decides a fine-tuning: all but what it is measured on and what its card says."""
     aside = {"evaluate", "skip", "limit", "licences"}
-    return {name: value for name, value in asdict(work).items() if name not in aside}
+    return {name: value for name, value in settings(work).items() if name not in aside}
 
 
 def _read(work: Finetuning, path: Path, most: int, tokenizer: Tokenizer) -> list[Example]:
@@ -127,34 +137,38 @@ def _batches(examples: Sequence[Example], rows: int, seed: int) -> list[list[int
 
 
 def _label_loss(model: Model, examples: Sequence[Example]) -> Tensor:
-    ids, types, lengths = _pad(examples)
-    first = torch.arange(len(examples)) * ids.shape[1]
-    targets = torch.tensor([example.target[0] for example in examples])
-    return nn.functional.cross_entropy(model(ids, types, lengths, first), targets)
+    ids, types, lengths = _pad(examples, _device(model))
+    first = torch.arange(len(examples), device=ids.device) * ids.shape[1]
+    targets = torch.tensor([example.target[0] for example in examples], device=ids.device)
+    return nn.functional.cross_entropy(model(ids, types, lengths, first).float(), targets)
 
 
 def _answer_loss(model: Model, examples: Sequence[Example]) -> Tensor:
     """The mean cross entropy of start and end among [CLS] and the context, as answers are chosen from when served."""
-    ids, types, lengths = _pad(examples)
-    logits = model(ids, types, lengths, torch.arange(ids.numel())).view(*ids.shape, 2)
+    ids, types, lengths = _pad(examples, _device(model))
+    logits = model(ids, types, lengths, torch.arange(ids.numel(), device=ids.device)).float().view(*ids.shape, 2)
     allowed = torch.zeros(ids.shape, dtype=torch.bool)
     allowed[:, 0] = True
     for row, example in enumerate(examples):
         allowed[row, example.context.start : example.context.stop] = True
-    logits = logits.masked_fill(~allowed[:, :, None], torch.finfo(logits.dtype).min)
-    targets = torch.tensor([example.target for example in examples])  # (B, 2)
+    logits = logits.masked_fill(~allowed.to(ids.device)[:, :, None], torch.finfo(logits.dtype).min)
+    targets = torch.tensor([example.target for example in examples], device=ids.device)  # (B, 2)
     return nn.functional.cross_entropy(logits, targets)
 
 
-def _pad(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
+def _device(model: Model) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _pad(examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """input_ids and token_type_ids (B, S), lengths (B,)."""
 
     def stack(rows: list[Tensor]) -> Tensor:
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
 
     encodings = [example.encoding for example in examples]
     return (
         stack([torch.from_numpy(encoding.input_ids) for encoding in encodings]),
         stack([torch.from_numpy(encoding.token_type_ids) for encoding in encodings]),
-        torch.tensor([len(encoding.input_ids) for encoding in encodings]),
+        torch.tensor([len(encoding.input_ids) for encoding in encodings], device=device),
     )

@@ -1,28 +1,37 @@
-"""The training loop. What to learn is a function from the number of a step to its loss; everything else is here.
+"""The training loop. What to learn is a function from the number of a batch to its losses; everything else is here.
 
 A step depends on its number and on the parameters, on nothing else: a run that was killed and goes on from its
-checkpoint takes the steps it would have taken.
+checkpoint takes the steps it would have taken. (On CUDA up to rounding: some of its sums have no fixed order.)
 """
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from models.training.run import write
+from models.errors import ModelError
+from models.training.curve import NAME, Point, read_curve, write_curve
+from models.training.lamb import Lamb
+from models.training.recipe import Optimisation
+from models.training.run import Stop, write
+
+TOLD: Final = 20  # steps between two points of the curve
+
+
+class DeviceError(ModelError):
+    """There is no such device here; the message is one sentence."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) with a linear warm-up and a linear decay to zero."""
+class Schedule(Optimisation):
+    """A linear warm-up and a linear decay to zero, of AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) or LAMB."""
 
     steps: int
     learning_rate: float
@@ -36,6 +45,17 @@ class Schedule:
         return self.learning_rate * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
 
 
+def find_device(name: str) -> torch.device:
+    """The device of that name, "cpu" or "cuda".
+
+    Raises:
+        DeviceError: torch has no such device here.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("torch finds no CUDA device here: train on the CPU, or install a torch for your driver.")
+    return torch.device(name)
+
+
 def train(
     model: nn.Module,
     loss: Callable[[int], dict[str, Tensor]],
@@ -43,64 +63,84 @@ def train(
     directory: Path,
     *,
     seed: int,
+    device: torch.device | None = None,
     save_every: int = 200,
     report: Callable[[str], None] = print,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Minimises the sum of the named losses of each step, and leaves the model trained.
+    """Minimises the sum of the named losses, and leaves the model trained, on the CPU.
 
-    The directory gets `losses.csv` and `checkpoint.pt`; if it has them, training goes on from there.
+    A step is the mean of `schedule.accumulate` consecutive batches, which `loss` is asked for by their number, counted
+    from 0 over the whole run. The model is on the device then (the CPU if none is named), and so must its batches be.
+    The directory gets `losses.csv` and `checkpoint.pt`; if it has them, training goes on from there. When told to
+    stop (SIGINT, SIGTERM) the step at hand is finished and saved. `progress` is told the steps taken, and of how many.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-    others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
-    optimiser = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=schedule.learning_rate,
-    )
-    first = _resume(model, optimiser, directory / "checkpoint.pt")
+    device = device or torch.device("cpu")
+    model.to(device)
+    optimiser = _optimiser(model, schedule)
+    first, past, sums = _resume(model, optimiser, directory / "checkpoint.pt")
+    points = [point for point in read_curve(directory / NAME) if point.step <= first]  # later ones come again
+    started = time.monotonic()
     model.train()
-    with _curve(directory / "losses.csv", first).open("a", newline="") as file:
-        log = csv.writer(file)
-        started = time.monotonic()
-        sums: dict[str, float] = {}
+    with Stop() as stop:
         for step in range(first, schedule.steps):
-            torch.manual_seed(seed * 1_000_003 + step)  # dropout of a step is that step's own
+            rate = schedule.rate(step)
             for group in optimiser.param_groups:
-                group["lr"] = schedule.rate(step)
-            losses = loss(step)
+                group["lr"] = rate
             optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(list(losses.values()))
+            for batch in range(step * schedule.accumulate, (step + 1) * schedule.accumulate):
+                torch.manual_seed(seed * 1_000_003 + batch)  # dropout of a batch is that batch's own
+                with torch.autocast(device.type, torch.bfloat16, enabled=schedule.precision == "bf16"):
+                    losses = loss(batch)
+                torch.autograd.backward([value / schedule.accumulate for value in losses.values()])
+                _add(sums, losses)
             nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
             optimiser.step()
-            for name, value in losses.items():
-                sums[name] = sums.get(name, 0.0) + value.item()
-            if (step + 1) % 20 == 0 or step + 1 == schedule.steps:
-                since = (step % 20) + 1
-                means = {name: value / since for name, value in sums.items()}
-                log.writerow([step + 1, *(f"{value:.4f}" for value in means.values())])
-                file.flush()
-                pace = (time.monotonic() - started) / (step + 1 - first)
-                text = " ".join(f"{name} {value:.3f}" for name, value in means.items())
-                report(f"step {step + 1}/{schedule.steps} {text} ({pace:.2f} s/step)")
+            done, last = step + 1, step + 1 == schedule.steps
+            if done % TOLD == 0 or last:
+                means = {name: float(total) / count for name, (total, count) in sums.items()}
                 sums = {}
-            if (step + 1) % save_every == 0 or step + 1 == schedule.steps:
-                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}
+                seconds = time.monotonic() - started
+                points.append(Point(done, rate, means, past + seconds))
+                write_curve(directory / NAME, points)
+                text = " ".join(f"{name} {value:.3f}" for name, value in means.items())
+                report(f"step {done}/{schedule.steps} {text} ({seconds / (done - first):.2f} s/step)")
+            if done % save_every == 0 or last or stop.number is not None:
+                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": done}
+                state |= {"sums": sums, "seconds": past + time.monotonic() - started}
                 write(directory / "checkpoint.pt", partial(torch.save, state))
-    model.eval()
+            if progress is not None:
+                progress(done, schedule.steps)
+            stop.now()
+    model.eval().cpu()
 
 
-def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> int:
+Sums = dict[str, tuple[Tensor | float, int]]  # of each loss since the last point of the curve, and of how many batches
+
+
+def _add(sums: Sums, losses: dict[str, Tensor]) -> None:
+    """Adds up on the device: to read a loss there would be to wait for it, at every step."""
+    for name, value in losses.items():
+        total, count = sums.get(name, (0.0, 0))
+        sums[name] = (total + value.detach().double(), count + 1)
+
+
+def _optimiser(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if schedule.optimiser == "lamb":
+        return Lamb(groups, lr=schedule.learning_rate)
+    return torch.optim.AdamW(groups, lr=schedule.learning_rate)
+
+
+def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> tuple[int, float, Sums]:
+    """The steps taken, the seconds they took, and the losses that no point of the curve holds yet."""
     if not path.is_file():
-        return 0
-    checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+        return 0, 0.0, {}
+    # To the CPU whatever the device: model and optimiser move what belongs elsewhere, and AdamW's counters do not.
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(checkpoint["model"])
     optimiser.load_state_dict(checkpoint["optimiser"])
-    step: int = checkpoint["step"]
-    return step
-
-
-def _curve(path: Path, steps: int) -> Path:
-    """The curve without what came after its first `steps`: those are taken again."""
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    path.write_text("".join(line for line in lines if int(line.split(",")[0]) <= steps))
-    return path
+    return checkpoint["step"], checkpoint.get("seconds", 0.0), checkpoint.get("sums", {})  # older ones have no such

@@ -27,7 +27,7 @@ from models.heads import MaskedLM, Model, build
 from models.training import start, transfer
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import mask
-from models.training.recipe import Recipe
+from models.training.recipe import Recipe, settings
 from models.training.run import claim, write
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 
@@ -36,11 +36,20 @@ SAMPLED: Final = 20  # rows, about, that the student's start is fitted on
 STARTS: Final = {"albert": start.start_albert, "mobilebert": start.start_mobilebert}
 
 
-def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str], None] = print) -> tuple[Model, Path]:
-    """Trains the student's encoder and masked-LM head. Returns them and the tokenizer's file.
+def pretrain(
+    recipe: Recipe,
+    data: Path,
+    directory: Path,
+    report: Callable[[str], None] = print,
+    *,
+    device: torch.device | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Model, Path]:
+    """Trains the student's encoder and masked-LM head. Returns them, on the CPU, and the tokenizer's file.
 
     The recipe's corpora are read from `data`; `directory` keeps the run.
     """
+    place = device or torch.device("cpu")
     claim(directory, facts(recipe))
     teacher = load_teacher(recipe.teacher)
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
@@ -56,32 +65,41 @@ def pretrain(recipe: Recipe, data: Path, directory: Path, report: Callable[[str]
     work = recipe.pretraining
     order = np.random.default_rng(recipe.seed).permutation(len(rows))
     mask_id = _id(tokenizer, "[MASK]")
+    teacher.to(place)
 
-    def loss(step: int) -> dict[str, Tensor]:
-        taken = order[np.arange(step * work.batch_rows, (step + 1) * work.batch_rows) % len(order)]
+    def loss(number: int) -> dict[str, Tensor]:
+        taken = order[np.arange(number * work.batch_rows, (number + 1) * work.batch_rows) % len(order)]
         batch = torch.from_numpy(rows[taken].astype(np.int64))
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
         holed = mask(batch, special=len(SPECIALS), mask_id=mask_id, vocab_size=len(kept), generator=generator)
+        batch, ids, focus, targets = (x.to(place) for x in (batch, holed.input_ids, holed.focus, holed.targets))
         types, real = torch.zeros_like(batch), batch > 0
-        features = student.encoder.features(holed.input_ids, types, real)
-        logits = student.head(features[-1].flatten(0, 1)[holed.focus], student.encoder.embeddings.word.weight)
-        losses = {"mlm": nn.functional.cross_entropy(logits, holed.targets)}
+        features = student.encoder.features(ids, types, real)
+        logits = student.head(features[-1].flatten(0, 1)[focus], student.encoder.embeddings.word.weight)
+        losses = {"mlm": nn.functional.cross_entropy(logits.float(), targets)}
         if work.feature_weight:
             with torch.no_grad():
                 wanted = teacher.features(batch, types, real)
-            unchanged = real & (holed.input_ids == batch)
+            unchanged = real & (ids == batch)
             losses["features"] = work.feature_weight * transfer.feature_loss(
                 features, wanted, unchanged, range(1, len(features))
             )
         return losses
 
-    train(student, loss, Schedule(work.steps, work.learning_rate), directory, seed=recipe.seed, report=report)
+    schedule = Schedule(
+        work.steps,
+        work.learning_rate,
+        optimiser=work.optimiser,
+        accumulate=work.accumulate,
+        precision=work.precision,
+    )
+    train(student, loss, schedule, directory, seed=recipe.seed, device=place, report=report, progress=progress)
     return student, directory / "tokenizer.json"
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
     """What decides a pre-training: all of the recipe but its names and what is made of the body."""
-    whole = asdict(recipe)
+    whole = asdict(recipe) | {"pretraining": settings(recipe.pretraining)}
     return {name: whole[name] for name in ("seed", "teacher", "vocabulary", "architecture", "config", "pretraining")}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from models.artifact import Task
 from models.errors import ModelError
@@ -16,20 +16,40 @@ class RecipeError(ModelError):
     """The recipe cannot be followed; the message is one sentence."""
 
 
+Optimiser = Literal["adamw", "lamb"]
+Arithmetic = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimisation:
+    """How steps are taken."""
+
+    optimiser: Optimiser = "adamw"
+    accumulate: int = 1  # batches that make one step
+    precision: Arithmetic = "fp32"  # bf16: of the matrix products, by autocast; the parameters stay in fp32
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("optimiser", get_args(Optimiser)), ("precision", get_args(Arithmetic))):
+            if getattr(self, name) not in kinds:
+                raise RecipeError(f"{name} is one of {', '.join(kinds)}, and not {getattr(self, name)!r}.")
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise RecipeError(f"accumulate is a whole number from 1 on, and not {self.accumulate!r}.")
+
+
 @dataclass(frozen=True)
-class Pretraining:
+class Pretraining(Optimisation):
     """Masked language modelling with the teacher's features."""
 
     corpora: Mapping[str, int]  # file under the data folder -> rows taken from it
     row_tokens: int
-    batch_rows: int
+    batch_rows: int  # that go through the network at once
     steps: int
     learning_rate: float
     feature_weight: float
 
 
 @dataclass(frozen=True)
-class Finetuning:
+class Finetuning(Optimisation):
     """One task: what it is trained on, and what it is measured on once, at the end.
 
     fill-mask is the objective of the pre-training, so that nothing is trained for it here.
@@ -62,6 +82,15 @@ class Recipe:
     config: Mapping[str, Any]
     pretraining: Pretraining
     finetuning: Mapping[str, Finetuning]  # artifact name -> task
+
+
+def settings(work: Pretraining | Finetuning) -> dict[str, Any]:
+    """All that is set for it. Fields by keyword came later, and count only where they are not at their default.
+
+    So a run that is older than a field is still the run of its recipe.
+    """
+    late = {field.name: field.default for field in fields(work) if field.kw_only}
+    return {name: value for name, value in asdict(work).items() if name not in late or value != late[name]}
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 from models.training.recipe import RecipeError
@@ -30,3 +33,38 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     with beside.open("wb") as file:
         fill(file)
     beside.replace(path)
+
+
+class Stop:
+    """Holds back the first signal to stop (SIGINT, SIGTERM) while it is entered; a second one stops at once.
+
+    A signal that is ignored stays so. Outside the main thread, where Python hears no signals, nothing is held back.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None  # the signal that is held back
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._hold)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def now(self) -> None:
+        """Lets the signal that is held back have its way, if there is one."""
+        if self.number is not None:
+            signal.raise_signal(self.number)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # a handler's shape
+        self.number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
