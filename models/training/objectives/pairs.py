@@ -61,7 +61,7 @@ def segments(ids: Tensor, ends: Tensor, longest: int) -> list[Tensor]:
     cuts = (ending.nonzero()[:, 0] + 1).tolist()
     starts, stops = [0, *cuts], [*cuts, len(ids)]
     whole = [ids[start:stop] for start, stop in zip(starts, stops, strict=True) if start < stop]
-    return [part for segment in whole for part in segment.split(longest)]
+    return [segment[at : at + longest] for segment in whole for at in range(0, len(segment), longest)]
 
 
 def chunks(parts: Sequence[Tensor], room: int) -> Iterator[list[Tensor]]:
