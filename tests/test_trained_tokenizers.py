@@ -50,7 +50,7 @@ def test_no_letter_that_was_seen_is_unknown_wherever_it_stands(trained, text):
     letters = [character for character in text if not character.isspace()]
 
     for made in (text, " ".join(letters), "".join(reversed(letters))):
-        assert "[UNK]" not in trained.encode(made).tokens
+        assert 1 not in trained.encode(made).ids
 
 
 @pytest.mark.parametrize("text", KOREAN)
@@ -134,3 +134,12 @@ def test_it_is_known_which_pieces_go_on_with_a_word(trained):
     assert not going_on[:5].any()
     assert len(begins) == 5  # four words and a comma
     assert len(encoded.tokens) > 5
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_the_rarest_characters_can_be_left_out(name):
+    made = TRAINERS[name]([*TEXTS * 50, "rain ☂ 鑫"], SIZE, coverage=0.999)
+
+    assert "☂" not in made.get_vocab()
+    assert 1 in made.encode("☂").ids
+    assert 1 not in made.encode("rain 비").ids

@@ -24,9 +24,11 @@ LONGEST_LINE: Final = 4096  # characters; SentencePiece drops longer ones
 
 
 def train_wordpiece(
-    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True
+    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True, coverage: float = 1.0
 ) -> tokenizers.Tokenizer:
-    """WordPiece of at most `size` pieces (Devlin et al. 2018), with every character seen, wherever in a word it stands.
+    """WordPiece of at most `size` pieces (Devlin et al. 2018), with the characters seen, wherever each stands.
+
+    The rarest characters are left out, as far as the others make up the share `coverage` of the text.
 
     Raises:
         ValueError: the characters alone are more than `size`.
@@ -41,9 +43,10 @@ def train_wordpiece(
         counts.update(
             word for word, _ in trained.pre_tokenizer.pre_tokenize_str(trained.normalizer.normalize_str(text))
         )
-    characters = sorted(set().union(*counts))
+    characters = _characters(counts, coverage)
+    counts = Counter({word: count for word, count in counts.items() if characters.issuperset(word)})
     # Named beforehand, or their numbers, and with them every tie between pairs, would depend on a hash's order.
-    first = [*SPECIALS, *characters, *(PREFIX + character for character in characters)]
+    first = [*SPECIALS, *sorted(characters), *(PREFIX + character for character in sorted(characters))]
     if len(first) > size:
         raise ValueError(f"{len(first)} special tokens and characters do not fit into a vocabulary of {size}.")
     trainer = trainers.WordPieceTrainer(
@@ -58,9 +61,11 @@ def train_wordpiece(
 
 
 def train_unigram(
-    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True
+    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True, coverage: float = 1.0
 ) -> tokenizers.Tokenizer:
-    """At most `size` unigram pieces (Kudo 2018, arXiv:1804.10959), with every character seen, and ALBERT's normaliser.
+    """At most `size` unigram pieces (Kudo 2018, arXiv:1804.10959), of the characters seen, after ALBERT's normaliser.
+
+    The rarest characters are left out, as far as the others make up the share `coverage` of the text.
 
     SentencePiece finds the pieces: the trainer of `tokenizers` finds other ones, or other scores, each time.
 
@@ -78,7 +83,7 @@ def train_unigram(
             model_type="unigram",
             vocab_size=size,
             hard_vocab_limit=False,
-            character_coverage=1.0,
+            character_coverage=coverage,
             normalization_rule_name="identity",
             max_sentence_length=4 * LONGEST_LINE,  # bytes
             num_threads=1,
@@ -113,6 +118,21 @@ def continuing(tokenizer: tokenizers.Tokenizer) -> Tensor:
     for piece, number in vocabulary.items():
         found[number] = piece.startswith(PREFIX) if wordpiece else piece[0] != BLANK and piece[-1].isalnum()
     return found
+
+
+def _characters(counts: Counter[str], coverage: float) -> set[str]:
+    """The most frequent characters of the words, up to a share of all."""
+    seen: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            seen[character] += count
+    wanted, kept = coverage * seen.total(), set[str]()
+    for character, count in sorted(seen.items(), key=lambda item: (-item[1], item[0])):
+        if wanted <= 0:
+            break
+        kept.add(character)
+        wanted -= count
+    return kept
 
 
 def _repeated(counts: Counter[str]) -> Iterator[list[str]]:
