@@ -143,3 +143,10 @@ def test_the_rarest_characters_can_be_left_out(name):
     assert "☂" not in made.get_vocab()
     assert 1 in made.encode("☂").ids
     assert 1 not in made.encode("rain 비").ids
+
+
+def test_every_blank_is_a_blank(trained):
+    wanted = trained.encode("rain falls on the mill").ids
+
+    assert trained.encode("rain\nfalls\ton  the\u00a0\r\nmill").ids == wanted
+    assert 1 not in wanted

@@ -145,7 +145,8 @@ def _repeated(counts: Counter[str]) -> Iterator[list[str]]:
 
 def _lines(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Iterator[str]:
     for text in texts:
-        for line in normalizer.normalize_str(text).splitlines():
+        for raw in text.splitlines():
+            line = normalizer.normalize_str(raw)
             for at in range(0, len(line), LONGEST_LINE):
                 yield line[at : at + LONGEST_LINE]
 
@@ -157,7 +158,7 @@ def _albert_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.N
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if lowercase:
         steps.append(normalizers.Lowercase())
-    return normalizers.Sequence([*steps, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    return normalizers.Sequence([*steps, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
 
 
 def _framed(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
