@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,8 @@ def follow(
 ) -> list[Artifact]:
     """Makes the artifacts of a recipe, or those of them in `only`, under `out`; their state lies under `runs`.
 
-    A recipe that was stopped goes on where it was, on the same device or another.
+    A recipe that was stopped goes on where it was, on the same device or another. One that another recipe's body
+    guides begins with that recipe's pre-training.
 
     Raises:
         DeviceError: there is no such device.
@@ -48,15 +50,19 @@ def follow(
     for file in _files(recipe, only or tuple(recipe.finetuning)):
         if not (data / file).is_file():
             raise SetupError(f"This recipe needs the file {file}, which is not in {data}.")
-    body, tokenizer_file = pretrain(recipe, data, runs / recipe.name, report, device=place, progress=progress)
+    guide = None
+    if recipe.pretraining.transfer is not None and recipe.pretraining.transfer.recipe:
+        teaching = _find(recipe.pretraining.transfer.recipe)
+        say = partial(_say, report, teaching.name)
+        guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
+    body, tokenizer_file = pretrain(
+        recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress
+    )
     tokenizer = Tokenizer.load(tokenizer_file)
     made = []
     for name in only or recipe.finetuning:
         work = recipe.finetuning[name]
-
-        def say(text: str, name: str = name) -> None:
-            report(f"{name}: {text}")
-
+        say = partial(_say, report, name)
         model = (
             body
             if work.task == "fill-mask"
@@ -68,6 +74,10 @@ def follow(
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         made.append(release(draft, out / name, measure, report=say, progress=progress))
     return made
+
+
+def _say(report: Callable[[str], None], name: str, text: str) -> None:
+    report(f"{name}: {text}")
 
 
 def _find(name: str) -> Recipe:

@@ -20,7 +20,7 @@ from models.training.loop import Schedule, train
 from models.training.recipe import Finetuning, Pretraining, RecipeError, settings
 from service.cli import bar, main, note
 
-WORK = Pretraining({"a.txt": 1}, row_tokens=8, batch_rows=2, steps=3, learning_rate=0.1, feature_weight=0.0)
+WORK = Pretraining({"a.txt": 1}, row_tokens=8, batch_rows=2, steps=3, learning_rate=0.1)
 
 
 # --- LAMB
@@ -308,9 +308,7 @@ def test_drawing_says_which_extra_it_needs(tmp_path, monkeypatch):
 
 def test_a_run_older_than_a_field_is_still_the_run_of_its_recipe():
     """The facts are those of runs that were written before there was a choice."""
-    assert settings(WORK).keys() == {
-        *("corpora", "row_tokens", "batch_rows", "steps", "learning_rate", "feature_weight")
-    }
+    assert settings(WORK).keys() == {*("corpora", "row_tokens", "batch_rows", "steps", "learning_rate")}
     assert settings(Finetuning("qa", evaluate="a", licences=())).keys() == {
         *("task", "evaluate", "licences", "train", "skip", "limit", "epochs", "batch_rows", "learning_rate"),
         *("max_tokens", "labels"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import lzma
+import re
 import sys
 import time
 from dataclasses import replace
@@ -29,12 +30,13 @@ from models.datasets import Question, documents
 from models.heads import build
 from models.tokenizer import Encoding
 from models.training import start, transfer
+from models.training.corpus import COUNTED, corpus, vocabulary
 from models.training.curve import read_curve
 from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import mask
-from models.training.pretrain import COUNTED, STARTS, corpus, pretrain, vocabulary
-from models.training.recipe import Recipe, RecipeError, read_recipe
+from models.training.pretrain import STARTS, Draw, pretrain
+from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 from service import train as trains
@@ -491,7 +493,7 @@ def test_predictions_follow_what_was_there_and_the_teacher_by_their_shares():
     ],
 )
 def test_a_strategy_says_what_is_learnt_when(strategy, progress, imitated, frozen, predicts):
-    now = transfer.phase(strategy, progress, share=0.5, depth=4)
+    now = transfer.phase(Transfer(strategy=strategy, share=0.5), progress, depth=4)
 
     assert (list(now.imitated), now.frozen, now.predicts) == (imitated, frozen, predicts)
 
@@ -803,6 +805,7 @@ row_tokens = 16
 batch_rows = 8
 steps = 12
 learning_rate = 1e-3
+[pretraining.transfer]
 feature_weight = 1.0
 [finetuning.tiny-mood]
 task = "classify"
@@ -952,6 +955,138 @@ def test_a_recipe_that_was_changed_is_not_mixed_with_what_was_made_before(made, 
         follow(
             str(tmp_path / "tiny.toml"), ("tiny-mood",), workshop / "data", workshop / "runs", tmp_path / "out", SILENT
         )
+
+
+def tiny(workshop, **changes):
+    """The recipe with another pre-training, of MobileBERT, which shares no layers."""
+    recipe = read_recipe(workshop / "tiny.toml")
+    config = recipe.config | {"intra_bottleneck_size": 16, "num_feedforward_networks": 1}
+    work = replace(recipe.pretraining, **{"steps": 6, "transfer": None} | changes)
+    return replace(recipe, architecture="mobilebert", config=config, pretraining=work)
+
+
+@pytest.fixture(scope="module")
+def guide(made, workshop, tmp_path_factory):
+    """A body that a recipe trained, with a bottleneck as wide as IB-BERT's are."""
+    recipe = tiny(workshop)
+    recipe = replace(recipe, config=recipe.config | {"intra_bottleneck_size": 64})
+    body, _ = pretrain(recipe, workshop / "data", tmp_path_factory.mktemp("guide"), SILENT)
+    return body
+
+
+PLAN = Transfer(recipe="guide", feature_weight=1.0, attention_weight=1.0, hard=0.5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lost"),
+    [
+        ("auxiliary", [{"mlm", "features", "attention"}] * 6),
+        ("joint", [{"features", "attention"}] * 3 + [{"mlm"}] * 3),
+        ("progressive", [{"features", "attention"}] * 4 + [{"mlm"}] * 2),
+    ],
+)
+def test_a_strategy_decides_what_is_learnt_when_and_where(workshop, guide, tmp_path, monkeypatch, strategy, lost):
+    """Told by the losses of each step, and by the parts of the network that it changes."""
+    share = 2 / 3 if strategy == "progressive" else 0.5
+    recipe = tiny(workshop, transfer=replace(PLAN, strategy=strategy, share=share))
+    seen, changed = [], []
+
+    def watching(model, loss, *arguments, **named):
+        def watched(number):
+            parts = [model.encoder.embeddings, *model.encoder.layers]
+            changed.append([all(p.requires_grad for p in part.parameters()) for part in parts])
+            losses = loss(number)
+            seen.append(set(losses))
+            changed[-1] = [all(p.requires_grad for p in part.parameters()) for part in parts]
+            return losses
+
+        train(model, watched, *arguments, **named)
+
+    monkeypatch.setattr("models.training.pretrain.train", watching)
+    pretrain(recipe, workshop / "data", tmp_path, SILENT, body=guide)
+
+    assert seen == lost
+    second = [False, False, True] if strategy == "progressive" else [True] * 3
+    assert changed == [[True] * 3] * 2 + [second] * 2 + [[True] * 3] * 2
+
+
+def test_what_a_guide_says_changes_what_is_learnt(workshop, guide, tmp_path):
+    alone, _ = pretrain(tiny(workshop), workshop / "data", tmp_path / "alone", SILENT)
+    plan = Transfer(recipe="guide", hard=0.5)
+    guided, _ = pretrain(tiny(workshop, transfer=plan), workshop / "data", tmp_path / "guided", SILENT, body=guide)
+
+    assert not same(alone, guided)
+    assert all(not p.requires_grad for p in guide.parameters())
+
+
+@pytest.mark.parametrize("sentences", ["order", "next"])
+@pytest.mark.parametrize("spans", ["words", "ngrams"])
+def test_pairs_of_texts_and_whole_words_are_learnt(made, workshop, tmp_path, sentences, spans):
+    recipe = tiny(workshop, sentences=sentences, spans=spans)
+    said: list[str] = []
+    body, _ = pretrain(recipe, workshop / "data", tmp_path, said.append)
+
+    assert re.fullmatch(r"step 6/6 mlm [\d.]+ sentences [\d.]+ \(.*", said[-1])
+    assert set(body.state_dict()) == set(build("mobilebert", recipe.config, "fill-mask").state_dict())
+
+
+def test_a_batch_is_drawn_by_its_number_and_masks_what_the_recipe_says(made, workshop):
+    recipe = tiny(workshop, sentences="order", spans="words")
+    tokenizer, _, _ = vocabulary(recipe, workshop / "data", workshop / "runs" / "tiny")
+    rows = corpus(recipe, tokenizer, workshop / "data", workshop / "runs" / "tiny")
+    draw = Draw(recipe, tokenizer, rows)
+    batch, again, other = draw(3), draw(3), draw(4)
+    holes = batch.input_ids != batch.whole
+
+    assert torch.equal(batch.input_ids, again.input_ids)
+    assert not torch.equal(batch.input_ids, other.input_ids)
+    assert torch.equal(batch.targets, batch.whole.flatten()[batch.focus])
+    assert set(holes.flatten().nonzero()[:, 0].tolist()) <= set(batch.focus.tolist())
+    assert batch.token_type_ids.max() == 1
+    assert batch.labels.shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vocab_size": 49}, "vocabulary of another size"),
+        ({"hidden_size": 16, "num_attention_heads": 4}, "the guide's hidden_size"),
+        ({"num_attention_heads": 2}, "as many heads as the guide has"),
+    ],
+)
+def test_a_guide_that_cannot_be_imitated_is_refused(made, workshop, tmp_path, change, said):
+    recipe = tiny(workshop, transfer=PLAN)
+    body = build("mobilebert", {**recipe.config, "vocab_size": 50} | change, "fill-mask")
+
+    with pytest.raises(RecipeError, match=said):
+        pretrain(recipe, workshop / "data", tmp_path, SILENT, body=body)
+
+
+def test_what_a_recipe_cannot_imitate_is_refused(made, workshop, tmp_path):
+    recipe = read_recipe(workshop / "tiny.toml")
+    work = replace(recipe.pretraining, transfer=Transfer(strategy="progressive", feature_weight=1.0))
+    with pytest.raises(RecipeError, match="layers that are shared"):
+        pretrain(replace(recipe, pretraining=work), workshop / "data", tmp_path / "shared", SILENT)
+    with pytest.raises(RecipeError, match="predicts no words"):
+        pretrain(tiny(workshop, transfer=Transfer(hard=0.5)), workshop / "data", tmp_path / "silent", SILENT)
+
+
+def test_the_recipe_of_a_guide_is_followed_first(made, workshop, tmp_path, monkeypatch):
+    text = (workshop / "tiny.toml").read_text("utf-8")
+    (tmp_path / "guide.toml").write_text(text.replace('name = "tiny"', 'name = "guide"'), "utf-8")
+    guided = text.replace("feature_weight = 1.0", f'recipe = "{tmp_path / "guide.toml"}"\nhard = 0.5')
+    (tmp_path / "tiny.toml").write_text(guided, "utf-8")
+    monkeypatch.setattr(trains, "release", partial(release, max_loss=100))
+    said: list[str] = []
+    follow(
+        *(str(tmp_path / "tiny.toml"), ("tiny-mask",), workshop / "data", tmp_path / "runs", tmp_path / "out"),
+        said.append,
+    )
+
+    first, second = (i for i, line in enumerate(said) if "step 12/12" in line)
+    assert said[first].startswith("guide: step 12/12 mlm ")
+    assert said[second].startswith("step 12/12 mlm ")
+    assert (tmp_path / "out/tiny-mask").is_dir()
 
 
 def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):

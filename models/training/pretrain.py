@@ -1,4 +1,4 @@
-"""Pre-training of a student: masked language modelling, and a teacher's features to imitate.
+"""Pre-training of a student: masked words, pairs of texts, and what a teacher knows.
 
 Everything made on the way lies in the run's directory, so that a run goes on where it was stopped: the smaller
 vocabulary, the corpus as rows of tokens, the checkpoint, the curve of the losses.
@@ -6,34 +6,72 @@ vocabulary, the corpus as rows of tokens, the checkpoint, the curve of the losse
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from itertools import islice
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import tokenizers
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from models import convert
-from models.architectures import bert
-from models.datasets import documents
-from models.heads import MaskedLM, Model, build
+from models.architectures.layers import Encoder
+from models.heads import Classification, MaskedLM, Model, build
 from models.training import start, transfer
+from models.training.corpus import corpus, load_teacher, token_id, vocabulary
 from models.training.loop import Schedule, train
-from models.training.objectives.masked_lm import mask
-from models.training.recipe import Recipe, settings
-from models.training.run import claim, write
-from models.training.vocabulary import SPECIALS, count_pieces, prune
+from models.training.objectives.masked_lm import Masked, mask, ngrams, words
+from models.training.objectives.next_sentence import next_sentence
+from models.training.objectives.pairs import FRAME, Pairs, segments, stack
+from models.training.objectives.sentence_order import sentence_order
+from models.training.recipe import Recipe, RecipeError, Transfer, settings
+from models.training.run import claim
+from models.training.tokenizer import continuing
+from models.training.vocabulary import SPECIALS
 
-COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chosen by
 SAMPLED: Final = 20  # rows, about, that the student's start is fitted on
 STARTS: Final = {"albert": start.start_albert, "mobilebert": start.start_mobilebert}
+SENTENCE_ENDS: Final = (".", "?", "!")
+
+
+class Student(nn.Module):
+    """What is trained: an encoder, a masked-LM head and, where it is learnt, one for how two texts belong together."""
+
+    def __init__(self, model: Model, *, pairs: bool) -> None:
+        super().__init__()
+        assert isinstance(model.head, MaskedLM)  # noqa: S101  # tells the type checker
+        self.encoder, self.head = model.encoder, model.head
+        self.sentence = Classification(model.encoder.config, 2) if pairs else None
+
+
+class Guide(nn.Module):
+    """What is imitated. A teacher without a masked-LM head reads no holes."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module | None) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.requires_grad_(requires_grad=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows with holes, as drawn, and what is to be learnt from them. Nothing here depends on a network."""
+
+    whole: Tensor  # (B, S)
+    input_ids: Tensor  # (B, S), with holes
+    token_type_ids: Tensor  # (B, S)
+    focus: Tensor  # (N,): the holes
+    targets: Tensor  # (N,)
+    labels: Tensor | None  # (B,): how the two texts of a row belong together
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(self).items()}
+        return Batch(**moved)
 
 
 def pretrain(
@@ -42,14 +80,20 @@ def pretrain(
     directory: Path,
     report: Callable[[str], None] = print,
     *,
+    body: Model | None = None,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, Path]:
     """Trains the student's encoder and masked-LM head. Returns them, on the CPU, and the tokenizer's file.
 
-    The recipe's corpora are read from `data`; `directory` keeps the run.
+    The recipe's corpora are read from `data`; `directory` keeps the run. `body` is what the recipe trained that
+    `recipe.pretraining.transfer` names; it guides this one in the teacher's place.
+
+    Raises:
+        RecipeError: the directory holds another run, or the guide cannot guide this student.
     """
     place = device or torch.device("cpu")
+    work = recipe.pretraining
     claim(directory, facts(recipe))
     teacher = load_teacher(recipe.teacher)
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
@@ -57,34 +101,21 @@ def pretrain(
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)
-    student = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
+    model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
     sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
-    STARTS[recipe.architecture](student, teacher, counts, sample)
-    assert isinstance(student.head, MaskedLM)  # noqa: S101  # tells the type checker
+    STARTS[recipe.architecture](model, teacher, counts, sample)
+    student = Student(model, pairs=work.sentences != "none")
     start.start_head(student.head, counts)
-    work = recipe.pretraining
-    order = np.random.default_rng(recipe.seed).permutation(len(rows))
-    mask_id = _id(tokenizer, "[MASK]")
-    teacher.to(place)
+    guide = Guide(teacher, None) if body is None else Guide(body.encoder, body.head)
+    if work.transfer is not None:
+        _check(student, guide, work.transfer)
+    guide.to(place)
+    draw, depth = Draw(recipe, tokenizer, rows), len(transfer.layers(student.encoder))
 
     def loss(number: int) -> dict[str, Tensor]:
-        taken = order[np.arange(number * work.batch_rows, (number + 1) * work.batch_rows) % len(order)]
-        batch = torch.from_numpy(rows[taken].astype(np.int64))
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
-        holed = mask(batch, special=len(SPECIALS), mask_id=mask_id, vocab_size=len(kept), generator=generator)
-        batch, ids, focus, targets = (x.to(place) for x in (batch, holed.input_ids, holed.focus, holed.targets))
-        types, real = torch.zeros_like(batch), batch > 0
-        features = student.encoder.features(ids, types, real)
-        logits = student.head(features[-1].flatten(0, 1)[focus], student.encoder.embeddings.word.weight)
-        losses = {"mlm": nn.functional.cross_entropy(logits.float(), targets)}
-        if work.feature_weight:
-            with torch.no_grad():
-                wanted = teacher.features(batch, types, real)
-            unchanged = real & (ids == batch)
-            losses["features"] = work.feature_weight * transfer.feature_loss(
-                features, wanted, unchanged, range(1, len(features))
-            )
-        return losses
+        now = transfer.phase(work.transfer, number / (work.steps * work.accumulate), depth)
+        transfer.freeze(student.encoder, now.frozen)
+        return _losses(work.transfer, now, student, draw(number).to(place), guide)
 
     schedule = Schedule(
         work.steps,
@@ -94,7 +125,7 @@ def pretrain(
         precision=work.precision,
     )
     train(student, loss, schedule, directory, seed=recipe.seed, device=place, report=report, progress=progress)
-    return student, directory / "tokenizer.json"
+    return Model(student.encoder, student.head), directory / "tokenizer.json"
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
@@ -103,74 +134,121 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     return {name: whole[name] for name in ("seed", "teacher", "vocabulary", "architecture", "config", "pretraining")}
 
 
-def load_teacher(package: str) -> bert.Encoder:
-    """The encoder of a BERT checkpoint that an installed package carries under `model/`.
+class Draw:
+    """Makes the batch of a number, the same each time."""
 
-    Raises:
-        convert.ConversionError: the package is not installed, or holds no such checkpoint.
-    """
-    converted = convert.convert(package_model(package), "fill-mask", encoder_only=True)
-    encoder = converted.model.encoder
-    assert isinstance(encoder, bert.Encoder)  # noqa: S101  # tells the type checker
-    return encoder.requires_grad_(False)
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, rows: NDArray[np.uint16]) -> None:
+        self.work, self.seed, self.rows = recipe.pretraining, recipe.seed, rows
+        self.order = np.random.default_rng(recipe.seed).permutation(len(rows))
+        self.continues = continuing(tokenizer)
+        self.vocab_size = len(self.continues)
+        self.cls, self.sep, self.mask = (token_id(tokenizer, name) for name in ("[CLS]", "[SEP]", "[MASK]"))
+        self.ends = torch.zeros(self.vocab_size, dtype=torch.bool)
+        self.ends[[number for number in map(tokenizer.token_to_id, SENTENCE_ENDS) if number is not None]] = True
 
-
-def package_model(package: str) -> Path:
-    """The `model/` folder of an installed package.
-
-    Raises:
-        convert.ConversionError: the package is not installed.
-    """
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise convert.ConversionError(f"the teacher's package {package} is not installed.")
-    return Path(spec.origin).parent / "model"
-
-
-def vocabulary(recipe: Recipe, data: Path, directory: Path) -> tuple[tokenizers.Tokenizer, list[int], Tensor]:
-    """The tokenizer, the teacher's id of each of its pieces, and how often each occurs in the corpora."""
-    path, notes = directory / "tokenizer.json", directory / "vocabulary.json"
-    if not notes.is_file():
-        whole = tokenizers.Tokenizer.from_file(str(package_model(recipe.teacher) / "tokenizer.json"))
-        whole.no_truncation()
-        whole.no_padding()
-        texts = (text for name in recipe.pretraining.corpora for text in islice(documents(data / name), COUNTED))
-        counts = count_pieces(whole, texts)
-        small, kept = prune(whole, counts, recipe.vocabulary)
-        by_id = [counts[whole.id_to_token(number) or ""] for number in kept]
-        small.save(str(path))
-        text = json.dumps({"kept": kept, "counts": by_id})
-        write(notes, lambda file: file.write(text.encode()))
-    document = json.loads(notes.read_text())
-    return tokenizers.Tokenizer.from_file(str(path)), document["kept"], torch.tensor(document["counts"]).float()
-
-
-def corpus(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path, directory: Path) -> NDArray[np.uint16]:
-    """The corpora as rows of tokens (R, S): [CLS], running text, [SEP]; what is left at a document's end is dropped."""
-    path = directory / "rows.npy"
-    if not path.is_file():
-        work = recipe.pretraining
-        parts = [
-            np.array(list(islice(_rows(tokenizer, data / name, work.row_tokens), count)), dtype=np.uint16)
-            for name, count in work.corpora.items()
+    def __call__(self, number: int) -> Batch:
+        taken = self.order[
+            np.arange(number * self.work.batch_rows, (number + 1) * self.work.batch_rows) % len(self.order)
         ]
-        made = np.concatenate(parts)
-        write(path, lambda file: np.save(file, made))
-    rows: NDArray[np.uint16] = np.load(path, mmap_mode="r")
-    return rows
+        rows = torch.from_numpy(self.rows[taken].astype(np.int64))
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        if self.work.sentences == "none":
+            holed = self._hide(rows, generator)
+            return Batch(rows, holed.input_ids, torch.zeros_like(rows), holed.focus, holed.targets, None)
+        pairs = self._pair(rows, generator)
+        holed = self._hide(pairs.input_ids, generator)
+        return Batch(pairs.input_ids, holed.input_ids, pairs.token_type_ids, holed.focus, holed.targets, pairs.labels)
+
+    def _pair(self, rows: Tensor, generator: torch.Generator) -> Pairs:
+        """Each row cut in two; of another document is what the next row holds, as rows come in random order."""
+        room = rows.shape[1] - FRAME
+        chunks = [segments(row[1 : 1 + room], self.ends, room // 2) for row in rows]
+        if self.work.sentences == "order":
+            made = [sentence_order(chunk, generator) for chunk in chunks]
+        else:
+            others = [*chunks[1:], chunks[0]]
+            made = [next_sentence(*both, room, generator) for both in zip(chunks, others, strict=True)]
+        return stack(made, cls=self.cls, sep=self.sep)
+
+    def _hide(self, rows: Tensor, generator: torch.Generator) -> Masked:
+        special, spans = len(SPECIALS), None
+        if self.work.spans == "words":
+            spans = words(rows, special=special, continues=self.continues)
+        elif self.work.spans == "ngrams":
+            spans = ngrams(rows, special=special, continues=self.continues, generator=generator)
+        return mask(
+            rows,
+            special=special,
+            mask_id=self.mask,
+            vocab_size=self.vocab_size,
+            generator=generator,
+            spans=spans,
+        )
 
 
-def _rows(tokenizer: tokenizers.Tokenizer, path: Path, length: int) -> Iterator[list[int]]:
-    start, end = _id(tokenizer, "[CLS]"), _id(tokenizer, "[SEP]")
-    texts = documents(path)
-    while chunk := list(islice(texts, 200)):
-        for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
-            ids = encoding.ids
-            for at in range(0, len(ids) - (length - 2) + 1, length - 2):
-                yield [start, *ids[at : at + length - 2], end]
+def _check(student: Student, guide: Guide, plan: Transfer) -> None:
+    """Refuses a guide that cannot be imitated, before hours are spent."""
+    ours, theirs = transfer.layers(student.encoder), transfer.layers(guide.encoder)
+    if len(student.encoder.embeddings.word.weight) != len(guide.encoder.embeddings.word.weight):
+        raise RecipeError("the guide has a vocabulary of another size.")
+    if plan.feature_weight and student.encoder.config.hidden_size != guide.encoder.config.hidden_size:
+        raise RecipeError("feature maps are imitated by a student of the guide's hidden_size.")
+    if plan.attention_weight and ours[0].heads != theirs[0].heads:
+        raise RecipeError("attention is imitated by a student of as many heads as the guide has.")
+    if plan.hard < 1 and guide.head is None:
+        raise RecipeError("the teacher predicts no words: hard must be 1, or a recipe's body the guide.")
+    if plan.strategy == "progressive" and len(set(ours)) < len(ours):
+        raise RecipeError("layers that are shared cannot be trained one after another.")
 
 
-def _id(tokenizer: tokenizers.Tokenizer, token: str) -> int:
-    number = tokenizer.token_to_id(token)
-    assert number is not None, token  # noqa: S101  # `prune` keeps every special token
-    return number
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a model makes of a batch."""
+
+    features: list[Tensor]  # (B, S, H), of the embeddings and of every layer
+    attention: list[Tensor]  # (B, A, S, S), of every layer, as log-probabilities; empty if not asked for
+    logits: Tensor | None  # (N, V), of the holes; None if not asked for
+
+
+def _read(reader: Student | Guide, batch: Batch, ids: Tensor, *, attention: bool, predicts: bool) -> Reading:
+    real = batch.whole > 0
+    with ExitStack() as stack:
+        found = stack.enter_context(transfer.attentions(reader.encoder, real)) if attention else []
+        features = reader.encoder.features(ids, batch.token_type_ids, real)
+    if not predicts or reader.head is None:
+        return Reading(features, found, None)
+    holes = features[-1].flatten(0, 1)[batch.focus]
+    return Reading(features, found, reader.head(holes, reader.encoder.embeddings.word.weight).float())
+
+
+def _losses(
+    plan: Transfer | None, now: transfer.Phase, student: Student, batch: Batch, guide: Guide
+) -> dict[str, Tensor]:
+    """What a batch loses, by name."""
+    plan = plan or Transfer()
+    imitated, looks = now.imitated, bool(now.imitated) and plan.attention_weight > 0
+    ours = _read(student, batch, batch.input_ids, attention=looks, predicts=now.predicts)
+    theirs = None
+    if imitated or (now.predicts and plan.hard < 1):
+        ids = batch.whole if guide.head is None else batch.input_ids
+        with torch.no_grad():
+            theirs = _read(guide, batch, ids, attention=looks, predicts=now.predicts)
+    losses = {}
+    if ours.logits is not None:
+        soft = None if theirs is None else theirs.logits
+        losses["mlm"] = transfer.prediction_loss(ours.logits, soft, batch.targets, plan.hard)
+        if student.sentence is not None and batch.labels is not None:
+            said = student.sentence(ours.features[-1][:, 0], ours.features[-1]).float()
+            losses["sentences"] = F.cross_entropy(said, batch.labels)
+    if theirs is None or not imitated:
+        return losses
+    where = batch.whole > 0
+    if guide.head is None:  # it read no holes
+        where = where & (batch.input_ids == batch.whole)
+    if plan.feature_weight:
+        error = transfer.feature_loss(ours.features, theirs.features, where, imitated)
+        losses["features"] = plan.feature_weight * error
+    if looks:
+        error = transfer.attention_loss(ours.attention, theirs.attention, where, imitated)
+        losses["attention"] = plan.attention_weight * error
+    return losses

@@ -29,23 +29,51 @@ class Optimisation:
     precision: Arithmetic = "fp32"  # bf16: of the matrix products, by autocast; the parameters stay in fp32
 
     def __post_init__(self) -> None:
-        for name, kinds in (("optimiser", get_args(Optimiser)), ("precision", get_args(Arithmetic))):
-            if getattr(self, name) not in kinds:
-                raise RecipeError(f"{name} is one of {', '.join(kinds)}, and not {getattr(self, name)!r}.")
+        _choose("optimiser", self.optimiser, Optimiser)
+        _choose("precision", self.precision, Arithmetic)
         if type(self.accumulate) is not int or self.accumulate < 1:
             raise RecipeError(f"accumulate is a whole number from 1 on, and not {self.accumulate!r}.")
 
 
+Strategy = Literal["auxiliary", "joint", "progressive"]
+Spans = Literal["tokens", "words", "ngrams"]
+Sentences = Literal["none", "order", "next"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What is imitated, of whom, and when (Sun et al. 2020, arXiv:2004.02984, section 3)."""
+
+    recipe: str = ""  # whose body guides; without one it is the teacher
+    strategy: Strategy = "auxiliary"
+    share: float = 0.5  # of the steps, that the other strategies imitate before words are learnt
+    feature_weight: float = 0.0
+    attention_weight: float = 0.0
+    hard: float = 1.0  # of what a hole held; the rest is of what the guide says
+
+    def __post_init__(self) -> None:
+        _choose("strategy", self.strategy, Strategy)
+        if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(self.feature_weight, self.attention_weight) >= 0):
+            raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
+
+
 @dataclass(frozen=True)
 class Pretraining(Optimisation):
-    """Masked language modelling with the teacher's features."""
+    """Masked language modelling, and what is learnt beside it."""
 
     corpora: Mapping[str, int]  # file under the data folder -> rows taken from it
     row_tokens: int
     batch_rows: int  # that go through the network at once
     steps: int
     learning_rate: float
-    feature_weight: float
+    spans: Spans = field(default="tokens", kw_only=True)  # what is hidden together
+    sentences: Sentences = field(default="none", kw_only=True)  # whether they are in order, or one follows the other
+    transfer: Transfer | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _choose("spans", self.spans, Spans)
+        _choose("sentences", self.sentences, Sentences)
 
 
 @dataclass(frozen=True)
@@ -104,9 +132,17 @@ def read_recipe(path: Path) -> Recipe:
     except ValueError as error:  # no UTF-8, or no TOML
         raise RecipeError(f"it is not valid TOML: {error}") from None
     finetuning = {name: _build(Finetuning, table) for name, table in document.pop("finetuning", {}).items()}
-    pretraining = _build(Pretraining, document.pop("pretraining", {}))
+    table = document.pop("pretraining", {})
+    if "transfer" in table:
+        table["transfer"] = _build(Transfer, table["transfer"])
+    pretraining = _build(Pretraining, table)
     recipe: Recipe = _build(Recipe, document | {"pretraining": pretraining, "finetuning": finetuning})
     return recipe
+
+
+def _choose(name: str, value: str, kinds: Any) -> None:
+    if value not in get_args(kinds):
+        raise RecipeError(f"{name} is one of {', '.join(get_args(kinds))}, and not {value!r}.")
 
 
 def _build(kind: type[Any], table: Mapping[str, Any]) -> Any:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from models.architectures import albert, bert, mobilebert
 from models.architectures.layers import Encoder, padding_bias
+from models.training.recipe import Transfer
 
-Strategy = Literal["auxiliary", "joint", "progressive"]
+Layer = albert.Layer | bert.Layer | mobilebert.Layer
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,36 @@ class Phase:
     predicts: bool  # whether the words, too, are learnt
 
 
-def phase(strategy: Strategy, progress: float, share: float, depth: int) -> Phase:
+def phase(plan: Transfer | None, progress: float, depth: int) -> Phase:
     """What is minimised at `progress`, from 0 to 1, of a pre-training of a student of `depth` layers (section 3.6).
 
-    "auxiliary" imitates and predicts all the time. The others imitate for the first `share` of the time and predict for
-    the rest of it: "joint" all layers at once, "progressive" one layer after another, those below it frozen.
+    "auxiliary" imitates and predicts all the time. The others imitate for the plan's `share` of the time and predict
+    for the rest of it: "joint" all layers at once, "progressive" one layer after another, those below it frozen.
+    Without a plan words are predicted, and nothing is imitated.
     """
-    if strategy == "auxiliary":
-        return Phase(range(1, depth + 1), 0, predicts=True)
-    if progress >= share:
+    if plan is None:
         return Phase(range(0), 0, predicts=True)
-    if strategy == "joint":
+    if plan.strategy == "auxiliary":
+        return Phase(range(1, depth + 1), 0, predicts=True)
+    if progress >= plan.share:
+        return Phase(range(0), 0, predicts=True)
+    if plan.strategy == "joint":
         return Phase(range(1, depth + 1), 0, predicts=False)
-    layer = 1 + int(progress / share * depth)
+    layer = 1 + int(progress / plan.share * depth)
     return Phase(range(layer, layer + 1), layer - 1, predicts=False)
+
+
+def layers(encoder: Encoder) -> list[Layer]:
+    """The layers in the order they are applied; a shared one comes up again and again."""
+    assert isinstance(encoder, albert.Encoder | bert.Encoder | mobilebert.Encoder)  # noqa: S101  # there are no others
+    found = encoder.layers() if isinstance(encoder, albert.Encoder) else encoder.layers
+    return [layer for layer in found if isinstance(layer, Layer)]
+
+
+def freeze(encoder: Encoder, count: int) -> None:
+    """Leaves the embeddings and the first `count` layers as they are, unless that is none; all others are trained."""
+    for number, part in enumerate([encoder.embeddings, *layers(encoder)]):
+        part.requires_grad_(count == 0 or number > count)
 
 
 def twin(layer: int, depth: int, teacher_depth: int) -> int:
@@ -81,13 +97,13 @@ def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: 
     return torch.stack(losses).mean()
 
 
-def prediction_loss(student: Tensor, teacher: Tensor, targets: Tensor, hard: float) -> Tensor:
+def prediction_loss(student: Tensor, teacher: Tensor | None, targets: Tensor, hard: float) -> Tensor:
     """The cross entropy of words' logits (N, V) with `hard` parts of what was there (N,) and 1 - hard of the teacher's.
 
-    The pre-training distillation of section 3.5, without the sentence loss.
+    The pre-training distillation of section 3.5; without a teacher's logits, masked language modelling as it is.
     """
-    soft = F.cross_entropy(student, teacher.softmax(-1))
-    return hard * F.cross_entropy(student, targets) + (1 - hard) * soft
+    known = F.cross_entropy(student, targets)
+    return known if teacher is None else hard * known + (1 - hard) * F.cross_entropy(student, teacher.softmax(-1))
 
 
 @contextmanager
@@ -100,7 +116,7 @@ def attentions(encoder: Encoder, mask: Tensor) -> Iterator[list[Tensor]]:
     bias = padding_bias(mask, torch.float32)
     hooks: list[RemovableHandle] = []
 
-    def watch(layer: albert.Layer | bert.Layer | mobilebert.Layer) -> None:
+    def watch(layer: Layer) -> None:
         query: list[Tensor] = []
 
         def heads(x: Tensor) -> Tensor:
@@ -117,7 +133,7 @@ def attentions(encoder: Encoder, mask: Tensor) -> Iterator[list[Tensor]]:
         hooks.append(layer.key.register_forward_hook(compare))  # every architecture asks for the query first
 
     for module in encoder.modules():
-        if isinstance(module, albert.Layer | bert.Layer | mobilebert.Layer):
+        if isinstance(module, Layer):
             watch(module)
     try:
         yield found
