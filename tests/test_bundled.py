@@ -103,17 +103,8 @@ def test_a_card_says_what_it_was_made_of_and_how_good_it_is(name):
     assert card["bytes"] == (BUNDLED / name / ONNX).stat().st_size
 
 
-def expect_the_shortfall(request, reason):
-    """A model that is known not to be good enough is shipped all the same; the day it is, its test says so."""
-    request.applymarker(pytest.mark.xfail(reason=f"{reason}; issue 'Models worth serving' has to mend it", strict=True))
-
-
 @each
-def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name, request):
-    if name == "albert-fill-mask":
-        expect_the_shortfall(request, "its pre-training was too short: 5 % against 8.5 %")
-    if name == "albert-qa":
-        expect_the_shortfall(request, "F1 15.1 against 11.3: above, but not by 3 points of the intervals' ends")
+def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name):
     scores = artifact(name).card()["scores"]
     trivial = max(scores["trivial"].values(), key=lambda score: score["high"])
     reached = next(iter(scores["int8"].values()))
@@ -183,9 +174,7 @@ def test_a_question_finds_its_kind_of_answer(name):
 
 
 @pytest.mark.parametrize("name", of_task("fill-mask"))
-def test_a_hole_is_filled_with_a_word_that_fits(name, request):
-    if name == "albert-fill-mask":
-        expect_the_shortfall(request, "its pre-training was too short")
+def test_a_hole_is_filled_with_a_word_that_fits(name):
     text = "He was born in the united [MASK] of America in 1950."
     many = "The capital [MASK] France is [MASK]."
     one, two = ask(name, {"inputs": text, "parameters": {"top_k": 10}}, {"inputs": many})

@@ -17,7 +17,7 @@ import pytest
 from fakes import PATIENCE_S
 from pydantic import TypeAdapter
 
-from models.artifact import find_artifacts
+from models.artifact import CARD, find_artifacts
 from service import engines, plugins, tasks
 from service.app import create_app
 from service.cli import main
@@ -30,6 +30,7 @@ from service.tasks import classify, fill_mask, qa
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", ".github/CONTRIBUTING.md")
 README = (ROOT / "README.md").read_text("utf-8")
+EMBEDDED = ("Model", "Measured on", "Score, 95 % interval", "n", "Without a model")
 TASKS = {"classify": classify.Classify, "qa": qa.Qa, "fill-mask": fill_mask.FillMask}
 
 
@@ -39,6 +40,21 @@ def table(*header: str) -> list[list[str]]:
     assert found
     rows = rest.partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def row_of(card: dict[str, Any], name: str) -> str:
+    """What the README says of an embedded model."""
+    (measure, score), *_ = card["scores"]["int8"].items()
+    (how, trivial), *_ = card["scores"]["trivial"].items()
+    shown = f"{measure} {score['value']:.1f} ({score['low']:.1f} to {score['high']:.1f})"
+    return f"| {name} | {card['data']['file']} | {shown} | {score['n']:,} | {trivial['value']:.1f}, {how} |"
+
+
+def test_the_embedded_models_are_as_good_as_is_said():
+    cards = {path.name: json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)}
+    said = [" | ".join(row) for row in table(*EMBEDDED)]
+
+    assert said == [row_of(card, name).strip("| ") for name, card in cards.items()]
 
 
 def code(document: str) -> Iterator[str]:
