@@ -53,6 +53,8 @@ def follow(
     guide = None
     if recipe.pretraining.transfer is not None and recipe.pretraining.transfer.recipe:
         teaching = _find(recipe.pretraining.transfer.recipe)
+        if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
+            raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
         say = partial(_say, report, teaching.name)
         guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
     body, tokenizer_file = pretrain(

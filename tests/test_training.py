@@ -493,7 +493,7 @@ def test_predictions_follow_what_was_there_and_the_teacher_by_their_shares():
     ],
 )
 def test_a_strategy_says_what_is_learnt_when(strategy, progress, imitated, frozen, predicts):
-    now = transfer.phase(Transfer(strategy=strategy, share=0.5), progress, depth=4)
+    now = transfer.phase(Transfer(strategy=strategy, share=0.5, feature_weight=1.0), progress, depth=4)
 
     assert (list(now.imitated), now.frozen, now.predicts) == (imitated, frozen, predicts)
 
@@ -1089,6 +1089,15 @@ def test_the_recipe_of_a_guide_is_followed_first(made, workshop, tmp_path, monke
     assert (tmp_path / "out/tiny-mask").is_dir()
 
 
+def test_a_guide_has_no_guide_of_its_own(workshop, tmp_path):
+    text = (workshop / "tiny.toml").read_text("utf-8")
+    path = tmp_path / "tiny.toml"
+    path.write_text(text.replace("feature_weight = 1.0", f'recipe = "{path}"'), "utf-8")
+
+    with pytest.raises(SetupError, match="'tiny' cannot guide"):
+        follow(str(path), (), workshop / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+
+
 def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
     recipe = read_recipe(workshop / "tiny.toml")
     tokenizer, kept, counts = vocabulary(recipe, workshop / "data", workshop / "runs" / "tiny")
@@ -1111,6 +1120,7 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (('version = "3"\n', ""), "tiny.toml: recipe: "),
         (("seed = 1", "seed = = 1"), "tiny.toml: it is not valid TOML"),
         (("tiny_teacher_of_the_tests", "no_such_teacher"), "no_such_teacher is not installed"),
+        (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
         (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
     ],

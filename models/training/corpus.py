@@ -22,7 +22,7 @@ from models import convert
 from models.architectures import bert
 from models.datasets import documents
 from models.training.recipe import Recipe
-from models.training.run import write
+from models.training.run import write, write_text
 from models.training.vocabulary import count_pieces, prune
 
 COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chosen by
@@ -64,8 +64,7 @@ def vocabulary(recipe: Recipe, data: Path, directory: Path) -> tuple[tokenizers.
         small, kept = prune(whole, counts, recipe.vocabulary)
         by_id = [counts[whole.id_to_token(number) or ""] for number in kept]
         small.save(str(path))
-        text = json.dumps({"kept": kept, "counts": by_id})
-        write(notes, lambda file: file.write(text.encode()))
+        write_text(notes, json.dumps({"kept": kept, "counts": by_id}))
     document = json.loads(notes.read_text())
     return tokenizers.Tokenizer.from_file(str(path)), document["kept"], torch.tensor(document["counts"]).float()
 

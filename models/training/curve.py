@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from models.training.run import write
+from models.training.run import write_text
 
 NAME: Final = "losses.csv"  # in the directory of a run
 
@@ -48,4 +48,4 @@ def write_curve(path: Path, points: Sequence[Point]) -> None:
         losses = {name: f"{value:.6g}" for name, value in point.losses.items()}
         rest = {"learning_rate": f"{point.learning_rate:.6g}", "seconds": f"{point.seconds:.1f}"}
         table.writerow({"step": point.step, **losses, **rest})
-    write(path, lambda file: file.write(text.getvalue().encode()))
+    write_text(path, text.getvalue())

@@ -63,13 +63,8 @@ def finetune(
     def loss(number: int) -> dict[str, Tensor]:
         return {"loss": task_loss(model, [examples[i] for i in batches[number % len(batches)]])}
 
-    schedule = Schedule(
-        -(-len(batches) // work.accumulate),  # the last step is filled up with the first batches
-        work.learning_rate,
-        optimiser=work.optimiser,
-        accumulate=work.accumulate,
-        precision=work.precision,
-    )
+    steps = -(-len(batches) // work.accumulate)  # the last step is filled up with the first batches
+    schedule = Schedule.of(steps, work)
     train(model, loss, schedule, directory, seed=recipe.seed, device=device, report=report, progress=progress)
     return model
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.errors import ModelError
 from models.training.curve import NAME, Point, read_curve, write_curve
 from models.training.lamb import Lamb
-from models.training.recipe import Optimisation
+from models.training.recipe import Finetuning, Optimisation, Pretraining
 from models.training.run import Stop, write
 
 TOLD: Final = 20  # steps between two points of the curve
@@ -38,6 +38,17 @@ class Schedule(Optimisation):
     warmup: float = 0.06  # share of the steps
     weight_decay: float = 0.01  # of matrices; never of biases and norms
     clip: float = 1.0  # the gradient's norm
+
+    @classmethod
+    def of(cls, steps: int, work: Pretraining | Finetuning) -> Schedule:
+        """The schedule that a recipe sets for so many steps."""
+        return cls(
+            steps,
+            work.learning_rate,
+            optimiser=work.optimiser,
+            accumulate=work.accumulate,
+            precision=work.precision,
+        )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

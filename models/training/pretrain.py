@@ -68,6 +68,11 @@ class Batch:
     targets: Tensor  # (N,)
     labels: Tensor | None  # (B,): how the two texts of a row belong together
 
+    @property
+    def real(self) -> Tensor:
+        """(B, S): false for padding."""
+        return self.whole > 0
+
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
         moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(self).items()}
@@ -117,13 +122,7 @@ def pretrain(
         transfer.freeze(student.encoder, now.frozen)
         return _losses(work.transfer, now, student, draw(number).to(place), guide)
 
-    schedule = Schedule(
-        work.steps,
-        work.learning_rate,
-        optimiser=work.optimiser,
-        accumulate=work.accumulate,
-        precision=work.precision,
-    )
+    schedule = Schedule.of(work.steps, work)
     train(student, loss, schedule, directory, seed=recipe.seed, device=place, report=report, progress=progress)
     return Model(student.encoder, student.head), directory / "tokenizer.json"
 
@@ -152,12 +151,12 @@ class Draw:
         ]
         rows = torch.from_numpy(self.rows[taken].astype(np.int64))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        if self.work.sentences == "none":
-            holed = self._hide(rows, generator)
-            return Batch(rows, holed.input_ids, torch.zeros_like(rows), holed.focus, holed.targets, None)
-        pairs = self._pair(rows, generator)
-        holed = self._hide(pairs.input_ids, generator)
-        return Batch(pairs.input_ids, holed.input_ids, pairs.token_type_ids, holed.focus, holed.targets, pairs.labels)
+        types, labels = torch.zeros_like(rows), None
+        if self.work.sentences != "none":
+            pairs = self._pair(rows, generator)
+            rows, types, labels = pairs.input_ids, pairs.token_type_ids, pairs.labels
+        holed = self._hide(rows, generator)
+        return Batch(rows, holed.input_ids, types, holed.focus, holed.targets, labels)
 
     def _pair(self, rows: Tensor, generator: torch.Generator) -> Pairs:
         """Each row cut in two; of another document is what the next row holds, as rows come in random order."""
@@ -211,10 +210,9 @@ class Reading:
 
 
 def _read(reader: Student | Guide, batch: Batch, ids: Tensor, *, attention: bool, predicts: bool) -> Reading:
-    real = batch.whole > 0
     with ExitStack() as stack:
-        found = stack.enter_context(transfer.attentions(reader.encoder, real)) if attention else []
-        features = reader.encoder.features(ids, batch.token_type_ids, real)
+        found = stack.enter_context(transfer.attentions(reader.encoder, batch.real)) if attention else []
+        features = reader.encoder.features(ids, batch.token_type_ids, batch.real)
     if not predicts or reader.head is None:
         return Reading(features, found, None)
     holes = features[-1].flatten(0, 1)[batch.focus]
@@ -242,7 +240,7 @@ def _losses(
             losses["sentences"] = F.cross_entropy(said, batch.labels)
     if theirs is None or not imitated:
         return losses
-    where = batch.whole > 0
+    where = batch.real
     if guide.head is None:  # it read no holes
         where = where & (batch.input_ids == batch.whole)
     if plan.feature_weight:

@@ -55,6 +55,8 @@ class Transfer:
         _choose("strategy", self.strategy, Strategy)
         if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(self.feature_weight, self.attention_weight) >= 0):
             raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
+        if self.strategy != "auxiliary" and not (self.feature_weight or self.attention_weight):
+            raise RecipeError(f"{self.strategy} imitates before words are learnt, and no weight says what.")
 
 
 @dataclass(frozen=True)

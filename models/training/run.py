@@ -24,7 +24,7 @@ def claim(directory: Path, facts: Mapping[str, Any]) -> None:
     if path.is_file() and path.read_text("utf-8") != text:
         raise RecipeError(f"{directory} holds a run of a different recipe: name another directory, or delete this one.")
     if not path.is_file():
-        write(path, lambda file: file.write(text.encode()))
+        write_text(path, text)
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -33,6 +33,11 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     with beside.open("wb") as file:
         fill(file)
     beside.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text in the same way."""
+    write(path, lambda file: file.write(text.encode()))
 
 
 class Stop:

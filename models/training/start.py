@@ -32,7 +32,7 @@ def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Te
     """
     source, target = teacher.embeddings, student.encoder.embeddings
     assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
-    assert isinstance(student.encoder, albert.Encoder)  # noqa: S101
+    assert isinstance(student.encoder, albert.Encoder)  # noqa: S101  # the same
     # A token is a word at a position: without directions for the positions too, the layers cannot tell neighbours.
     positions = source.position.weight - source.position.weight.mean(0)
     often = torch.full((len(positions),), float(counts.sum()) / rows.shape[1])
@@ -59,7 +59,7 @@ def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows
     """
     source, target = teacher.embeddings, student.encoder.embeddings
     assert isinstance(target, mobilebert.Embeddings)  # noqa: S101  # tells the type checker
-    assert target.projection is not None  # noqa: S101
+    assert target.projection is not None  # noqa: S101  # the same
     e = target.word.embedding_dim
     basis = principal_directions(source.word.weight, counts, e)  # (H, E)
     typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]

@@ -33,7 +33,8 @@ def train_wordpiece(
     Raises:
         ValueError: the characters alone are more than `size`.
     """
-    trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    unknown = SPECIALS[1]
+    trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=unknown))
     trained.normalizer = normalizers.Sequence(
         [normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents), normalizers.NFC()]
     )
@@ -53,7 +54,7 @@ def train_wordpiece(
         vocab_size=size, special_tokens=first, limit_alphabet=len(first), show_progress=False
     )
     trained.train_from_iterator(_repeated(counts), trainer)
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))  # noqa: S106
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token=unknown))
     made.normalizer, made.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
     made.decoder = decoders.WordPiece(prefix=PREFIX)
     made.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])

@@ -132,9 +132,8 @@ def attentions(encoder: Encoder, mask: Tensor) -> Iterator[list[Tensor]]:
         hooks.append(layer.query.register_forward_hook(keep))
         hooks.append(layer.key.register_forward_hook(compare))  # every architecture asks for the query first
 
-    for module in encoder.modules():
-        if isinstance(module, Layer):
-            watch(module)
+    for layer in set(layers(encoder)):
+        watch(layer)
     try:
         yield found
     finally:
