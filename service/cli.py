@@ -19,6 +19,7 @@ from service.errors import SetupError
 from service.settings import Settings
 
 if TYPE_CHECKING:
+    from models.training.plot import Against
     from service.runtime import Model, Runtime
 
 
@@ -178,6 +179,28 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
 
 
 @main.command()
+@click.argument("study")
+@click.option(
+    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the study's data."
+)
+@click.option("--runs", type=Directory, default="runs", show_default=True, help="Folder that keeps the state of runs.")
+@click.option("--out", type=Directory, default="studies", show_default=True, help="Folder the plot goes to.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
+def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
+    """Pre-trains the variants of a study; prints the table of what they lost on held-out text, and draws the plot.
+
+    STUDY is a TOML file, or the name of one that comes with Swiftlet. A study that was stopped goes on where it was.
+    Needs the extras `models` and `plot`.
+    """
+    with needing("models,plot"):
+        from service.study import conduct
+
+    table, path = conduct(study, data, runs, out, note, bar, device)
+    click.echo(table)
+    click.echo(path)
+
+
+@main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--out",
@@ -186,7 +209,11 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     show_default=True,
     help="PNG file to write.",
 )
-def plot(runs: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--against", type=click.Choice(["step", "seconds", "flops"]), default="step", show_default=True, help="The x axis."
+)
+@click.option("--loss", multiple=True, metavar="NAME", help="Draw only this loss; may be repeated.")
+def plot(runs: tuple[Path, ...], out: Path, against: Against, loss: tuple[str, ...]) -> None:
     """Draws how the losses of runs fell, one curve a run.
 
     RUN is the directory of a run that goes on or has ended, or its losses.csv. Needs the extra `plot`.
@@ -194,7 +221,7 @@ def plot(runs: tuple[Path, ...], out: Path) -> None:
     with needing("plot"):
         from models.training.plot import plot
 
-    plot(runs, out)
+    plot({str(run): run for run in runs}, out, against, loss)
     click.echo(out)
 
 

@@ -50,16 +50,7 @@ def follow(
     for file in _files(recipe, only or tuple(recipe.finetuning)):
         if not (data / file).is_file():
             raise SetupError(f"This recipe needs the file {file}, which is not in {data}.")
-    guide = None
-    if recipe.pretraining.transfer is not None and recipe.pretraining.transfer.recipe:
-        teaching = _find(recipe.pretraining.transfer.recipe)
-        if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
-            raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
-        say = partial(_say, report, teaching.name)
-        guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
-    body, tokenizer_file = pretrain(
-        recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress
-    )
+    body, tokenizer_file = train_body(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
     made = []
     for name in only or recipe.finetuning:
@@ -76,6 +67,30 @@ def follow(
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         made.append(release(draft, out / name, measure, report=say, progress=progress))
     return made
+
+
+def train_body(
+    recipe: Recipe,
+    data: Path,
+    runs: Path,
+    report: Callable[[str], None],
+    progress: Progress | None,
+    device: str,
+) -> tuple[Model, Path]:
+    """Pre-trains the recipe's body, and before it the one that guides it if that is another recipe's.
+
+    Raises:
+        DeviceError: there is no such device.
+        SetupError: there is no such recipe, or another one guides it in turn.
+    """
+    plan, guide, place = recipe.pretraining.transfer, None, find_device(device)
+    if plan is not None and plan.recipe:
+        teaching = _find(plan.recipe)
+        if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
+            raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
+        say = partial(_say, report, teaching.name)
+        guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
+    return pretrain(recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress)
 
 
 def _say(report: Callable[[str], None], name: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,6 +160,38 @@ def test_a_cuda_device_trains_as_the_cpu_does(tmp_path, precision):
     assert same(model, learn(tmp_path / "cpu", schedule), atol=1e-3 if precision == "fp32" else 0.1)
 
 
+def test_what_is_watched_is_told_and_changes_nothing(tmp_path):
+    model, seen = Still(), []
+
+    def watch() -> dict[str, Tensor]:
+        seen.append((model.training, torch.is_grad_enabled()))
+        return {"held_out": torch.tensor(len(seen))}
+
+    loss, schedule = partial(model.losses, rows=4), Schedule(130, 1e-2)
+    train(model, loss, schedule, tmp_path / "watched", seed=3, report=lambda text: None, watch=watch)
+
+    assert same(model, learn(tmp_path / "alone", schedule, rows=4))
+    assert seen == [(False, False)] * 2
+    found = {
+        point.step: point.losses["held_out"]
+        for point in read_curve(tmp_path / "watched/losses.csv")[1:]
+        if "held_out" in point.losses
+    }
+    assert found == {100: 1, 130: 2}
+
+
+def test_the_curve_tells_the_operations_of_every_product(tmp_path):
+    """Two a multiplication: forward 8 x (6 x 16 + 16 x 1); back as many for weights, and for what enters the second."""
+    said: list[str] = []
+    model = Still()
+    schedule = Schedule(21, 1e-2, accumulate=2)
+    train(model, partial(model.losses, rows=8), schedule, tmp_path, seed=3, report=said.append)
+    a_step = 2 * 2 * 8 * (2 * (6 * 16 + 16) + 16)
+
+    assert [point.flops for point in read_curve(tmp_path / "losses.csv")] == [20 * a_step, 21 * a_step]
+    assert all(re.search(r" s/step, \d+ GFLOP/s\)$", line) for line in said)
+
+
 # --- Checkpoints
 
 
@@ -227,7 +260,7 @@ def test_progress_is_told_of_every_step(tmp_path):
 # --- The curve
 
 
-POINTS = [Point(20, 1e-3, {"features": 1.25}, 3.5), Point(40, 5e-4, {"features": 1.0, "mlm": 7.125}, 7.0)]
+POINTS = [Point(20, 1e-3, {"features": 1.25}, 3.5), Point(40, 5e-4, {"features": 1.0, "mlm": 7.125}, 7.0, 2e9)]
 
 
 def test_a_curve_is_read_as_it_was_written_whenever_a_loss_began(tmp_path):
@@ -235,7 +268,7 @@ def test_a_curve_is_read_as_it_was_written_whenever_a_loss_began(tmp_path):
 
     assert read_curve(tmp_path / "losses.csv") == POINTS
     assert (tmp_path / "losses.csv").read_text() == (
-        "step,learning_rate,features,mlm,seconds\n20,0.001,1.25,,3.5\n40,0.0005,1,7.125,7.0\n"
+        "step,learning_rate,features,mlm,seconds,flops\n20,0.001,1.25,,3.5,0\n40,0.0005,1,7.125,7.0,2e+09\n"
     )
 
 
@@ -278,6 +311,20 @@ def test_curves_are_drawn_one_a_run(tmp_path, monkeypatch):
     assert result.stdout == f"{out}\n"
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert drawn == [(one, [20, 40], [1.25, 1]), (other, [20], [1.25]), (one, [40], [7.125])]
+
+
+def test_a_plot_shows_the_losses_and_the_axis_that_are_asked_for(tmp_path, monkeypatch):
+    axes = pytest.importorskip("matplotlib.axes")
+    drawn = []
+    monkeypatch.setattr(axes.Axes, "plot", lambda self, x, y, **_: drawn.append((self.get_title(), x, y)))
+    write_curve(tmp_path / "losses.csv", POINTS)
+    arguments = ["plot", str(tmp_path), "--out", str(tmp_path / "out.png"), "--against", "flops"]
+    result = CliRunner().invoke(main, [*arguments, "--loss", "mlm"])
+    refused = CliRunner().invoke(main, [*arguments, "--loss", "nothing"])
+
+    assert result.exit_code == 0
+    assert [(x, y) for _, x, y in drawn] == [([2e9], [7.125])]
+    assert "no run has a loss 'nothing': there are features, mlm." in refused.output
 
 
 def test_a_run_without_losses_is_named(tmp_path):

@@ -38,6 +38,7 @@ from models.training.objectives.masked_lm import mask
 from models.training.pretrain import STARTS, Draw, pretrain
 from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
+from models.training.study import read_study
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 from service import train as trains
 from service.cli import main
@@ -45,6 +46,7 @@ from service.errors import SetupError
 from service.release import release
 from service.runtime import Runtime
 from service.settings import Settings
+from service.study import STUDIES
 from service.train import RECIPES, follow
 
 DATA = Path(__file__).parent.parent.parent / "shared/data"
@@ -83,6 +85,14 @@ def test_of_those_80_are_masked_10_are_any_word_and_10_stay(masked):
     assert (after == before).float().mean() == pytest.approx(0.1, abs=0.015)
     assert after[others].min() >= 5
     assert len(after[others].unique()) > 300  # any word, not one of a few
+
+
+def test_another_share_can_be_predicted(masked):
+    rows, _ = masked
+    generator = torch.Generator().manual_seed(1)
+    made = mask(rows, special=5, mask_id=4, vocab_size=1000, generator=generator, share=0.4)
+
+    assert len(made.focus) / (rows >= 5).sum() == pytest.approx(0.4, abs=0.01)
 
 
 def test_what_is_not_predicted_stays_and_what_is_is_kept_as_the_target(masked):
@@ -544,6 +554,59 @@ def test_albert_starts_with_the_first_of_the_teachers_layers_that_a_group_covers
     assert len(teacher.layers) == 3
     for group, first in zip(student.encoder.groups, firsts, strict=True):
         assert same(group[0], teacher.layers[first])
+
+
+@pytest.mark.parametrize("dead", [48, 40])
+def test_a_layer_with_fewer_neurons_starts_with_those_that_say_most(teacher, dead):
+    """The teacher has 96; of those that say nothing none is missed, and for those that do others make up."""
+    source = teacher.layers[1]
+    chance = torch.Generator().manual_seed(3)
+    silent = torch.randperm(96, generator=chance)[:dead]
+    source.ffn_out.weight.data[:, silent] = 0
+    (layer,) = (
+        build(
+            "albert",
+            {
+                "vocab_size": 211,
+                "hidden_size": 48,
+                "num_attention_heads": 4,
+                "embedding_size": 16,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "layer_norm_eps": 0.05,
+            },
+            "fill-mask",
+        )
+        .encoder.groups[0]
+        .children()
+    )
+    entering = torch.randn(20, 30, 48, generator=chance)
+    with torch.no_grad():
+        start.start_layer(layer, source, entering)
+        widened = source.act(source.ffn_in(entering))
+        wanted = source.ffn_out(widened)
+        error = (layer.ffn_out(layer.act(layer.ffn_in(entering))) - wanted).square().mean()
+        kept = widened * torch.isin(
+            torch.arange(96), (widened.square().mean((0, 1)) * source.ffn_out.weight.square().sum(0)).topk(48).indices
+        )
+        cut = (source.ffn_out(kept) - wanted).square().mean()
+
+    assert torch.equal(layer.query.weight, source.query.weight)
+    if dead == 48:
+        assert error < 1e-6 * wanted.square().mean()
+    else:
+        assert 0 < error < 0.95 * cut
+
+
+def test_what_enters_the_teachers_feed_forward_networks_is_what_its_layers_hold(teacher):
+    found = start.enter_feed_forward(teacher, ROWS)
+    layer, every = teacher.layers[0], torch.ones_like(ROWS, dtype=torch.bool)
+    entered = found[0] + layer.ffn_out(layer.act(layer.ffn_in(found[0])))
+
+    assert len(found) == 3
+    assert torch.allclose(layer.ffn_norm(entered), teacher.features(ROWS, ROWS * 0, every)[1], atol=1e-5)
+    teacher(ROWS, ROWS * 0, every)
+    assert len(found) == 3  # nothing is left that listens
 
 
 @pytest.mark.parametrize("architecture", ["albert", "mobilebert"])
@@ -1046,6 +1109,45 @@ def test_a_batch_is_drawn_by_its_number_and_masks_what_the_recipe_says(made, wor
     assert batch.labels.shape == (8,)
 
 
+def test_what_is_held_out_is_in_no_batch_and_its_holes_are_always_the_same(made, workshop):
+    plain = tiny(workshop, held_out=16)
+    changed = tiny(workshop, held_out=16, spans="words", masked=0.5)
+    tokenizer, _, _ = vocabulary(plain, workshop / "data", workshop / "runs" / "tiny")
+    rows = corpus(plain, tokenizer, workshop / "data", workshop / "runs" / "tiny")
+    draws = [Draw(recipe, tokenizer, rows) for recipe in (plain, changed)]
+    aside = [draws[0].held_out(number) for number in (0, 1)]
+    learnt = {tuple(row) for number in range(20) for row in draws[0](number).whole.tolist()}
+
+    assert len(learnt) == len(rows) - 16
+    assert not learnt & {tuple(row) for batch in aside for row in batch.whole.tolist()}
+    for number, batch in enumerate(aside):
+        assert torch.equal(batch.input_ids, draws[1].held_out(number).input_ids)
+    share = len(draws[1](0).focus) / (draws[1](0).whole >= 5).sum()
+    assert share > 0.3
+
+
+def test_the_curve_ends_with_the_loss_on_what_is_held_out(made, workshop, tmp_path):
+    recipe = tiny(workshop, held_out=16, sentences="order")
+    body, _ = pretrain(recipe, workshop / "data", tmp_path, SILENT)
+    tokenizer, _, _ = vocabulary(recipe, workshop / "data", tmp_path)
+    draw = Draw(recipe, tokenizer, corpus(recipe, tokenizer, workshop / "data", tmp_path))
+    losses = []
+    with torch.no_grad():
+        for batch in (draw.held_out(0), draw.held_out(1)):
+            hidden = body.encoder(batch.input_ids, batch.token_type_ids, batch.real).flatten(0, 1)[batch.focus]
+            logits = body.head(hidden, body.encoder.embeddings.word.weight)
+            losses.append(float(nn.functional.cross_entropy(logits, batch.targets)))
+    (point,) = read_curve(tmp_path / "losses.csv")
+
+    assert point.losses["held_out_mlm"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert point.losses.keys() == {"mlm", "sentences", "held_out_mlm", "held_out_sentences"}
+
+
+def test_something_is_left_to_learn_from(made, workshop, tmp_path):
+    with pytest.raises(RecipeError, match="of 49 rows 48 are held out"):
+        pretrain(tiny(workshop, held_out=48), workshop / "data", tmp_path, SILENT)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -1171,3 +1273,99 @@ def test_a_recipe_of_bytes_is_refused(tmp_path):
         read_recipe(tmp_path / "r.toml")
     with pytest.raises(SetupError, match=r"r\.toml: it is not valid TOML"):
         follow(str(tmp_path / "r.toml"), (), tmp_path, tmp_path, tmp_path, SILENT)
+
+
+# --- Studies
+
+STUDY = """
+name = "depth"
+question = "Do two layers learn more than one?"
+[variants.one.config]
+num_hidden_layers = 1
+[variants.two.pretraining]
+corpora = { "more.txt" = 40 }
+masked = 0.3
+[recipe]
+"""
+
+
+@pytest.fixture
+def study_file(workshop, tmp_path):
+    recipe, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    recipe = recipe.replace("[pretraining]", "[recipe.pretraining]\nheld_out = 8").replace(
+        "[config]", "[recipe.config]"
+    )
+    recipe = recipe.replace("[pretraining.transfer]", "[recipe.pretraining.transfer]")
+    lines = [line for line in recipe.splitlines() if not line.startswith(("name", "version", "summary"))]
+    (tmp_path / "depth.toml").write_text(STUDY + "\n".join(lines), "utf-8")
+    return tmp_path / "depth.toml"
+
+
+def test_a_variant_is_the_recipe_but_for_what_it_sets(study_file):
+    variants = read_study(study_file).variants
+    one, two = variants["one"], variants["two"]
+
+    assert (one.config["num_hidden_layers"], two.config["num_hidden_layers"]) == (1, 2)
+    assert one.pretraining.corpora == {"text.txt.xz": 40, "more.txt": 9}
+    assert two.pretraining.corpora == {"more.txt": 40}
+    assert replace(two.pretraining, corpora=one.pretraining.corpora, masked=0.15) == one.pretraining
+
+
+def test_a_study_ends_in_a_table_and_a_plot(workshop, study_file, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ["study", str(study_file), "--data", str(workshop / "data"), "--runs", str(tmp_path / "runs")]
+    result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "out")])
+    again = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "out")])
+    head, _, *rows = result.stdout.splitlines()[:4]
+
+    assert result.exit_code == 0
+    assert head == "| variant | M parameters | steps | TFLOP | held-out mlm |"
+    for row, name in zip(rows, ("one", "two"), strict=True):
+        (*_, point) = read_curve(tmp_path / "runs/depth" / name / "losses.csv")
+        assert row.startswith(f"| {name} | 0.0")
+        assert row.endswith(f"| 12 | 0 | {point.losses['held_out_mlm']:.3f} |")
+    assert (tmp_path / "out/depth.png").read_bytes().startswith(b"\x89PNG")
+    assert again.stdout == result.stdout
+    assert "step" in result.stderr
+    assert "step" not in again.stderr  # what has ended is not repeated
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("held_out = 8", "held_out = 0"), "variant 'one' holds nothing out"),
+        (("question = ", "questions = "), "a study has a name, a question"),
+        (("num_hidden_layers = 1", "num_hidden_layers ="), "it is not valid TOML"),
+        (('"more.txt" = 40', '"none.txt" = 40'), "needs the file none.txt"),
+    ],
+)
+def test_what_is_wrong_with_a_study_is_said_in_a_sentence(workshop, study_file, tmp_path, change, said):
+    text = study_file.read_text("utf-8")
+    assert change[0] in text
+    study_file.write_text(text.replace(*change), "utf-8")
+    result = CliRunner().invoke(
+        main, ["study", str(study_file), "--data", str(workshop / "data"), "--runs", str(tmp_path)]
+    )
+
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_study_that_is_not_there_is_named():
+    result = CliRunner().invoke(main, ["study", "nothing"])
+
+    assert result.exit_code == 1
+    assert "There is no study 'nothing'" in result.output
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_shipped_study_can_be_read_and_its_answer_is_there(path):
+    study = read_study(path)
+    answer = path.with_suffix(".md").read_text("utf-8")
+
+    assert study.name == path.stem
+    assert study.question in answer
+    for name in study.variants:
+        assert f"| {name} |" in answer
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -22,6 +22,7 @@ class Point:
     learning_rate: float
     losses: Mapping[str, float]  # means since the point before; a loss that was not asked for is not there
     seconds: float  # that the run has trained, all its sessions together
+    flops: float = 0.0  # floating-point operations that this took, of the matrix products
 
 
 def read_curve(path: Path) -> list[Point]:
@@ -35,17 +36,20 @@ def read_curve(path: Path) -> list[Point]:
 
 def _point(row: dict[str, str]) -> Point:
     step, rate, seconds = (row.pop(name) for name in ("step", "learning_rate", "seconds"))
-    return Point(int(step), float(rate), {name: float(value) for name, value in row.items() if value}, float(seconds))
+    flops = row.pop("flops", "0")  # earlier versions did not count
+    losses = {name: float(value) for name, value in row.items() if value}
+    return Point(int(step), float(rate), losses, float(seconds), float(flops))
 
 
 def write_curve(path: Path, points: Sequence[Point]) -> None:
     """Writes the whole file anew: a kill leaves no half of a line, and a loss that comes later gets its column."""
     names = dict.fromkeys(name for point in points for name in point.losses)
     text = io.StringIO()
-    table = csv.DictWriter(text, ["step", "learning_rate", *names, "seconds"], restval="", lineterminator="\n")
+    table = csv.DictWriter(text, ["step", "learning_rate", *names, "seconds", "flops"], restval="", lineterminator="\n")
     table.writeheader()
     for point in points:
         losses = {name: f"{value:.6g}" for name, value in point.losses.items()}
         rest = {"learning_rate": f"{point.learning_rate:.6g}", "seconds": f"{point.seconds:.1f}"}
+        rest["flops"] = f"{point.flops:.6g}"
         table.writerow({"step": point.step, **losses, **rest})
     write_text(path, text.getvalue())

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.errors import ModelError
 from models.training.curve import NAME, Point, read_curve, write_curve
@@ -23,6 +25,7 @@ from models.training.recipe import Finetuning, Optimisation, Pretraining
 from models.training.run import Stop, write
 
 TOLD: Final = 20  # steps between two points of the curve
+WATCHED: Final = 100  # steps between two looks at what is held out; a multiple of TOLD
 
 
 class DeviceError(ModelError):
@@ -78,6 +81,7 @@ def train(
     save_every: int = 200,
     report: Callable[[str], None] = print,
     progress: Callable[[int, int], None] | None = None,
+    watch: Callable[[], dict[str, Tensor]] | None = None,
 ) -> None:
     """Minimises the sum of the named losses, and leaves the model trained, on the CPU.
 
@@ -85,14 +89,16 @@ def train(
     from 0 over the whole run. The model is on the device then (the CPU if none is named), and so must its batches be.
     The directory gets `losses.csv` and `checkpoint.pt`; if it has them, training goes on from there. When told to
     stop (SIGINT, SIGTERM) the step at hand is finished and saved. `progress` is told the steps taken, and of how many.
+    What `watch` finds, which may learn nothing, stands in the curve beside the losses.
     """
     directory.mkdir(parents=True, exist_ok=True)
     device = device or torch.device("cpu")
     model.to(device)
     optimiser = _optimiser(model, schedule)
-    first, past, sums = _resume(model, optimiser, directory / "checkpoint.pt")
+    state = _resume(model, optimiser, directory / "checkpoint.pt")
+    first, past = state.step, state.seconds
     points = [point for point in read_curve(directory / NAME) if point.step <= first]  # later ones come again
-    started = time.monotonic()
+    started, bf16 = time.monotonic(), schedule.precision == "bf16"
     model.train()
     with Stop() as stop:
         for step in range(first, schedule.steps):
@@ -100,34 +106,57 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.zero_grad(set_to_none=True)
-            for batch in range(step * schedule.accumulate, (step + 1) * schedule.accumulate):
-                torch.manual_seed(seed * 1_000_003 + batch)  # dropout of a batch is that batch's own
-                with torch.autocast(device.type, torch.bfloat16, enabled=schedule.precision == "bf16"):
-                    losses = loss(batch)
-                torch.autograd.backward([value / schedule.accumulate for value in losses.values()])
-                _add(sums, losses)
+            counter = FlopCounterMode(display=False) if step % TOLD == 0 else None
+            with counter or nullcontext():
+                for batch in range(step * schedule.accumulate, (step + 1) * schedule.accumulate):
+                    torch.manual_seed(seed * 1_000_003 + batch)  # dropout of a batch is that batch's own
+                    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                        losses = loss(batch)
+                    torch.autograd.backward([value / schedule.accumulate for value in losses.values()])
+                    _add(state.sums, losses)
             nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
             optimiser.step()
-            done, last = step + 1, step + 1 == schedule.steps
-            if done % TOLD == 0 or last:
-                means = {name: float(total) / count for name, (total, count) in sums.items()}
-                sums = {}
+            if counter is not None:  # counting takes time: one step stands for those up to the next point
+                state.flops_a_step = counter.get_total_flops()
+            state.flops += state.flops_a_step
+            state.step, last = step + 1, step + 1 == schedule.steps
+            if state.step % TOLD == 0 or last:
+                means = {name: float(total) / count for name, (total, count) in state.sums.items()}
+                state.sums = {}
+                if watch is not None and (state.step % WATCHED == 0 or last):
+                    model.eval()
+                    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                        means |= {name: float(value) for name, value in watch().items()}
+                    model.train()
                 seconds = time.monotonic() - started
-                points.append(Point(done, rate, means, past + seconds))
+                points.append(Point(state.step, rate, means, past + seconds, state.flops))
                 write_curve(directory / NAME, points)
                 text = " ".join(f"{name} {value:.3f}" for name, value in means.items())
-                report(f"step {done}/{schedule.steps} {text} ({seconds / (done - first):.2f} s/step)")
-            if done % save_every == 0 or last or stop.number is not None:
-                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": done}
-                state |= {"sums": sums, "seconds": past + time.monotonic() - started}
-                write(directory / "checkpoint.pt", partial(torch.save, state))
+                a_step = seconds / (state.step - first)
+                speed = f"{a_step:.2f} s/step, {state.flops_a_step / a_step / 1e9:.0f} GFLOP/s"
+                report(f"step {state.step}/{schedule.steps} {text} ({speed})")
+            if state.step % save_every == 0 or last or stop.number is not None:
+                state.seconds = past + time.monotonic() - started
+                kept = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), **vars(state)}
+                write(directory / "checkpoint.pt", partial(torch.save, kept))
             if progress is not None:
-                progress(done, schedule.steps)
+                progress(state.step, schedule.steps)
             stop.now()
     model.eval().cpu()
 
 
-Sums = dict[str, tuple[Tensor | float, int]]  # of each loss since the last point of the curve, and of how many batches
+Sums = dict[str, tuple[Tensor | float, int]]  # of each loss, and of how many batches
+
+
+@dataclass
+class State:
+    """What a checkpoint keeps beside the model and its optimiser."""
+
+    step: int = 0  # steps taken
+    seconds: float = 0.0  # that they took
+    flops: float = 0.0  # that they took
+    flops_a_step: float = 0.0  # as counted last
+    sums: Sums = field(default_factory=dict)  # of the losses since the last point of the curve
 
 
 def _add(sums: Sums, losses: dict[str, Tensor]) -> None:
@@ -146,12 +175,11 @@ def _optimiser(model: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=schedule.learning_rate)
 
 
-def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> tuple[int, float, Sums]:
-    """The steps taken, the seconds they took, and the losses that no point of the curve holds yet."""
+def _resume(model: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> State:
     if not path.is_file():
-        return 0, 0.0, {}
+        return State()
     # To the CPU whatever the device: model and optimiser move what belongs elsewhere, and AdamW's counters do not.
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    optimiser.load_state_dict(checkpoint["optimiser"])
-    return checkpoint["step"], checkpoint.get("seconds", 0.0), checkpoint.get("sums", {})  # older ones have no such
+    model.load_state_dict(checkpoint.pop("model"))
+    optimiser.load_state_dict(checkpoint.pop("optimiser"))
+    return State(**checkpoint)  # an older one lacks fields that came later

@@ -24,16 +24,16 @@ from models.heads import Classification, MaskedLM, Model, build
 from models.training import start, transfer
 from models.training.corpus import corpus, load_teacher, token_id, vocabulary
 from models.training.loop import Schedule, train
-from models.training.objectives.masked_lm import Masked, mask, ngrams, words
+from models.training.objectives.masked_lm import SHARE, Masked, mask, ngrams, words
 from models.training.objectives.next_sentence import next_sentence
 from models.training.objectives.pairs import FRAME, Pairs, segments, stack
 from models.training.objectives.sentence_order import sentence_order
-from models.training.recipe import Recipe, RecipeError, Transfer, settings
+from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
 from models.training.run import claim
 from models.training.tokenizer import continuing
 from models.training.vocabulary import SPECIALS
 
-SAMPLED: Final = 20  # rows, about, that the student's start is fitted on
+SAMPLED: Final = 64  # rows, about, that the student's start is fitted on
 STARTS: Final = {"albert": start.start_albert, "mobilebert": start.start_mobilebert}
 SENTENCE_ENDS: Final = (".", "?", "!")
 
@@ -122,8 +122,22 @@ def pretrain(
         transfer.freeze(student.encoder, now.frozen)
         return _losses(work.transfer, now, student, draw(number).to(place), guide)
 
-    schedule = Schedule.of(work.steps, work)
-    train(student, loss, schedule, directory, seed=recipe.seed, device=place, report=report, progress=progress)
+    def held_out() -> dict[str, Tensor]:
+        batches = [draw.held_out(number).to(place) for number in range(work.held_out // work.batch_rows)]
+        found = [_losses(None, transfer.phase(None, 0, depth), student, batch, guide) for batch in batches]
+        return {f"held_out_{name}": torch.stack([losses[name] for losses in found]).mean() for name in found[0]}
+
+    train(
+        student,
+        loss,
+        Schedule.of(work.steps, work),
+        directory,
+        seed=recipe.seed,
+        device=place,
+        report=report,
+        progress=progress,
+        watch=held_out if work.held_out else None,
+    )
     return Model(student.encoder, student.head), directory / "tokenizer.json"
 
 
@@ -134,11 +148,15 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 
 
 class Draw:
-    """Makes the batch of a number, the same each time."""
+    """Makes the batch of a number, the same each time. Rows that are held out are in none."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer, rows: NDArray[np.uint16]) -> None:
         self.work, self.seed, self.rows = recipe.pretraining, recipe.seed, rows
-        self.order = np.random.default_rng(recipe.seed).permutation(len(rows))
+        order = np.random.default_rng(recipe.seed).permutation(len(rows))
+        learnt = len(rows) - recipe.pretraining.held_out
+        if learnt < recipe.pretraining.batch_rows:
+            raise RecipeError(f"of {len(rows)} rows {recipe.pretraining.held_out} are held out: too few are left.")
+        self.order, self.aside = order[:learnt], order[learnt:]
         self.continues = continuing(tokenizer)
         self.vocab_size = len(self.continues)
         self.cls, self.sep, self.mask = (token_id(tokenizer, name) for name in ("[CLS]", "[SEP]", "[MASK]"))
@@ -146,16 +164,21 @@ class Draw:
         self.ends[[number for number in map(tokenizer.token_to_id, SENTENCE_ENDS) if number is not None]] = True
 
     def __call__(self, number: int) -> Batch:
-        taken = self.order[
-            np.arange(number * self.work.batch_rows, (number + 1) * self.work.batch_rows) % len(self.order)
-        ]
+        return self._make(self.order, number, self.seed * 1_000_003 + number, self.work.spans, self.work.masked)
+
+    def held_out(self, number: int) -> Batch:
+        """A batch of what is held out. Its holes are the same however holes are made for learning."""
+        return self._make(self.aside, number, number, "tokens", SHARE)
+
+    def _make(self, order: NDArray[np.int64], number: int, seed: int, kind: Spans, share: float) -> Batch:
+        taken = order[np.arange(number * self.work.batch_rows, (number + 1) * self.work.batch_rows) % len(order)]
         rows = torch.from_numpy(self.rows[taken].astype(np.int64))
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        generator = torch.Generator().manual_seed(seed)
         types, labels = torch.zeros_like(rows), None
         if self.work.sentences != "none":
             pairs = self._pair(rows, generator)
             rows, types, labels = pairs.input_ids, pairs.token_type_ids, pairs.labels
-        holed = self._hide(rows, generator)
+        holed = self._hide(rows, generator, kind, share)
         return Batch(rows, holed.input_ids, types, holed.focus, holed.targets, labels)
 
     def _pair(self, rows: Tensor, generator: torch.Generator) -> Pairs:
@@ -169,11 +192,11 @@ class Draw:
             made = [next_sentence(*both, room, generator) for both in zip(chunks, others, strict=True)]
         return stack(made, cls=self.cls, sep=self.sep)
 
-    def _hide(self, rows: Tensor, generator: torch.Generator) -> Masked:
+    def _hide(self, rows: Tensor, generator: torch.Generator, kind: Spans, share: float) -> Masked:
         special, spans = len(SPECIALS), None
-        if self.work.spans == "words":
+        if kind == "words":
             spans = words(rows, special=special, continues=self.continues)
-        elif self.work.spans == "ngrams":
+        elif kind == "ngrams":
             spans = ngrams(rows, special=special, continues=self.continues, generator=generator)
         return mask(
             rows,
@@ -182,6 +205,7 @@ class Draw:
             vocab_size=self.vocab_size,
             generator=generator,
             spans=spans,
+            share=share,
         )
 
 

@@ -71,11 +71,17 @@ class Pretraining(Optimisation):
     spans: Spans = field(default="tokens", kw_only=True)  # what is hidden together
     sentences: Sentences = field(default="none", kw_only=True)  # whether they are in order, or one follows the other
     transfer: Transfer | None = field(default=None, kw_only=True)
+    masked: float = field(default=0.15, kw_only=True)  # share of the tokens that are to be predicted
+    held_out: int = field(default=0, kw_only=True)  # rows that nothing is learnt from, only how they are predicted told
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _choose("spans", self.spans, Spans)
         _choose("sentences", self.sentences, Sentences)
+        if not 0 < self.masked < 1:
+            raise RecipeError(f"masked is a share between 0 and 1, and not {self.masked!r}.")
+        if type(self.held_out) is not int or self.held_out < 0 or self.held_out % self.batch_rows:
+            raise RecipeError("held_out is a whole number of batches of batch_rows.")
 
 
 @dataclass(frozen=True)
@@ -133,12 +139,21 @@ def read_recipe(path: Path) -> Recipe:
         document = tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:  # no UTF-8, or no TOML
         raise RecipeError(f"it is not valid TOML: {error}") from None
-    finetuning = {name: _build(Finetuning, table) for name, table in document.pop("finetuning", {}).items()}
-    table = document.pop("pretraining", {})
+    return parse_recipe(document)
+
+
+def parse_recipe(document: Mapping[str, Any]) -> Recipe:
+    """A recipe of what stands in its file.
+
+    Raises:
+        RecipeError: a field is missing or unknown.
+    """
+    finetuning = {name: _build(Finetuning, table) for name, table in document.get("finetuning", {}).items()}
+    table = dict(document.get("pretraining", {}))
     if "transfer" in table:
         table["transfer"] = _build(Transfer, table["transfer"])
     pretraining = _build(Pretraining, table)
-    recipe: Recipe = _build(Recipe, document | {"pretraining": pretraining, "finetuning": finetuning})
+    recipe: Recipe = _build(Recipe, {**document, "pretraining": pretraining, "finetuning": finetuning})
     return recipe
 
 

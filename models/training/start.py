@@ -27,8 +27,9 @@ def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
 def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
     """Starts an ALBERT of the teacher's width with the teacher's embeddings, as near as E dimensions come, and layers.
 
-    Each group starts as the first of the teacher's layers that it covers. counts (V,) weighs the words; rows
-    (R, S) are a sample of the corpus, without padding.
+    Each group starts as the first of the teacher's layers that it covers, of whose feed-forward network it takes as
+    many neurons as it has room for. counts (V,) weighs the words; rows (R, S) are a sample of the corpus, without
+    padding.
     """
     source, target = teacher.embeddings, student.encoder.embeddings
     assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
@@ -43,11 +44,46 @@ def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Te
     target.token_type.weight.copy_(source.token_type.weight @ basis)
     types = torch.zeros_like(rows)
     fit(target.projection, target.narrow(rows, types), source(rows, types))
-    groups = student.encoder.groups
+    groups, widened = student.encoder.groups, enter_feed_forward(teacher, rows)
     for number, group in enumerate(groups):
-        first = teacher.layers[number * len(teacher.layers) // len(groups)]
+        first = number * len(teacher.layers) // len(groups)
         for layer in group.children():
-            layer.load_state_dict(first.state_dict())
+            taken = teacher.layers[first]
+            assert isinstance(layer, albert.Layer)  # noqa: S101  # tells the type checker
+            assert isinstance(taken, bert.Layer)  # noqa: S101  # the same
+            start_layer(layer, taken, widened[first])
+
+
+def enter_feed_forward(teacher: bert.Encoder, rows: Tensor) -> list[Tensor]:
+    """What enters the feed-forward network of every layer, (R, S, H) each, where the teacher reads rows (R, S)."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:  # noqa: ARG001  # a hook's shape
+        found.append(inputs[0])
+
+    hooks = [part.register_forward_pre_hook(keep) for name, part in teacher.named_modules() if name.endswith(".ffn_in")]
+    teacher(rows, torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def start_layer(layer: albert.Layer, source: bert.Layer, entering: Tensor) -> None:
+    """Starts a layer as the source, in its feed-forward network with the neurons that say most.
+
+    How much a neuron says is the mean square of what it adds, over what enters that network, (..., H). What those left
+    out said is made up for as well as the others can: their output weights are fitted anew.
+    """
+    room, wide = layer.ffn_in.out_features, source.ffn_in.out_features
+    parts = source.state_dict()
+    if room < wide:
+        neurons = source.act(source.ffn_in(entering)).flatten(0, -2)  # (N, I)
+        said = neurons.square().mean(0) * source.ffn_out.weight.square().sum(0)
+        kept = said.topk(room).indices.sort().values
+        fit(layer.ffn_out, neurons[:, kept], source.ffn_out(neurons))
+        parts |= {f"ffn_out.{name}": value for name, value in layer.ffn_out.state_dict().items()}
+        parts |= {f"ffn_in.{name}": value[kept] for name, value in source.ffn_in.state_dict().items()}
+    layer.load_state_dict(parts)
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 Of the real tokens 15 % are to be predicted: 80 % of those are replaced by the mask, 10 % by any word, 10 % stay.
 What is hidden together is told by spans: a token alone, a whole word, or a few words in a row. Each span is hidden
-with a chance of 15 %, whatever its length, so that 15 % is the share of the tokens too.
+with a chance of 15 %, whatever its length, so that 15 % is the share of the tokens too. A larger share tells a small
+model that is trained for a short time more (Wettig et al. 2022, arXiv:2202.08005, section 3), so that it can be set.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def mask(
     vocab_size: int,
     generator: torch.Generator,
     spans: Tensor | None = None,
+    share: float = SHARE,
 ) -> Masked:
     """Makes holes in rows (B, S). Ids below `special` are special tokens: never chosen, never put in.
 
@@ -44,7 +46,7 @@ def mask(
     real = rows >= special
     if spans is None:
         spans = torch.arange(rows.shape[1]).expand(rows.shape)
-    drawn = torch.rand(rows.shape, generator=generator) < SHARE
+    drawn = torch.rand(rows.shape, generator=generator) < share
     chosen = real & drawn.gather(1, spans)
     if not chosen.any():  # every batch needs something to learn from
         row, place = real.nonzero()[0]
