@@ -208,6 +208,11 @@ class Tokenizer:
         identity: int | None = self._whole.token_to_id(token)
         return identity
 
+    @property
+    def pieces(self) -> list[str]:
+        """Every token there is, by its id."""
+        return [self._whole.id_to_token(number) or "" for number in range(self.vocab_size)]
+
     def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
         """The text of each row of ids, as transformers' `decode` gives it."""
         texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)

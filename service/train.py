@@ -112,7 +112,7 @@ def _find(name: str) -> Recipe:
 def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """What is read of the data folder, some of it only after hours."""
     works = [recipe.finetuning[name] for name in names]
-    return [*recipe.pretraining.corpora, *(file for work in works for file in (*work.train, work.evaluate))]
+    return [*recipe.pretraining.corpora, *(file for work in works for file in (*work.train, work.evaluate, *work.also))]
 
 
 def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
@@ -136,10 +136,11 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
+    taught = {} if work.distillation is None else {"taught_by": f"{recipe.teacher}, fine-tuned on the same examples"}
     return {
         "summary": recipe.summary,
         "trained_on": sorted({*recipe.pretraining.corpora, *work.train}),
         "licences": list(work.licences),
         "pretraining": asdict(recipe.pretraining),
         "finetuning": asdict(work),
-    }
+    } | taught

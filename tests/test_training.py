@@ -32,7 +32,8 @@ from models.tokenizer import Encoding
 from models.training import start, transfer
 from models.training.corpus import COUNTED, corpus, vocabulary
 from models.training.curve import read_curve
-from models.training.finetune import STRIDE, Example, _answer_loss, _batches, _label_loss, _spread, _windows
+from models.training.examples import STRIDE, Example, batches, spread, windows
+from models.training.finetune import label_loss, task_logits
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import mask
 from models.training.pretrain import STARTS, Draw, pretrain
@@ -677,7 +678,7 @@ def asked(draw: st.DrawFn) -> Question:
 
 @given(asked(), st.integers(12, 60))
 def test_targets_are_where_the_answer_stands(question, max_tokens):
-    examples = _windows(question, TOKENIZER, max_tokens)
+    examples = windows(question, TOKENIZER, max_tokens)
     (answer,), (start,) = question.answers, question.starts
     room = max_tokens - len(question.question) - 3
 
@@ -709,19 +710,19 @@ def test_targets_are_where_the_answer_stands(question, max_tokens):
     ],
 )
 def test_the_first_answer_counts_and_none_is_the_first_token(answers, starts, target):
-    (example,) = _windows(Question("1", "a?", "a b c d", answers, starts), TOKENIZER, 40)
+    (example,) = windows(Question("1", "a?", "a b c d", answers, starts), TOKENIZER, 40)
 
     assert example.target == target
 
 
 def test_a_question_that_leaves_no_room_is_left_out():
-    assert _windows(Question("1", "a" * 40, "a b", ("a",), (0,)), TOKENIZER, 40) == []
+    assert windows(Question("1", "a" * 40, "a b", ("a",), (0,)), TOKENIZER, 40) == []
 
 
 def test_examples_are_spread_over_a_file():
-    assert _spread(list(range(10)), 4) == [0, 3, 6, 9]
-    assert _spread(list(range(3)), 10) == [0, 1, 2]
-    assert _spread([], 10) == []
+    assert spread(list(range(10)), 4) == [0, 3, 6, 9]
+    assert spread(list(range(3)), 10) == [0, 1, 2]
+    assert spread([], 10) == []
 
 
 def lengths(*sizes: int) -> list[Example]:
@@ -733,25 +734,25 @@ def lengths(*sizes: int) -> list[Example]:
 
 @given(st.lists(st.integers(1, 50), max_size=120), st.integers(1, 9), st.integers(0, 3))
 def test_batches_hold_every_example_once(sizes, rows, seed):
-    batches = _batches(lengths(*sizes), rows, seed)
+    drawn = batches(lengths(*sizes), rows, seed)
 
-    assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
-    assert all(0 < len(batch) <= rows for batch in batches)
-    assert len(batches) == -(-len(sizes) // rows)
+    assert sorted(i for batch in drawn for i in batch) == list(range(len(sizes)))
+    assert all(0 < len(batch) <= rows for batch in drawn)
+    assert len(drawn) == -(-len(sizes) // rows)
 
 
 def test_batches_differ_by_epoch_and_hold_rows_of_like_length():
     examples = lengths(*np.random.default_rng(0).integers(1, 100, 400).tolist())
-    batches = _batches(examples, 8, seed=1)
+    drawn = batches(examples, 8, seed=1)
 
-    assert batches == _batches(examples, 8, seed=1) != _batches(examples, 8, seed=2)
-    sizes = [[len(examples[i].encoding.input_ids) for i in batch] for batch in batches]
+    assert drawn == batches(examples, 8, seed=1) != batches(examples, 8, seed=2)
+    sizes = [[len(examples[i].encoding.input_ids) for i in batch] for batch in drawn]
     assert sum(max(batch) * len(batch) - sum(batch) for batch in sizes) < 0.1 * sum(map(sum, sizes))
 
 
 def test_the_loss_of_answers_looks_at_the_context_and_the_first_token_alone():
     question = Question("1", "ab?", "abc cab " * 3, ("cab",), (4,))
-    examples = [*_windows(question, TOKENIZER, 20), *_windows(replace(question, answers=()), TOKENIZER, 40)]
+    examples = [*windows(question, TOKENIZER, 20), *windows(replace(question, answers=()), TOKENIZER, 40)]
     model = network("mobilebert", "qa")
     expected = []
     for example in examples:
@@ -764,7 +765,9 @@ def test_the_loss_of_answers_looks_at_the_context_and_the_first_token_alone():
         expected += [-chances[places.index(place), side] for side, place in enumerate(example.target)]
 
     assert len({len(example.encoding.input_ids) for example in examples}) > 1
-    assert _answer_loss(model, examples).item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-4)
+    assert label_loss(task_logits(model, examples), examples).item() == pytest.approx(
+        torch.stack(expected).mean().item(), rel=1e-4
+    )
 
 
 def test_the_loss_of_labels_is_that_of_each_row_alone():
@@ -772,9 +775,9 @@ def test_the_loss_of_labels_is_that_of_each_row_alone():
     examples = [
         Example(encoding, (label,)) for label, encoding in enumerate(TOKENIZER.encode(["a", "abc abc", ""], 20))
     ]
-    alone = [_label_loss(model, [example]).item() for example in examples]
+    alone = [label_loss(task_logits(model, [example]), [example]).item() for example in examples]
 
-    assert _label_loss(model, examples).item() == pytest.approx(sum(alone) / 3, rel=1e-4)
+    assert label_loss(task_logits(model, examples), examples).item() == pytest.approx(sum(alone) / 3, rel=1e-4)
 
 
 # --- Recipes
@@ -987,6 +990,29 @@ def test_what_a_recipe_makes_can_be_served(made):
 
 def test_a_classifier_learns_what_a_word_means(made):
     assert made[0][0].card()["scores"]["int8"]["accuracy"]["value"] >= 90
+
+
+def test_a_recipe_whose_tasks_have_teachers_is_followed_to_its_artifacts(made, workshop, tmp_path, monkeypatch):
+    """And what was done is not done again."""
+    text = (workshop / "tiny.toml").read_text("utf-8")
+    taught = "\n[finetuning.{}.distillation]\nhard = 0.25\nepochs = 2\nlearning_rate = 1e-3\n"
+    (tmp_path / "tiny.toml").write_text(text + taught.format("tiny-mood") + taught.format("tiny-qa"), "utf-8")
+    monkeypatch.setattr(trains, "release", partial(release, max_loss=100))
+    arguments = (("tiny-mood", "tiny-qa"), workshop / "data", tmp_path / "runs", tmp_path / "out")
+    said: list[str] = []
+    moods, asked = (artifact.card() for artifact in follow(str(tmp_path / "tiny.toml"), *arguments, said.append))
+
+    assert [card["taught_by"] for card in (moods, asked)] == [
+        "tiny_teacher_of_the_tests, fine-tuned on the same examples"
+    ] * 2
+    plan = {"hard": 0.25, "temperature": 2.0, "epochs": 2, "learning_rate": 1e-3}
+    assert moods["finetuning"]["distillation"] == plan
+    assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
+    assert "taught_by" not in made[0][0].card()
+    assert any(line.startswith("tiny-mood: teacher: step ") for line in said)
+    again: list[str] = []
+    follow(str(tmp_path / "tiny.toml"), *arguments, again.append)
+    assert not any("step" in line or "answers" in line for line in again)
 
 
 def test_a_run_that_ended_is_taken_up_as_it_is(made, workshop):

@@ -1,38 +1,50 @@
-"""Fine-tuning of a pre-trained encoder on one task (Devlin et al. 2018, arXiv:1810.04805, section 4)."""
+"""Fine-tuning of a pre-trained encoder on one task (Devlin et al. 2018, arXiv:1810.04805, section 4).
+
+It learns from the labels and, where the recipe says so, from a teacher that was fine-tuned on the same examples before
+(Hinton et al. 2015, arXiv:1503.02531). What the teacher says to each of them is computed once and kept in its folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
+import tokenizers
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models import datasets
-from models.datasets import Question
-from models.heads import Model, build
-from models.tokenizer import Encoding, Tokenizer
+from models.heads import Model, QuestionAnswering, build
+from models.tokenizer import Tokenizer
+from models.training.corpus import load_teacher, package_model
+from models.training.examples import Example, batches, digest, pad, read
 from models.training.loop import Schedule, train
 from models.training.pretrain import facts
-from models.training.recipe import Finetuning, Recipe, settings
-from models.training.run import claim
+from models.training.recipe import Finetuning, Recipe, RecipeError, settings
+from models.training.run import claim, write
+from models.training.start import cut_vocabulary
 
-STRIDE: Final = 128  # tokens that neighbouring windows of a context share
-SORTED: Final = 50  # batches among which rows of a length are brought together
+NEVER: Final = torch.finfo(torch.float32).min  # the logit of what cannot be chosen
 
-T = TypeVar("T")
+Logits = NDArray[np.float32]
+"""What a teacher says to one example: (F, O), of the F positions that are read of it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Example:
-    """A row and what the head should say of it: a label, or the positions where the answer starts and ends."""
+@dataclass(frozen=True)
+class Place:
+    """Where a training runs, where its state is kept, and who is told of it."""
 
-    encoding: Encoding
-    target: tuple[int, ...]
-    context: range = range(0)  # for qa, the positions an answer may take
+    directory: Path
+    device: torch.device
+    report: Callable[[str], None]
+    progress: Callable[[int, int], None] | None
 
 
 def finetune(
@@ -47,123 +59,181 @@ def finetune(
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """The body's encoder with a new head, trained on the task that the recipe calls `name`; on the CPU."""
+    """The body's encoder with a new head, trained on the task that the recipe calls `name`; on the CPU.
+
+    Where the recipe wants a teacher, that is fine-tuned first, in the folder `teacher` of the directory.
+
+    Raises:
+        RecipeError: a directory holds another run, or the teacher cannot read what the student reads.
+    """
     work = recipe.finetuning[name]
     claim(directory, {"body": facts(recipe), "finetuning": _facts(work)})
-    torch.manual_seed(recipe.seed)
+    place = Place(directory, device or torch.device("cpu"), report, progress)
+    examples = read(work, data, tokenizer)
+    said = None if work.distillation is None else _ask_teacher(recipe, work, tokenizer, examples, place)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
-    model = build(recipe.architecture, config, work.task, len(work.labels))
-    model.encoder.load_state_dict(body.encoder.state_dict())
-    examples = [example for file, most in work.train.items() for example in _read(work, data / file, most, tokenizer)]
-    batches = [
-        batch for epoch in range(work.epochs) for batch in _batches(examples, work.batch_rows, recipe.seed + epoch)
-    ]
-    task_loss = _answer_loss if work.task == "qa" else _label_loss
-
-    def loss(number: int) -> dict[str, Tensor]:
-        return {"loss": task_loss(model, [examples[i] for i in batches[number % len(batches)]])}
-
-    steps = -(-len(batches) // work.accumulate)  # the last step is filled up with the first batches
-    schedule = Schedule.of(steps, work)
-    train(model, loss, schedule, directory, seed=recipe.seed, device=device, report=report, progress=progress)
+    model = _start(recipe, work, recipe.architecture, config, body.encoder)
+    _learn(model, examples, said, work, recipe.seed, place)
     return model
 
 
 def _facts(work: Finetuning) -> dict[str, Any]:
     """What decides a fine-tuning: all but what it is measured on and what its card says."""
-    aside = {"evaluate", "skip", "limit", "licences"}
+    aside = {"evaluate", "skip", "limit", "licences", "also"}
     return {name: value for name, value in settings(work).items() if name not in aside}
 
 
-def _read(work: Finetuning, path: Path, most: int, tokenizer: Tokenizer) -> list[Example]:
-    """At most `most` examples of a file, evenly spread over it."""
-    if work.task == "classify":
-        texts = _spread(datasets.labelled(path), most)
-        encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
-        return [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
-    questions = _spread(datasets.questions(path), most)
-    return [example for question in questions for example in _windows(question, tokenizer, work.max_tokens)]
+def _start(recipe: Recipe, work: Finetuning, architecture: str, config: Mapping[str, Any], encoder: nn.Module) -> Model:
+    """A trained encoder with a head that knows nothing yet."""
+    torch.manual_seed(recipe.seed)
+    model = build(architecture, config, work.task, len(work.labels))
+    model.encoder.load_state_dict(encoder.state_dict())
+    return model
 
 
-def _spread(items: Sequence[T], most: int) -> list[T]:
-    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
+def _learn(
+    model: Model,
+    examples: Sequence[Example],
+    said: Sequence[Logits] | None,
+    work: Finetuning,
+    seed: int,
+    place: Place,
+) -> None:
+    """Trains a model on examples, and on what a teacher said to each of them, if one did."""
+    drawn = [batch for epoch in range(work.epochs) for batch in batches(examples, work.batch_rows, seed + epoch)]
 
+    def loss(number: int) -> dict[str, Tensor]:
+        numbers = drawn[number % len(drawn)]
+        chosen = [examples[i] for i in numbers]
+        logits = task_logits(model, chosen)
+        known, plan = label_loss(logits, chosen), work.distillation
+        if said is None or plan is None:
+            return {"loss": known}
+        taught = soft_loss(logits, stack([said[i] for i in numbers]).to(logits.device), plan.temperature)
+        return {"labels": plan.hard * known, "teacher": (1 - plan.hard) * taught}
 
-def _windows(question: Question, tokenizer: Tokenizer, max_tokens: int) -> list[Example]:
-    """One example for each window of the context; [CLS] is the answer where a window does not hold it."""
-    asked, context = tokenizer.read([question.question, question.context])
-    room = tokenizer.room(asked, max_tokens)
-    if room <= 1:
-        return []
-    span = _span(question)
-    examples = []
-    for window in tokenizer.windows(asked, context, 0, room, min(STRIDE, room // 2)):
-        places = range(window.first, window.first + len(window.tokens))
-        target = (0, 0)
-        if span is not None:
-            start = int(np.searchsorted(window.tokens[:, 1], span[0], side="right"))
-            end = int(np.searchsorted(window.tokens[:, 0], span[1], side="left")) - 1
-            inside = len(window.tokens) and window.tokens[0, 0] <= span[0] and span[1] <= window.tokens[-1, 1]
-            if inside and start <= end:
-                target = (window.first + start, window.first + end)
-        examples.append(Example(window, target, places))
-    return examples
-
-
-def _span(question: Question) -> tuple[int, int] | None:
-    """Where the first answer stands in the context, in code points; None where it does not."""
-    if not question.answers:
-        return None
-    text, start = question.answers[0], question.starts[0]
-    if not question.context.startswith(text, start):
-        start = question.context.find(text)
-    return (start, start + len(text)) if text and start >= 0 else None
-
-
-def _batches(examples: Sequence[Example], rows: int, seed: int) -> list[list[int]]:
-    """Every example once, in random batches of rows of like length."""
-    chance = np.random.default_rng(seed)
-    order = chance.permutation(len(examples))
-    batches = []
-    for at in range(0, len(order), rows * SORTED):
-        near = sorted(order[at : at + rows * SORTED].tolist(), key=lambda i: len(examples[i].encoding.input_ids))
-        batches += [near[start : start + rows] for start in range(0, len(near), rows)]
-    return [batches[i] for i in chance.permutation(len(batches))]
-
-
-def _label_loss(model: Model, examples: Sequence[Example]) -> Tensor:
-    ids, types, lengths = _pad(examples, _device(model))
-    first = torch.arange(len(examples), device=ids.device) * ids.shape[1]
-    targets = torch.tensor([example.target[0] for example in examples], device=ids.device)
-    return nn.functional.cross_entropy(model(ids, types, lengths, first).float(), targets)
-
-
-def _answer_loss(model: Model, examples: Sequence[Example]) -> Tensor:
-    """The mean cross entropy of start and end among [CLS] and the context, as answers are chosen from when served."""
-    ids, types, lengths = _pad(examples, _device(model))
-    logits = model(ids, types, lengths, torch.arange(ids.numel(), device=ids.device)).float().view(*ids.shape, 2)
-    allowed = torch.zeros(ids.shape, dtype=torch.bool)
-    allowed[:, 0] = True
-    for row, example in enumerate(examples):
-        allowed[row, example.context.start : example.context.stop] = True
-    logits = logits.masked_fill(~allowed.to(ids.device)[:, :, None], torch.finfo(logits.dtype).min)
-    targets = torch.tensor([example.target for example in examples], device=ids.device)  # (B, 2)
-    return nn.functional.cross_entropy(logits, targets)
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device
-
-
-def _pad(examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """input_ids and token_type_ids (B, S), lengths (B,)."""
-
-    def stack(rows: list[Tensor]) -> Tensor:
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-
-    encodings = [example.encoding for example in examples]
-    return (
-        stack([torch.from_numpy(encoding.input_ids) for encoding in encodings]),
-        stack([torch.from_numpy(encoding.token_type_ids) for encoding in encodings]),
-        torch.tensor([len(encoding.input_ids) for encoding in encodings], device=device),
+    steps = -(-len(drawn) // work.accumulate)  # the last step is filled up with the first batches
+    train(
+        model,
+        loss,
+        Schedule.of(steps, work),
+        place.directory,
+        seed=seed,
+        device=place.device,
+        report=place.report,
+        progress=place.progress,
     )
+
+
+# --- The teacher
+
+
+def _ask_teacher(
+    recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], place: Place
+) -> list[Logits]:
+    """What the recipe's teacher says to each example, once it was fine-tuned on all of them.
+
+    Nothing of the student decides that, so that a teacher's folder may be copied to another recipe's run.
+    """
+    assert work.distillation is not None  # noqa: S101  # tells the type checker
+    plan = work.distillation
+    place = replace(place, directory=place.directory / "teacher", report=partial(_say, place.report))
+    theirs = replace(work, epochs=plan.epochs, learning_rate=plan.learning_rate, distillation=None)
+    kept = _kept(recipe, tokenizer)
+    claim(
+        place.directory,
+        {
+            "teacher": recipe.teacher,
+            "vocabulary": hashlib.sha256(json.dumps(kept).encode()).hexdigest(),
+            "seed": recipe.seed,
+            "finetuning": _facts(theirs),
+            "examples": digest(examples),
+        },
+    )
+    path = place.directory / "logits.npy"
+    if not path.is_file():
+        model = _teacher(recipe, theirs, kept)
+        _learn(model, examples, None, theirs, recipe.seed, place)
+        place.report(f"answers {len(examples)} examples")
+        said = np.concatenate(answers(model, examples, work.batch_rows, place.device))
+        write(path, lambda file: np.save(file, said))
+    ends = np.cumsum([len(example.encoding.focus) for example in examples])
+    return np.split(np.load(path), ends[:-1])
+
+
+def _say(report: Callable[[str], None], text: str) -> None:
+    report(f"teacher: {text}")
+
+
+def _kept(recipe: Recipe, tokenizer: Tokenizer) -> list[int]:
+    """The teacher's id of each piece of the student's, so that both read the same tokens."""
+    whole = tokenizers.Tokenizer.from_file(str(package_model(recipe.teacher) / "tokenizer.json"))
+    kept = [number for piece in tokenizer.pieces if (number := whole.token_to_id(piece)) is not None]
+    if len(kept) < tokenizer.vocab_size:
+        raise RecipeError("the teacher does not know all pieces of the student's vocabulary.")
+    return kept
+
+
+def _teacher(recipe: Recipe, work: Finetuning, kept: Sequence[int]) -> Model:
+    encoder = load_teacher(recipe.teacher)
+    if encoder.config.max_position_embeddings < work.max_tokens:
+        raise RecipeError(f"the teacher reads at most {encoder.config.max_position_embeddings} tokens.")
+    cut_vocabulary(encoder, kept)
+    return _start(recipe, work, "bert", vars(encoder.config) | {"vocab_size": len(kept)}, encoder)
+
+
+@torch.no_grad()
+def answers(model: Model, examples: Sequence[Example], rows: int, device: torch.device) -> list[Logits]:
+    """What the model says to each example. It is left on the CPU."""
+    model.to(device).eval()
+    said: dict[int, Logits] = {}
+    for numbers in batches(examples, rows, seed=0):
+        chosen = [examples[i] for i in numbers]
+        for i, logits in zip(numbers, task_logits(model, chosen).cpu().numpy(), strict=True):
+            said[i] = np.atleast_2d(logits)[: len(examples[i].encoding.focus)]
+    model.cpu()
+    return [said[i] for i in range(len(examples))]
+
+
+# --- The losses: choices lie along dimension 1, labels (B, O) or the positions of start and end (B, S, 2)
+
+
+def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
+    """What the model says: (B, O) of labels, or (B, S, 2) of the positions where an answer may start and end.
+
+    Those are [CLS] and the context, as answers are chosen from when served.
+    """
+    device = next(model.parameters()).device
+    ids, types, lengths = pad(examples, device)
+    if isinstance(model.head, QuestionAnswering):
+        rows: Tensor = model(ids, types, lengths, torch.arange(ids.numel(), device=device)).float()
+        allowed = torch.zeros(ids.shape, dtype=torch.bool)
+        allowed[:, 0] = True
+        for row, example in enumerate(examples):
+            allowed[row, example.context.start : example.context.stop] = True
+        return rows.view(*ids.shape, 2).masked_fill(~allowed.to(device)[:, :, None], NEVER)
+    first = torch.arange(len(examples), device=device) * ids.shape[1]
+    out: Tensor = model(ids, types, lengths, first).float()
+    return out
+
+
+def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
+    """The mean cross entropy of what is right; for qa, of start and end."""
+    targets = torch.tensor([example.target for example in examples], device=logits.device)  # (B, 1) or (B, 2)
+    return F.cross_entropy(logits, targets.squeeze(1))  # labels have no second dimension
+
+
+def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """The mean KL divergence from the teacher's softened choice, times T²; for qa, of start and end.
+
+    T² keeps the gradient's size whatever the temperature (Hinton et al. 2015, section 2).
+    """
+    ours, theirs = ((x / temperature).log_softmax(1) for x in (logits, teacher))
+    divergence: Tensor = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1)
+    return temperature**2 * divergence.mean()
+
+
+def stack(said: Sequence[Logits]) -> Tensor:
+    """What was said to a batch's examples, in the shape of `task_logits`."""
+    rows = [torch.from_numpy(one) for one in said]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=NEVER).squeeze(1)

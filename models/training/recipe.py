@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -85,6 +86,25 @@ class Pretraining(Optimisation):
 
 
 @dataclass(frozen=True)
+class Distillation:
+    """What is learnt from the recipe's teacher beside the labels (Hinton et al. 2015, arXiv:1503.02531).
+
+    The teacher is fine-tuned first, on the same examples.
+    """
+
+    hard: float = 0.5  # share of the loss that is the labels'; the rest is the teacher's
+    temperature: float = 2.0  # 1 takes the teacher's choices as they are; more shows what it also thinks possible
+    epochs: int = 1  # of the teacher
+    learning_rate: float = 5e-5  # of the teacher
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.hard <= 1 and 1 <= self.temperature < math.inf):
+            raise RecipeError("hard is between 0 and 1, and the temperature 1 or more.")
+        if type(self.epochs) is not int or self.epochs < 1 or not 0 < self.learning_rate < math.inf:
+            raise RecipeError("a teacher learns for an epoch or more, at a rate above 0.")
+
+
+@dataclass(frozen=True)
 class Finetuning(Optimisation):
     """One task: what it is trained on, and what it is measured on once, at the end.
 
@@ -102,6 +122,15 @@ class Finetuning(Optimisation):
     learning_rate: float = 1e-4
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
+    distillation: Distillation | None = field(default=None, kw_only=True)
+    also: tuple[str, ...] = field(default=(), kw_only=True)  # more files under the data folder that are measured on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task == "fill-mask" and self.distillation is not None:
+            raise RecipeError("fill-mask is not fine-tuned, so that no teacher is.")
+        if not isinstance(self.also, tuple) or len({Path(file).name for file in self.also}) < len(self.also):
+            raise RecipeError("also is a list of files, each of another name.")
 
 
 @dataclass(frozen=True)
@@ -118,6 +147,10 @@ class Recipe:
     config: Mapping[str, Any]
     pretraining: Pretraining
     finetuning: Mapping[str, Finetuning]  # artifact name -> task
+
+    def __post_init__(self) -> None:
+        if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
+            raise RecipeError("distillation needs a teacher, and this recipe names none.")
 
 
 def settings(work: Pretraining | Finetuning) -> dict[str, Any]:
@@ -148,7 +181,7 @@ def parse_recipe(document: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: a field is missing or unknown.
     """
-    finetuning = {name: _build(Finetuning, table) for name, table in document.get("finetuning", {}).items()}
+    finetuning = {name: _finetuning(table) for name, table in document.get("finetuning", {}).items()}
     table = dict(document.get("pretraining", {}))
     if "transfer" in table:
         table["transfer"] = _build(Transfer, table["transfer"])
@@ -157,12 +190,20 @@ def parse_recipe(document: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+def _finetuning(table: Mapping[str, Any]) -> Any:
+    if "distillation" in table:
+        table = {**table, "distillation": _build(Distillation, table["distillation"])}
+    return _build(Finetuning, table)
+
+
 def _choose(name: str, value: str, kinds: Any) -> None:
     if value not in get_args(kinds):
         raise RecipeError(f"{name} is one of {', '.join(get_args(kinds))}, and not {value!r}.")
 
 
 def _build(kind: type[Any], table: Mapping[str, Any]) -> Any:
+    if not isinstance(table, Mapping):
+        raise RecipeError(f"{kind.__name__.lower()} is a table, and not {table!r}.")
     known = {field.name for field in fields(kind)}
     for name in sorted(set(table) - known):
         raise RecipeError(f"the field {name!r} of {kind.__name__.lower()} is unknown.")
