@@ -56,6 +56,8 @@ def follow(
         if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
             raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
         say = partial(_say, report, teaching.name)
+        if not teaching.same_pieces(recipe):
+            raise SetupError(f"The recipe {teaching.name!r} cannot guide: its vocabulary is made of something else.")
         guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
     body, tokenizer_file = pretrain(
         recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress
@@ -116,8 +118,13 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         problem="single_label" if work.task == "classify" else None,
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
-        source={"recipe": recipe.name, "seed": recipe.seed, "teacher": recipe.teacher},
+        source={"recipe": recipe.name, "seed": recipe.seed, **_pieces(recipe)},
     )
+
+
+def _pieces(recipe: Recipe) -> dict[str, str]:
+    """Whose the pieces are."""
+    return {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Pre-training of a student: masked words, pairs of texts, and what a teacher knows.
+"""Pre-training of a student: masked words, pairs of texts, and what a teacher knows, if there is one.
 
-Everything made on the way lies in the run's directory, so that a run goes on where it was stopped: the smaller
+Everything made on the way lies in the run's directory, so that a run goes on where it was stopped: the
 vocabulary, the corpus as rows of tokens, the checkpoint, the curve of the losses.
 """
 
@@ -100,21 +100,23 @@ def pretrain(
     place = device or torch.device("cpu")
     work = recipe.pretraining
     claim(directory, facts(recipe))
-    teacher = load_teacher(recipe.teacher)
+    teacher = load_teacher(recipe.teacher) if recipe.teacher else None
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
-    start.cut_vocabulary(teacher, kept)
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)
     model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
-    sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
-    STARTS[recipe.architecture](model, teacher, counts, sample)
+    if teacher is not None:
+        start.cut_vocabulary(teacher, kept)
+        sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
+        STARTS[recipe.architecture](model, teacher, counts, sample)
     student = Student(model, pairs=work.sentences != "none")
     start.start_head(student.head, counts)
-    guide = Guide(teacher, None) if body is None else Guide(body.encoder, body.head)
+    guide = None
     if work.transfer is not None:
+        guide = _guide(teacher, body)
         _check(student, guide, work.transfer)
-    guide.to(place)
+        guide.to(place)
     draw, depth = Draw(recipe, tokenizer, rows), len(transfer.layers(student.encoder))
 
     def loss(number: int) -> dict[str, Tensor]:
@@ -130,7 +132,9 @@ def pretrain(
 def facts(recipe: Recipe) -> dict[str, Any]:
     """What decides a pre-training: all of the recipe but its names and what is made of the body."""
     whole = asdict(recipe) | {"pretraining": settings(recipe.pretraining)}
-    return {name: whole[name] for name in ("seed", "teacher", "vocabulary", "architecture", "config", "pretraining")}
+    names = ["seed", "teacher", "vocabulary", "architecture", "config", "pretraining"]
+    names += ["tokenizer"] if recipe.tokenizer else []  # so that an older run is still the run of its recipe
+    return {name: whole[name] for name in names}
 
 
 class Draw:
@@ -185,6 +189,14 @@ class Draw:
         )
 
 
+def _guide(teacher: Encoder | None, body: Model | None) -> Guide:
+    if body is not None:
+        return Guide(body.encoder, body.head)
+    if teacher is None:
+        raise RecipeError("without a teacher, the body of another recipe has to guide.")
+    return Guide(teacher, None)
+
+
 def _check(student: Student, guide: Guide, plan: Transfer) -> None:
     """Refuses a guide that cannot be imitated, before hours are spent."""
     ours, theirs = transfer.layers(student.encoder), transfer.layers(guide.encoder)
@@ -220,14 +232,14 @@ def _read(reader: Student | Guide, batch: Batch, ids: Tensor, *, attention: bool
 
 
 def _losses(
-    plan: Transfer | None, now: transfer.Phase, student: Student, batch: Batch, guide: Guide
+    plan: Transfer | None, now: transfer.Phase, student: Student, batch: Batch, guide: Guide | None
 ) -> dict[str, Tensor]:
     """What a batch loses, by name."""
     plan = plan or Transfer()
     imitated, looks = now.imitated, bool(now.imitated) and plan.attention_weight > 0
     ours = _read(student, batch, batch.input_ids, attention=looks, predicts=now.predicts)
     theirs = None
-    if imitated or (now.predicts and plan.hard < 1):
+    if guide is not None and (imitated or (now.predicts and plan.hard < 1)):
         ids = batch.whole if guide.head is None else batch.input_ids
         with torch.no_grad():
             theirs = _read(guide, batch, ids, attention=looks, predicts=now.predicts)
@@ -238,7 +250,7 @@ def _losses(
         if student.sentence is not None and batch.labels is not None:
             said = student.sentence(ours.features[-1][:, 0], ours.features[-1]).float()
             losses["sentences"] = F.cross_entropy(said, batch.labels)
-    if theirs is None or not imitated:
+    if guide is None or theirs is None or not imitated:
         return losses
     where = batch.real
     if guide.head is None:  # it read no holes

@@ -38,6 +38,7 @@ class Optimisation:
 Strategy = Literal["auxiliary", "joint", "progressive"]
 Spans = Literal["tokens", "words", "ngrams"]
 Sentences = Literal["none", "order", "next"]
+Pieces = Literal["wordpiece", "unigram"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Pretraining(Optimisation):
         super().__post_init__()
         _choose("spans", self.spans, Spans)
         _choose("sentences", self.sentences, Sentences)
+        if self.sentences != "none" and any(name.endswith(".tsv") for name in self.corpora):
+            raise RecipeError("the texts of a table stand alone, so that sentences can only be none.")
 
 
 @dataclass(frozen=True)
@@ -99,19 +102,49 @@ class Finetuning(Optimisation):
 
 
 @dataclass(frozen=True)
+class Tokenisation:
+    """How the corpora's texts are made into pieces, where no teacher's are taken."""
+
+    kind: Pieces
+    lowercase: bool = True
+    strip_accents: bool = True
+    coverage: float = 1.0  # of the text, by the characters that are kept
+
+    def __post_init__(self) -> None:
+        _choose("kind", self.kind, Pieces)
+        if not 0 < self.coverage <= 1:
+            raise RecipeError(f"coverage is above 0 and at most 1, and not {self.coverage!r}.")
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """One architecture and its tasks."""
+    """One architecture and its tasks, with a teacher or with a tokenizer of its own."""
 
     name: str
     version: str  # of the artifacts
     summary: str  # a sentence for their cards
     seed: int
-    teacher: str  # installed package that holds a BERT checkpoint under `model/`
     vocabulary: int
     architecture: str
     config: Mapping[str, Any]
     pretraining: Pretraining
     finetuning: Mapping[str, Finetuning]  # artifact name -> task
+    teacher: str = ""  # installed package that holds a BERT checkpoint under `model/`
+    tokenizer: Tokenisation | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.teacher) == (self.tokenizer is not None):
+            raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
+        if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.recipe:
+            raise RecipeError("without a teacher there is nothing to imitate, unless transfer names a recipe.")
+
+    def same_pieces(self, other: Recipe) -> bool:
+        """Whether the other recipe comes by the same vocabulary."""
+
+        def decides(recipe: Recipe) -> tuple[Any, ...]:
+            return recipe.teacher, recipe.tokenizer, recipe.vocabulary, list(recipe.pretraining.corpora)
+
+        return decides(self) == decides(other)
 
 
 def settings(work: Pretraining | Finetuning) -> dict[str, Any]:
@@ -138,6 +171,8 @@ def read_recipe(path: Path) -> Recipe:
     if "transfer" in table:
         table["transfer"] = _build(Transfer, table["transfer"])
     pretraining = _build(Pretraining, table)
+    if "tokenizer" in document:
+        document["tokenizer"] = _build(Tokenisation, document["tokenizer"])
     recipe: Recipe = _build(Recipe, document | {"pretraining": pretraining, "finetuning": finetuning})
     return recipe
 
