@@ -1,10 +1,11 @@
-"""Training from texts alone, without a teacher: the recipe's rules, and two recipes from a corpus to a served answer."""
+"""Training from texts alone, without a teacher: what a recipe may say, and two of them from corpus to served answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import lzma
+import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from networks import CONFIGS, network
 
 from models.datasets import documents
 from models.heads import build
+from models.tokenizer import Tokenizer
 from models.training import corpus as corpora
 from models.training.corpus import corpus, vocabulary
+from models.training.curve import read_curve
+from models.training.finetune import finetune
+from models.training.loop import train
+from models.training.objectives.replaced_token import Discriminator, make_generator, thin
 from models.training.pretrain import facts, pretrain
 from models.training.recipe import Recipe, RecipeError, Tokenisation, Transfer, read_recipe
 from models.training.vocabulary import SPECIALS
@@ -53,7 +60,7 @@ labels = ["SAD", "GLAD"]
 train = { "mood.tsv" = 1000 }
 evaluate = "mood.tsv"
 licences = ["our own"]
-epochs = 8
+epochs = 12
 batch_rows = 8
 learning_rate = 3e-3
 max_tokens = 32
@@ -101,11 +108,12 @@ def data(tmp_path_factory) -> Path:
     folder, chance = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
 
     def sentence(verb: str = "") -> str:
-        return f"{chance.choice(NOUNS)}{chance.choice(PARTICLES)} {chance.choice(ADVERBS)} {verb or chance.choice(VERBS)}."
+        noun, particle, adverb = (chance.choice(words) for words in (NOUNS, PARTICLES, ADVERBS))
+        return f"{noun}{particle} {adverb} {verb or chance.choice(VERBS)}."
 
     articles = [f"= {number} =\n" + " ".join(sentence() for _ in range(18)) for number in range(30)]
     (folder / "text.txt.xz").write_bytes(lzma.compress("\n".join(articles).encode()))
-    moods = [(number % 2, sentence(GOOD if number % 2 else BAD)) for number in range(80)]
+    moods = [(number % 2, sentence(GOOD if number % 2 else BAD)) for number in range(160)]
     lines = [f"{number}\t{text}\t{label}\n" for number, (label, text) in enumerate(moods)]
     (folder / "mood.tsv").write_text("id\tdocument\tlabel\n" + "".join(lines), "utf-8")
     return folder
@@ -178,10 +186,9 @@ def test_a_run_without_a_teacher_is_taken_up_as_it_is(made, data, tmp_path):
 def test_a_run_of_another_tokenizer_is_not_mixed_with_this_one(made, data):
     _, recipe, _, folder = made
 
+    other = replace(recipe, tokenizer=replace(recipe.tokenizer, lowercase=False))
     with pytest.raises(RecipeError, match="holds a run of a different recipe"):
-        pretrain(
-            replace(recipe, tokenizer=replace(recipe.tokenizer, lowercase=False)), data, folder / "runs" / "tiny", SILENT
-        )
+        pretrain(other, data, folder / "runs" / "tiny", SILENT)
 
 
 def test_the_pieces_are_counted_and_the_head_starts_with_their_shares(made, data, tmp_path):
@@ -316,3 +323,122 @@ def test_weights_without_a_teacher_are_random(made, data, tmp_path):
 
     assert table.std().item() == pytest.approx(0.02, rel=0.05)
     assert torch.allclose(table, untrained.encoder.embeddings.word.weight, atol=1e-6)
+
+
+# --- Replaced words
+
+
+def detecting(recipe: Recipe, **changes: object) -> Recipe:
+    changes = {"objective": "replaced", "steps": 40} | changes
+    tasks = {name: work for name, work in recipe.finetuning.items() if work.task != "fill-mask"}
+    return replace(recipe, pretraining=replace(recipe.pretraining, **changes), finetuning=tasks)
+
+
+def test_two_networks_learn_to_put_words_in_and_to_tell_them(made, data, tmp_path):
+    _, recipe, _, _ = made
+    body, _ = pretrain(detecting(recipe), data, tmp_path, SILENT)
+    first, last = read_curve(tmp_path / "losses.csv")
+
+    assert first.losses.keys() == last.losses.keys() == {"generator", "detection"}
+    assert all(last.losses[name] < first.losses[name] for name in first.losses)
+    assert isinstance(body.head, Discriminator)
+
+
+def test_both_networks_of_a_run_that_was_killed_end_as_if_it_had_not_been(made, data, tmp_path, monkeypatch):
+    _, recipe, _, _ = made
+    recipe, trained = detecting(recipe, steps=6), []
+
+    def stopping(model, loss, *arguments, **named):
+        def fatal(number):
+            if number == 4:
+                raise KeyboardInterrupt
+            return loss(number)
+
+        train(model, fatal, *arguments, **named, save_every=2)
+
+    def watching(model, *arguments, **named):
+        train(model, *arguments, **named, save_every=2)
+        trained.append(model.state_dict())
+
+    monkeypatch.setattr("models.training.pretrain.train", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe, data, tmp_path / "killed", SILENT)
+    monkeypatch.setattr("models.training.pretrain.train", watching)
+    pretrain(recipe, data, tmp_path / "killed", SILENT)
+    pretrain(recipe, data, tmp_path / "whole", SILENT)
+    killed, whole = trained
+
+    assert any(name.startswith("generator.") for name in whole)
+    assert all(torch.equal(killed[name], value) for name, value in whole.items())
+
+
+def test_an_encoder_that_tells_replaced_words_is_fine_tuned_like_any_other(made, data, tmp_path):
+    _, recipe, _, _ = made
+    recipe = detecting(recipe, steps=2)
+    body, file = pretrain(recipe, data, tmp_path / "body", SILENT)
+    model = finetune(recipe, "tiny-mood", body, Tokenizer.load(file), data, tmp_path / "mood", SILENT)
+
+    assert model.head.output.weight.shape == (2, 32)
+
+
+def test_pairs_of_texts_are_learnt_beside_replaced_words(made, data, tmp_path):
+    _, recipe, _, _ = made
+    said: list[str] = []
+    work = {"sentences": "order", "corpora": {"text.txt.xz": 40}, "steps": 1}
+    pretrain(detecting(recipe, **work), data, tmp_path, said.append)
+
+    assert re.fullmatch(r"step 1/1 generator [\d.]+ detection [\d.]+ sentences [\d.]+ \(.*", said[-1])
+
+
+def test_a_body_that_fills_no_masks_guides_by_its_features_only(made, data, tmp_path):
+    _, recipe, _, _ = made
+    body, _ = pretrain(detecting(recipe, steps=1), data, tmp_path / "guide", SILENT)
+    said: list[str] = []
+    pretrain(guided(recipe, feature_weight=1.0), data, tmp_path / "features", said.append, body=body)
+
+    assert " features " in said[-1]
+    with pytest.raises(RecipeError, match="the guide predicts no words"):
+        pretrain(guided(recipe, hard=0.5), data, tmp_path / "words", SILENT, body=body)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_a_generator_is_thinner_and_shares_the_words_where_it_can(name):
+    encoder = network(name, "qa").encoder
+    made_ = make_generator(name, encoder)
+    theirs, ours = (vars(one.config) for one in (made_.encoder, encoder))
+
+    assert theirs["num_hidden_layers"] == ours["num_hidden_layers"]
+    assert theirs["intermediate_size"] == ours["intermediate_size"] // 2
+    assert (made_.encoder.embeddings.word is encoder.embeddings.word) == (name != "bert")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"hidden_size": 256, "embedding_size": 128, "num_attention_heads": 4}, (128, 2)),
+        ({"hidden_size": 256, "embedding_size": 192, "num_attention_heads": 4}, (192, 2)),
+        ({"hidden_size": 36, "embedding_size": 8, "num_attention_heads": 12}, (18, 6)),
+        ({"hidden_size": 30, "embedding_size": 8, "num_attention_heads": 5}, (15, 1)),
+        ({"hidden_size": 64, "num_attention_heads": 1}, (32, 1)),
+    ],
+)
+def test_a_generators_heads_divide_its_width(config, expected):
+    made_ = thin({**config, "intermediate_size": 64})
+
+    assert (made_["hidden_size"], made_["num_attention_heads"]) == expected
+    assert made_["hidden_size"] % made_["num_attention_heads"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ((), "fills no masks, as tiny-mask would"),
+        ((("[config]", "[pretraining.transfer]\nrecipe = 'guide'\n[config]"),), "there can be no transfer"),
+        ((('objective = "replaced"', 'objective = "guessed"'),), "objective is one of masked, replaced"),
+    ],
+)
+def test_what_telling_replaced_words_cannot_do_is_refused_in_a_sentence(tmp_path, changes, said):
+    objective = ("row_tokens = 16", 'row_tokens = 16\nobjective = "replaced"')
+
+    with pytest.raises(RecipeError, match=said):
+        read_recipe(write(tmp_path / "tiny.toml", "wordpiece", objective, *changes))

@@ -38,6 +38,7 @@ class Optimisation:
 Strategy = Literal["auxiliary", "joint", "progressive"]
 Spans = Literal["tokens", "words", "ngrams"]
 Sentences = Literal["none", "order", "next"]
+Objective = Literal["masked", "replaced"]
 Pieces = Literal["wordpiece", "unigram"]
 
 
@@ -62,7 +63,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Pretraining(Optimisation):
-    """Masked language modelling, and what is learnt beside it."""
+    """Masked words, or words that a smaller network put in their places, and what is learnt beside them."""
 
     corpora: Mapping[str, int]  # file under the data folder -> rows taken from it
     row_tokens: int
@@ -72,11 +73,15 @@ class Pretraining(Optimisation):
     spans: Spans = field(default="tokens", kw_only=True)  # what is hidden together
     sentences: Sentences = field(default="none", kw_only=True)  # whether they are in order, or one follows the other
     transfer: Transfer | None = field(default=None, kw_only=True)
+    objective: Objective = field(default="masked", kw_only=True)  # to fill holes, or to tell words that were put in
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _choose("spans", self.spans, Spans)
         _choose("sentences", self.sentences, Sentences)
+        _choose("objective", self.objective, Objective)
+        if self.objective == "replaced" and self.transfer is not None:
+            raise RecipeError("who learns to tell replaced words imitates nobody, so that there can be no transfer.")
         if self.sentences != "none" and any(name.endswith(".tsv") for name in self.corpora):
             raise RecipeError("the texts of a table stand alone, so that sentences can only be none.")
 
@@ -137,6 +142,10 @@ class Recipe:
             raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
         if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.recipe:
             raise RecipeError("without a teacher there is nothing to imitate, unless transfer names a recipe.")
+        if self.pretraining.objective == "replaced":
+            for name, work in self.finetuning.items():
+                if work.task == "fill-mask":
+                    raise RecipeError(f"a network that learns to tell replaced words fills no masks, as {name} would.")
 
     def same_pieces(self, other: Recipe) -> bool:
         """Whether the other recipe comes by the same vocabulary."""
