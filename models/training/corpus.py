@@ -88,9 +88,9 @@ def _cut(teacher: str, paths: Sequence[Path], size: int) -> tuple[tokenizers.Tok
 
 def _make(how: Tokenisation, paths: Sequence[Path], size: int) -> tuple[tokenizers.Tokenizer, Counter[str]]:
     texts = [text for path in paths for text in _first(documents(path), LEARNT)]
-    options = {"lowercase": how.lowercase, "strip_accents": how.strip_accents, "coverage": how.coverage}
+    train = TRAINERS[how.kind]
     try:
-        made = TRAINERS[how.kind](texts, size, **options)
+        made = train(texts, size, lowercase=how.lowercase, strip_accents=how.strip_accents, coverage=how.coverage)
     except ValueError as error:
         raise RecipeError(str(error)) from None
     return made, count_pieces(made, texts)
