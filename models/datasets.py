@@ -97,13 +97,17 @@ def _question(entry: Mapping[str, Any], context: str) -> Question:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Reads running text: an article under each `= Title =`, the last column of an archive's tables, else every line.
+    """Reads running text: an article under each `= Title =`, the texts of a table (`labelled`), the last column of an
+    archive's tables, else every line.
 
     Paragraphs of an article are joined by line feeds.
 
     Raises:
         DatasetError: the file is damaged, or no text.
     """
+    if path.suffix == ".tsv":
+        yield from (one.text for one in labelled(path) if one.text.strip())
+        return
     try:
         yield from _archived(path) if path.name.endswith(".tar.xz") else _articles(path)
     except (lzma.LZMAError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:

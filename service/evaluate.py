@@ -199,7 +199,7 @@ def _mask(tokenizer: Tokenizer, manifest: Manifest, text: str, chance: random.Ra
     whole = [
         i
         for i, (word, (start, end)) in enumerate(zip(reading.words, reading.offsets, strict=True))
-        if pieces[word] == 1 and text[start:end].isalnum()
+        if pieces[word] == 1 and text[start:end].strip().isalnum()  # unigram pieces take the blank before them along
     ]
     chosen = sorted(chance.sample(whole, min(MAX_MASKS, round(MASKED_SHARE * len(reading)), len(whole))))
     if not chosen or not fits or tokenizer.mask in text:

@@ -81,13 +81,15 @@ def train_body(
 
     Raises:
         DeviceError: there is no such device.
-        SetupError: there is no such recipe, or another one guides it in turn.
+        SetupError: there is no such recipe, another one guides it in turn, or it has other words.
     """
     plan, guide, place = recipe.pretraining.transfer, None, find_device(device)
     if plan is not None and plan.recipe:
         teaching = _find(plan.recipe)
         if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
             raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
+        if not teaching.same_pieces(recipe):
+            raise SetupError(f"The recipe {teaching.name!r} cannot guide: its vocabulary is made of something else.")
         say = partial(_say, report, teaching.name)
         guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
     return pretrain(recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress)
@@ -131,8 +133,13 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         problem="single_label" if work.task == "classify" else None,
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
-        source={"recipe": recipe.name, "seed": recipe.seed, "teacher": recipe.teacher},
+        source={"recipe": recipe.name, "seed": recipe.seed, **_pieces(recipe)},
     )
+
+
+def _pieces(recipe: Recipe) -> dict[str, str]:
+    """Whose the pieces are."""
+    return {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:

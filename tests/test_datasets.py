@@ -152,6 +152,14 @@ def test_every_line_is_a_document_where_nothing_has_a_title(tmp_path):
     assert list(documents(write(tmp_path / "lines.txt", "one\n\n  two  \r\nthree"))) == ["one", "two", "three"]
 
 
+def test_every_text_of_a_table_is_a_document(tmp_path):
+    file = write(tmp_path / "train.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t \t0\n7\tno = good\t0\n")
+
+    assert list(documents(file)) == ["아름다운 영화", "no = good"]
+    with pytest.raises(DatasetError, match="line 1 is not a label and a text"):
+        list(documents(write(tmp_path / "other.tsv", "one\ntwo\n")))
+
+
 def test_compressed_text_reads_the_same(tmp_path):
     file = tmp_path / "wiki.txt.xz"
     file.write_bytes(lzma.compress(b" = Rain =\nRain falls .\n"))

@@ -75,6 +75,13 @@ def examples() -> dict[str, tuple[str, str]]:
     return found
 
 
+def test_the_recipe_shown_is_part_of_the_shipped_one():
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    shipped = tomllib.loads((ROOT / "models/training/recipes/korean.toml").read_text("utf-8"))
+
+    assert _flat(tomllib.loads(shown)).items() <= _flat(shipped).items()
+
+
 def test_the_table_of_settings_is_the_settings():
     assert table("Setting", "Default", "Meaning") == [
         [f"`{name}`", _default(field.default_factory or field.default), field.description]

@@ -813,6 +813,7 @@ def test_nothing_is_trained_on_what_is_to_be_measured_on(shipped):
 def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
     sources = {
         "corpora/enwiki": "Wikipedia",
+        "corpora/kowiki": "Wikipedia",
         "corpora/imdb": "IMDb",
         "sst2": "SST-2",
         "squad": "SQuAD",

@@ -1,7 +1,7 @@
-"""Pre-training of a student: masked words, pairs of texts, and what a teacher knows.
+"""Pre-training of a student: masked or replaced words, pairs of texts, and what a teacher knows, if there is one.
 
-Everything made on the way lies in the run's directory, so that a run goes on where it was stopped: the smaller
-vocabulary, the corpus as rows of tokens, the checkpoint, the curve of the losses.
+Everything made on the way lies in the run's directory, so that a run goes on where it was stopped: the vocabulary,
+the corpus as rows of tokens, the checkpoint, the curve of the losses.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import SHARE, Masked, mask, ngrams, words
 from models.training.objectives.next_sentence import next_sentence
 from models.training.objectives.pairs import FRAME, Pairs, segments, stack
+from models.training.objectives.replaced_token import Discriminator, detection_loss, make_generator, replace
 from models.training.objectives.sentence_order import sentence_order
 from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
 from models.training.run import claim
@@ -39,17 +40,27 @@ SENTENCE_ENDS: Final = (".", "?", "!")
 
 
 class Student(nn.Module):
-    """What is trained: an encoder, a masked-LM head and, where it is learnt, one for how two texts belong together."""
+    """What is trained: an encoder, its head and, where it is learnt, one for how two texts belong together.
 
-    def __init__(self, model: Model, *, pairs: bool) -> None:
+    The head is a masked-LM head. Beside a generator, which puts words in, it tells which they are.
+    """
+
+    def __init__(self, model: Model, *, pairs: bool, generator: Model | None = None) -> None:
         super().__init__()
-        assert isinstance(model.head, MaskedLM)  # noqa: S101  # tells the type checker
-        self.encoder, self.head = model.encoder, model.head
+        self.encoder, self.generator = model.encoder, generator
+        self.head = model.head if generator is None else Discriminator(model.encoder.config)
         self.sentence = Classification(model.encoder.config, 2) if pairs else None
+
+    @property
+    def predictor(self) -> MaskedLM:
+        """The head that says which words were hidden."""
+        head = self.head if self.generator is None else self.generator.head
+        assert isinstance(head, MaskedLM)  # noqa: S101  # tells the type checker
+        return head
 
 
 class Guide(nn.Module):
-    """What is imitated. A teacher without a masked-LM head reads no holes."""
+    """What is imitated. One without a masked-LM head reads no holes."""
 
     def __init__(self, encoder: Encoder, head: nn.Module | None) -> None:
         super().__init__()
@@ -89,7 +100,7 @@ def pretrain(
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, Path]:
-    """Trains the student's encoder and masked-LM head. Returns them, on the CPU, and the tokenizer's file.
+    """Trains the student's encoder and its head. Returns them, on the CPU, and the tokenizer's file.
 
     The recipe's corpora are read from `data`; `directory` keeps the run. `body` is what the recipe trained that
     `recipe.pretraining.transfer` names; it guides this one in the teacher's place.
@@ -100,31 +111,42 @@ def pretrain(
     place = device or torch.device("cpu")
     work = recipe.pretraining
     claim(directory, facts(recipe))
-    teacher = load_teacher(recipe.teacher)
+    teacher = load_teacher(recipe.teacher) if recipe.teacher else None
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
-    start.cut_vocabulary(teacher, kept)
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)
     model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
-    sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
-    STARTS[recipe.architecture](model, teacher, counts, sample)
-    student = Student(model, pairs=work.sentences != "none")
-    start.start_head(student.head, counts)
-    guide = Guide(teacher, None) if body is None else Guide(body.encoder, body.head)
+    if teacher is not None:
+        start.cut_vocabulary(teacher, kept)
+        sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
+        STARTS[recipe.architecture](model, teacher, counts, sample)
+    beside = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced" else None
+    student = Student(model, pairs=work.sentences != "none", generator=beside)
+    start.start_head(student.predictor, counts)
+    guide = None
     if work.transfer is not None:
+        guide = _guide(teacher, body)
         _check(student, guide, work.transfer)
-    guide.to(place)
+        guide.to(place)
     draw, depth = Draw(recipe, tokenizer, rows), len(transfer.layers(student.encoder))
 
     def loss(number: int) -> dict[str, Tensor]:
+        if student.generator is not None:
+            chance = torch.Generator(place).manual_seed(~(recipe.seed * 1_000_003 + number))  # not that of the draw
+            return _detection(student, student.generator, draw(number).to(place), chance)
         now = transfer.phase(work.transfer, number / (work.steps * work.accumulate), depth)
         transfer.freeze(student.encoder, now.frozen)
         return _losses(work.transfer, now, student, draw(number).to(place), guide)
 
     def held_out() -> dict[str, Tensor]:
-        batches = [draw.held_out(number).to(place) for number in range(work.held_out // work.batch_rows)]
-        found = [_losses(None, transfer.phase(None, 0, depth), student, batch, guide) for batch in batches]
+        found = []
+        for number in range(work.held_out // work.batch_rows):
+            batch = draw.held_out(number).to(place)
+            if student.generator is not None:
+                found.append(_detection(student, student.generator, batch, torch.Generator(place).manual_seed(~number)))
+            else:
+                found.append(_losses(None, transfer.phase(None, 0, depth), student, batch, guide))
         return {f"held_out_{name}": torch.stack([losses[name] for losses in found]).mean() for name in found[0]}
 
     train(
@@ -144,7 +166,9 @@ def pretrain(
 def facts(recipe: Recipe) -> dict[str, Any]:
     """What decides a pre-training: all of the recipe but its names and what is made of the body."""
     whole = asdict(recipe) | {"pretraining": settings(recipe.pretraining)}
-    return {name: whole[name] for name in ("seed", "teacher", "vocabulary", "architecture", "config", "pretraining")}
+    names = ["seed", "teacher", "vocabulary", "architecture", "config", "pretraining"]
+    names += ["tokenizer"] if recipe.tokenizer else []  # so that an older run is still the run of its recipe
+    return {name: whole[name] for name in names}
 
 
 class Draw:
@@ -209,6 +233,14 @@ class Draw:
         )
 
 
+def _guide(teacher: Encoder | None, body: Model | None) -> Guide:
+    if body is not None:
+        return Guide(body.encoder, body.head if isinstance(body.head, MaskedLM) else None)
+    if teacher is None:
+        raise RecipeError("without a teacher, the body of another recipe has to guide.")
+    return Guide(teacher, None)
+
+
 def _check(student: Student, guide: Guide, plan: Transfer) -> None:
     """Refuses a guide that cannot be imitated, before hours are spent."""
     ours, theirs = transfer.layers(student.encoder), transfer.layers(guide.encoder)
@@ -219,7 +251,7 @@ def _check(student: Student, guide: Guide, plan: Transfer) -> None:
     if plan.attention_weight and ours[0].heads != theirs[0].heads:
         raise RecipeError("attention is imitated by a student of as many heads as the guide has.")
     if plan.hard < 1 and guide.head is None:
-        raise RecipeError("the teacher predicts no words: hard must be 1, or a recipe's body the guide.")
+        raise RecipeError("the guide predicts no words: hard must be 1, or the guide a body that fills masks.")
     if plan.strategy == "progressive" and len(set(ours)) < len(ours):
         raise RecipeError("layers that are shared cannot be trained one after another.")
 
@@ -244,14 +276,14 @@ def _read(reader: Student | Guide, batch: Batch, ids: Tensor, *, attention: bool
 
 
 def _losses(
-    plan: Transfer | None, now: transfer.Phase, student: Student, batch: Batch, guide: Guide
+    plan: Transfer | None, now: transfer.Phase, student: Student, batch: Batch, guide: Guide | None
 ) -> dict[str, Tensor]:
     """What a batch loses, by name."""
     plan = plan or Transfer()
     imitated, looks = now.imitated, bool(now.imitated) and plan.attention_weight > 0
     ours = _read(student, batch, batch.input_ids, attention=looks, predicts=now.predicts)
     theirs = None
-    if imitated or (now.predicts and plan.hard < 1):
+    if guide is not None and (imitated or (now.predicts and plan.hard < 1)):
         ids = batch.whole if guide.head is None else batch.input_ids
         with torch.no_grad():
             theirs = _read(guide, batch, ids, attention=looks, predicts=now.predicts)
@@ -259,10 +291,8 @@ def _losses(
     if ours.logits is not None:
         soft = None if theirs is None else theirs.logits
         losses["mlm"] = transfer.prediction_loss(ours.logits, soft, batch.targets, plan.hard)
-        if student.sentence is not None and batch.labels is not None:
-            said = student.sentence(ours.features[-1][:, 0], ours.features[-1]).float()
-            losses["sentences"] = F.cross_entropy(said, batch.labels)
-    if theirs is None or not imitated:
+        losses |= _sentences(student, ours.features[-1], batch)
+    if guide is None or theirs is None or not imitated:
         return losses
     where = batch.real
     if guide.head is None:  # it read no holes
@@ -274,3 +304,21 @@ def _losses(
         error = transfer.attention_loss(ours.attention, theirs.attention, where, imitated)
         losses["attention"] = plan.attention_weight * error
     return losses
+
+
+def _sentences(student: Student, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
+    if student.sentence is None or batch.labels is None:
+        return {}
+    said = student.sentence(hidden[:, 0], hidden).float()
+    return {"sentences": F.cross_entropy(said, batch.labels)}
+
+
+def _detection(student: Student, generator: Model, batch: Batch, chance: torch.Generator) -> dict[str, Tensor]:
+    """What a batch loses whose holes the generator fills, by name."""
+    said = generator(batch.input_ids, batch.token_type_ids, batch.real.sum(1), batch.focus).float()
+    holes = Masked(batch.input_ids, batch.focus, batch.targets)
+    filled = replace(holes, said, batch.real, special=len(SPECIALS), generator=chance)
+    hidden = student.encoder(filled.input_ids, batch.token_type_ids, batch.real)
+    told = student.head(hidden.flatten(0, 1)[filled.focus], student.encoder.embeddings.word.weight)
+    losses = {"generator": F.cross_entropy(said, batch.targets), "detection": detection_loss(told, filled)}
+    return losses | _sentences(student, hidden, batch)

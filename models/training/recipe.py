@@ -39,6 +39,8 @@ class Optimisation:
 Strategy = Literal["auxiliary", "joint", "progressive"]
 Spans = Literal["tokens", "words", "ngrams"]
 Sentences = Literal["none", "order", "next"]
+Objective = Literal["masked", "replaced"]
+Pieces = Literal["wordpiece", "unigram"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Pretraining(Optimisation):
-    """Masked language modelling, and what is learnt beside it."""
+    """Masked words, or words that a smaller network put in their places, and what is learnt beside them."""
 
     corpora: Mapping[str, int]  # file under the data folder -> rows taken from it
     row_tokens: int
@@ -74,6 +76,7 @@ class Pretraining(Optimisation):
     transfer: Transfer | None = field(default=None, kw_only=True)
     masked: float = field(default=0.15, kw_only=True)  # share of the tokens that are to be predicted
     held_out: int = field(default=0, kw_only=True)  # rows that nothing is learnt from, only how they are predicted told
+    objective: Objective = field(default="masked", kw_only=True)  # to fill holes, or to tell words that were put in
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,6 +86,11 @@ class Pretraining(Optimisation):
             raise RecipeError(f"masked is a share between 0 and 1, and not {self.masked!r}.")
         if type(self.held_out) is not int or self.held_out < 0 or self.held_out % self.batch_rows:
             raise RecipeError("held_out is a whole number of batches of batch_rows.")
+        _choose("objective", self.objective, Objective)
+        if self.objective == "replaced" and self.transfer is not None:
+            raise RecipeError("who learns to tell replaced words imitates nobody, so that there can be no transfer.")
+        if self.sentences != "none" and any(name.endswith(".tsv") for name in self.corpora):
+            raise RecipeError("the texts of a table stand alone, so that sentences can only be none.")
 
 
 @dataclass(frozen=True)
@@ -134,23 +142,55 @@ class Finetuning(Optimisation):
 
 
 @dataclass(frozen=True)
+class Tokenisation:
+    """How the corpora's texts are made into pieces, where no teacher's are taken."""
+
+    kind: Pieces
+    lowercase: bool = True
+    strip_accents: bool = True
+    coverage: float = 1.0  # of the text, by the characters that are kept
+
+    def __post_init__(self) -> None:
+        _choose("kind", self.kind, Pieces)
+        if not 0 < self.coverage <= 1:
+            raise RecipeError(f"coverage is above 0 and at most 1, and not {self.coverage!r}.")
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """One architecture and its tasks."""
+    """One architecture and its tasks, with a teacher or with a tokenizer of its own."""
 
     name: str
     version: str  # of the artifacts
     summary: str  # a sentence for their cards
     seed: int
-    teacher: str  # installed package that holds a BERT checkpoint under `model/`
     vocabulary: int
     architecture: str
     config: Mapping[str, Any]
     pretraining: Pretraining
     finetuning: Mapping[str, Finetuning]  # artifact name -> task
+    teacher: str = ""  # installed package that holds a BERT checkpoint under `model/`
+    tokenizer: Tokenisation | None = None
 
     def __post_init__(self) -> None:
+        if bool(self.teacher) == (self.tokenizer is not None):
+            raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
+        if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.recipe:
+            raise RecipeError("without a teacher there is nothing to imitate, unless transfer names a recipe.")
         if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
+        if self.pretraining.objective == "replaced":
+            for name, work in self.finetuning.items():
+                if work.task == "fill-mask":
+                    raise RecipeError(f"a network that learns to tell replaced words fills no masks, as {name} would.")
+
+    def same_pieces(self, other: Recipe) -> bool:
+        """Whether the other recipe comes by the same vocabulary."""
+
+        def decides(recipe: Recipe) -> tuple[Any, ...]:
+            return recipe.teacher, recipe.tokenizer, recipe.vocabulary, list(recipe.pretraining.corpora)
+
+        return decides(self) == decides(other)
 
 
 def settings(work: Pretraining | Finetuning) -> dict[str, Any]:
@@ -186,6 +226,8 @@ def parse_recipe(document: Mapping[str, Any]) -> Recipe:
     if "transfer" in table:
         table["transfer"] = _build(Transfer, table["transfer"])
     pretraining = _build(Pretraining, table)
+    if "tokenizer" in document:
+        document = {**document, "tokenizer": _build(Tokenisation, document["tokenizer"])}
     recipe: Recipe = _build(Recipe, {**document, "pretraining": pretraining, "finetuning": finetuning})
     return recipe
 

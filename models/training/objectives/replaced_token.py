@@ -2,21 +2,30 @@
 
 A small network learns to fill masks. What it fills them with, sampled, is what a discriminator reads, and has to tell
 apart from what was there. Nothing is learned through the sampling.
+
+The generator is the discriminator's likeness, as deep but thinner (section 3.2), and both read one word table wherever
+a thinner network may have one as wide: ALBERT and MobileBERT, whose tables are narrower than their layers, but not
+BERT. Position tables, which the paper shares too, are each network's own.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures.layers import ACTIVATIONS, Config
+from models.architectures.layers import ACTIVATIONS, Config, Encoder
+from models.heads import Model, build
 from models.training.objectives.masked_lm import Masked
 
 WEIGHT: Final = 50.0  # of the discriminator's loss, beside a generator's of 1
+THINNER: Final = 2  # times is the generator; the paper's are 2 to 4 times
+WIDTHS: Final = ("hidden_size", "intra_bottleneck_size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +53,27 @@ class Discriminator(nn.Module):
         """(M, H) to (M, 1)."""
         out: Tensor = self.output(self.act(self.transform(rows)))
         return out
+
+
+def thin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The generator's configuration: narrower, but no narrower than the word table, and with heads as wide as before.
+
+    Where such heads would not divide the width, there are fewer.
+    """
+    made = {**config, "intermediate_size": config["intermediate_size"] // THINNER}
+    widths = {name: config[name] // THINNER for name in WIDTHS if name in config}
+    widths["hidden_size"] = max(widths["hidden_size"], config.get("embedding_size", 0))
+    heads = math.gcd(max(1, config["num_attention_heads"] // THINNER), *widths.values())
+    return {**made, **widths, "num_attention_heads": heads}
+
+
+def make_generator(architecture: str, discriminator: Encoder) -> Model:
+    """An untrained generator for a discriminator, with its word table where it is as wide."""
+    made = build(architecture, thin(vars(discriminator.config)), "fill-mask")
+    words = discriminator.embeddings.word
+    if made.encoder.embeddings.word.weight.shape == words.weight.shape:
+        made.encoder.embeddings.word = words
+    return made
 
 
 def replace(masked: Masked, logits: Tensor, real: Tensor, *, special: int, generator: torch.Generator) -> Replaced:
