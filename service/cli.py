@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -144,6 +145,12 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
             click.echo(
                 f"{model.manifest.name}  {name} {score.value:.2f} %  "
                 f"(95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n})"
+            )
+        for name, bound in results[-1].upper_bounds.items():
+            where = "never answering" if math.isinf(bound.value) else f"with a threshold of {bound.value:+.2f}"
+            click.echo(
+                f"{model.manifest.name}  {name} {bound.score:.2f} %  "
+                f"({where}, chosen on these questions: an upper bound, and not what is served)"
             )
     for name, score in results[0].trivial.items():
         note(f"{name} would reach {score.value:.2f} %")

@@ -2,21 +2,24 @@
 
 classify wants tab-separated texts with labels, qa a file in SQuAD's format, fill-mask running text. Where there are two
 labels, the Matthews correlation and the F1 of label 1 stand beside accuracy. Where some questions have no answer, the
-empty answer may win, and the questions with an answer and those without are also scored by themselves. Of running text
-as many words as make 15 % of its tokens are masked, chosen once and for all among words that are one token; right is
-the token that was there.
+empty answer may win, and the questions with an answer and those without are also scored by themselves. As SQuAD 2.0's
+official script does, it is then told what the best threshold for "no answer" would reach: an upper bound, since that
+is chosen on the very questions it is scored on. Of running text as many words as make 15 % of its tokens are masked,
+chosen once and for all among words that are one token; right is the token that was there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +30,13 @@ from pydantic import ValidationError
 from models import datasets, metrics
 from models.artifact import TOKENIZER, Manifest
 from models.datasets import DatasetError
-from models.metrics import Score
-from models.tokenizer import Tokenizer
+from models.metrics import Score, Threshold
+from models.tokenizer import Tokenizer, Window
 from service.errors import SetupError, Unprocessable
 from service.runtime import Model, Runtime
 from service.settings import Settings
+from service.tasks import qa
+from service.types import Row, Task
 
 PATIENCE_S: Final = 24 * 3600.0
 IN_FLIGHT: Final = 16  # requests: enough to fill batches
@@ -49,6 +54,8 @@ class Evaluation:
     scores: dict[str, Score]
     answers: tuple[Any, ...]
     trivial: dict[str, Score]  # the main score of answers that take no model, by what they are
+    # What scores would be at the best threshold for "no answer", chosen with hindsight; 0 is the one that is served.
+    upper_bounds: dict[str, Threshold] = field(default_factory=dict)
 
     @property
     def main(self) -> Score:
@@ -80,7 +87,8 @@ def evaluate(
     if not cases:
         raise DatasetError(f"{data.name} holds no example to measure on.")
     try:
-        answers = asyncio.run(_ask(model, [case.body for case in cases], progress))
+        asked = replace(model, task=_Weighing(model.task)) if _some_impossible(model.manifest, cases) else model
+        answers = asyncio.run(_ask(asked, [case.body for case in cases], progress))
     except (Unprocessable, ValidationError) as error:
         why = error.detail if isinstance(error, Unprocessable) else "It is no valid request."
         raise DatasetError(f"{data.name} holds an example that cannot be answered: {why}") from None
@@ -90,7 +98,8 @@ def evaluate(
     found = tuple(answer for _, answer in marks)
     if len(model.manifest.labels) == 2:
         scores |= _of_two(model.manifest.labels, found, cases)
-    return Evaluation(scores, found, _trivial(model.manifest, cases))
+    bounds = _upper_bounds(cases, answers) if _some_impossible(model.manifest, cases) else {}
+    return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
 
 
 def agreement(one: Evaluation, other: Evaluation) -> Score:
@@ -132,8 +141,43 @@ def _of_two(labels: Sequence[str], found: Sequence[str], cases: Sequence[_Case])
     return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
 
 
+def _some_impossible(manifest: Manifest, cases: Sequence[_Case]) -> bool:
+    return manifest.task == "qa" and not all(case.right for case in cases)
+
+
+class _Weighing:
+    """A qa task whose answers say how "no answer" compares with the best answer, beside what is served."""
+
+    def __init__(self, task: Task[Any, Any]) -> None:
+        self._task = task
+        self.Request, self.Response, self.encode = task.Request, task.Response, task.encode
+
+    def decode(self, request: qa.QaRequest, encodings: Sequence[Window], rows: Sequence[Row]) -> object:
+        """The served answer, `best`, which is not empty, and `difference`: the log of how much likelier none is."""
+        served: Any = self._task.decode(request, encodings, rows)
+        parameters = (request.parameters or qa.QaParameters()).model_copy(update={"handle_impossible_answer": False})
+        best: Any = self._task.decode(request.model_copy(update={"parameters": parameters}), encodings, rows)
+        none = min(qa.probabilities(window, row)[2] for window, row in zip(encodings, rows, strict=True))
+        least = sys.float_info.min  # softmax may come to nothing
+        difference = math.log(max(none, least)) - math.log(max(best["score"], least))
+        return served | {"best": best["answer"], "difference": difference}
+
+
+def _upper_bounds(cases: Sequence[_Case], answers: Sequence[Any]) -> dict[str, Threshold]:
+    differences = [answer["difference"] for answer in answers]
+    kinds = {"best_f1": metrics.answer_f1, "best_exact_match": metrics.exact_match}
+    return {
+        name: metrics.best_threshold(
+            differences,
+            [score(answer["best"], case.right) for answer, case in zip(answers, cases, strict=True)],
+            [bool(case.right) for case in cases],
+        )
+        for name, score in kinds.items()
+    }
+
+
 def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> dict[str, Score]:
-    if manifest.task == "qa" and not all(case.right for case in cases):
+    if _some_impossible(manifest, cases):
         # What answers every question cannot do better than this, whichever answers it gives.
         return {
             "always no answer": metrics.mean([float(not case.right) for case in cases]),

@@ -6,6 +6,7 @@ An artifact that loses more than it may is not written.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import tempfile
 import time
@@ -92,6 +93,7 @@ def release(
     directory: Path,
     measure: Measure | None = None,
     *,
+    also: Sequence[Path] = (),
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
     report: Callable[[str], None] = lambda _: None,
@@ -100,7 +102,8 @@ def release(
     """Writes the artifact `directory`, in place of an artifact that may be there, and of nothing else.
 
     The manifest says whether it is to be int8. `keep_fp32` adds the fp32 weights, for the torch engine. Without a
-    `measure`, int8 is held against fp32 on the golden inputs only, and the card says so.
+    `measure`, int8 is held against fp32 on the golden inputs only, and the card says so. On the files `also` the
+    artifact is measured too, as it is served: what comes out decides nothing.
 
     Raises:
         ReleaseError: int8 lost more than it may.
@@ -129,6 +132,8 @@ def release(
             manifest = replace(manifest, precision="int8", tolerance=_tolerance(stage, manifest, answers["rows"]))
             lowered = _measure(stage, manifest, measure, card, report, progress)
             card |= _compare(reached, lowered, max_loss)
+        if also:
+            card["also"] = {data.name: _measure_also(stage, manifest, data, report, progress) for data in also}
         if keep_fp32:
             _write_weights(stage, draft.network)
         _write_card(stage, card)
@@ -220,9 +225,31 @@ def _measure(
     report(f"measuring {manifest.precision} on {measure.data.name}")
     evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
     card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
-    card["scores"][manifest.precision] = {name: asdict(score) for name, score in evaluation.scores.items()}
-    card["scores"]["trivial"] = {name: asdict(score) for name, score in evaluation.trivial.items()}
+    told = _tell(evaluation)
+    card["scores"] |= {manifest.precision: told["scores"], "trivial": told["trivial"]}
+    if "upper_bounds" in told:
+        card.setdefault("upper_bounds", {})[manifest.precision] = told["upper_bounds"]
     return evaluation
+
+
+def _measure_also(
+    stage: Path, manifest: Manifest, data: Path, report: Callable[[str], None], progress: Progress | None
+) -> dict[str, Any]:
+    report(f"measuring {manifest.precision} on {data.name}")
+    return _tell(evaluate(_load(stage, manifest), data, progress=progress))
+
+
+def _tell(evaluation: Evaluation) -> dict[str, Any]:
+    """What a card says of an evaluation. JSON knows no infinity: a threshold of never to answer is none."""
+    told: dict[str, Any] = {
+        "scores": {name: asdict(score) for name, score in evaluation.scores.items()},
+        "trivial": {name: asdict(score) for name, score in evaluation.trivial.items()},
+    }
+    bounds = {
+        name: {"score": bound.score, "threshold": None if math.isinf(bound.value) else bound.value}
+        for name, bound in evaluation.upper_bounds.items()
+    }
+    return told | ({"upper_bounds": bounds} if bounds else {})
 
 
 def _compare(reached: Evaluation | None, lowered: Evaluation | None, max_loss: float) -> dict[str, Any]:

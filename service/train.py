@@ -65,7 +65,8 @@ def follow(
         )
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), _card(recipe, work))
         measure = Measure(data / work.evaluate, work.limit, work.skip)
-        made.append(release(draft, out / name, measure, report=say, progress=progress))
+        also = [data / file for file in work.also]
+        made.append(release(draft, out / name, measure, also=also, report=say, progress=progress))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import artifacts
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from models.datasets import DatasetError
 from service.cli import main
 from service.errors import SetupError
-from service.evaluate import Evaluation, agreement, evaluate
+from service.evaluate import Evaluation, _Weighing, agreement, evaluate
 from service.runtime import load_model
 
 CLS, MASK = VOCABULARY.index("[CLS]"), VOCABULARY.index("[MASK]")
@@ -176,7 +177,80 @@ def test_questions_with_an_answer_and_those_without_are_scored_by_themselves(tmp
 
 
 def test_a_file_whose_questions_all_have_answers_is_scored_as_a_whole(tmp_path, reader):
-    assert list(measure(reader, squad(tmp_path, ("the xay is here", ["xay"]))).scores) == ["f1", "exact_match"]
+    found = measure(reader, squad(tmp_path, ("the xay is here", ["xay"])))
+
+    assert list(found.scores) == ["f1", "exact_match"]
+    assert found.upper_bounds == {}
+
+
+@pytest.fixture
+def doubtful(make) -> Path:
+    """By its logits no answer is less likely than the answer k, a little likelier than i, and much likelier than j."""
+    numbers = {("[CLS]", 0): 0.5, ("[CLS]", 1): 0.25, ("k", 0): 2.0, ("k", 1): 1.0, ("j", 0): -1.0, ("j", 1): -1.0}
+    return make("qa", {(VOCABULARY.index(token), column): number for (token, column), number in numbers.items()})
+
+
+def test_the_best_threshold_is_found_and_what_it_would_reach(tmp_path, doubtful):
+    """No answer is likelier by 0.75 - 3 (k), 0.75 - 0 (i) and 0.75 + 2 (j), of which only j has none."""
+    found = measure(doubtful, squad(tmp_path, ("k", ["k"]), ("i", ["i"]), ("j", [])))
+
+    assert found.answers == ((0, 1), (0, 0), (0, 0))
+    assert found.scores["f1"].value == pytest.approx(200 / 3)  # as it is served
+    for bound in found.upper_bounds.values():
+        assert (bound.score, bound.value) == (pytest.approx(100), pytest.approx(0.75, abs=1e-4))
+    assert list(found.upper_bounds) == ["best_f1", "best_exact_match"]
+
+
+def test_where_no_answer_is_right_the_best_is_never_to_answer(tmp_path, doubtful):
+    data = squad(tmp_path, ("k", []), ("i", []))
+    bound = measure(doubtful, data).upper_bounds["best_f1"]
+
+    assert (bound.score, bound.value) == (100, -math.inf)
+    result = CliRunner().invoke(main, ["evaluate", str(doubtful), str(data)])
+    assert "best_f1 100.00 %  (never answering, chosen on these questions: an upper bound" in result.stdout
+
+
+def test_the_command_tells_the_upper_bound_from_what_is_served(tmp_path, doubtful):
+    data = squad(tmp_path, ("k", ["k"]), ("i", ["i"]), ("j", []))
+    lines = CliRunner().invoke(main, ["evaluate", str(doubtful), str(data)]).stdout.splitlines()
+
+    assert lines[0].startswith("tiny-qa  f1 66.67 %  (95 %: ")
+    assert lines[-2:] == [
+        f"tiny-qa  best_{name} 100.00 %  "
+        "(with a threshold of +0.75, chosen on these questions: an upper bound, and not what is served)"
+        for name in ("f1", "exact_match")
+    ]
+
+
+@pytest.mark.parametrize("max_seq_len", [12, 40])
+def test_a_threshold_of_0_is_what_is_served(tmp_path, make, max_seq_len):
+    """Of random logits, in one window and in several; and the best answer is that of a caller who will have one."""
+    model = load_model(make("qa", {}), "onnx_cpu")
+    weighing, chance = _Weighing(model.task), np.random.default_rng(1)
+    seen = set()
+    for _ in range(300):
+        context = " ".join(chance.choice(list("abc"), 12))
+        inputs = {"question": "q?", "context": context}
+        asked = [
+            model.task.Request.model_validate(
+                {"inputs": inputs, "parameters": {"handle_impossible_answer": impossible, "max_seq_len": max_seq_len}}
+            )
+            for impossible in (True, False)
+        ]
+        encodings = model.task.encode(asked[0])
+        rows = [chance.normal(0, 2, (len(one.input_ids), 2)).astype(np.float32) for one in encodings]
+        rows = [row + np.float32(chance.uniform(0, 6)) * (np.arange(len(row)) == 0)[:, None] for row in rows]
+        weighed = weighing.decode(asked[0], encodings, rows)
+        served, wanted = (model.task.decode(request, encodings, rows) for request in asked)
+
+        assert served.items() <= weighed.items()
+        assert weighed["best"] == wanted["answer"] != ""
+        assert (weighed["difference"] > 0) == (served["answer"] == "")
+        if served["answer"] == "":
+            assert weighed["difference"] == pytest.approx(math.log(served["score"] / wanted["score"]))
+        seen.add((len(encodings) > 1, served["answer"] == ""))
+    model.engine.close()
+    assert seen == {(max_seq_len == 12, True), (max_seq_len == 12, False)}
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def recipe(**changes) -> Recipe:
     )
     work = replace(moods, **{"distillation": PLAN} | changes)
     pretraining = Pretraining({"text.txt": 9}, 16, 8, 1, 1e-3)
-    return Recipe("tiny", "1", "A test.", 1, TEACHER, 48, "albert", BODY, pretraining, {"work": work})
+    return Recipe("tiny", "1", "A test.", 1, 48, "albert", BODY, pretraining, {"work": work}, teacher=TEACHER)
 
 
 def body(tokenizer: Tokenizer, **config) -> Model:

@@ -97,6 +97,50 @@ def test_the_card_says_what_was_measured_and_where(out, reviews):
     assert card["bytes"] == (out / "bert-classify" / ONNX).stat().st_size
 
 
+def test_a_release_is_measured_on_more_files_as_it_is_served(out, reviews, tmp_path):
+    """They decide nothing, and are scored once, in the precision of the artifact."""
+    more = [tmp_path / "good.tsv", tmp_path / "bad.tsv"]
+    for label, path in enumerate(more):
+        path.write_text("label\tsentence\n" + f"{label}\tword\n" * 4, "utf-8")
+    said: list[str] = []
+    card = make(out, draft("bert", "classify"), Measure(reviews), also=more, max_loss=100, report=said.append).card()
+
+    assert list(card["also"]) == ["good.tsv", "bad.tsv"]
+    values = []
+    for measured in card["also"].values():
+        score = measured["scores"]["accuracy"]
+        assert score["n"] == 4
+        assert score["low"] < score["high"]
+        assert measured["trivial"]["always the commonest label"]["value"] == 100
+        values.append(score["value"])
+    assert sorted(values) in ([0, 0], [0, 100])
+    assert said.count("measuring int8 on good.tsv") == 1
+    assert not any("fp32 on good.tsv" in line for line in said)
+    assert "also" not in make(out, draft("bert", "classify"), Measure(reviews), max_loss=100).card()
+
+
+def test_the_card_tells_an_upper_bound_from_the_scores(out, tmp_path):
+    """JSON knows no infinity: a threshold that is never to answer is none."""
+    for name, answers in (("never", []), ("mixed", ["a"])):
+        asked = [
+            {"id": str(i), "question": "what", "answers": [{"text": text, "answer_start": 0} for text in texts]}
+            for i, texts in enumerate([answers, []])
+        ]
+        document = {"data": [{"paragraphs": [{"context": "a b", "qas": asked}]}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), "utf-8")
+    measure, also = Measure(tmp_path / "never.json"), [tmp_path / "mixed.json"]
+    artifact = make(out, draft("mobilebert", "qa"), measure, also=also, max_loss=100)
+    card = artifact.card()
+
+    assert "Infinity" not in (artifact.path / CARD).read_text("utf-8")
+    assert card["upper_bounds"].keys() == {"fp32", "int8"}
+    for bounds in card["upper_bounds"].values():
+        assert bounds == {name: {"score": 100, "threshold": None} for name in ("best_f1", "best_exact_match")}
+    mixed = card["also"]["mixed.json"]
+    assert mixed["upper_bounds"]["best_f1"]["score"] >= mixed["scores"]["f1"]["value"]
+    assert not any(name.startswith("best") for name in (*card["scores"]["int8"], *mixed["scores"]))
+
+
 def test_without_data_the_card_says_so(out):
     card = make(out, draft("bert", "classify")).card()
 

@@ -808,6 +808,7 @@ def test_nothing_is_trained_on_what_is_to_be_measured_on(shipped):
     }
     for work in shipped.finetuning.values():
         assert work.evaluate in ONLY_MEASURED or work.skip > 0
+        assert ONLY_MEASURED.issuperset(work.also)
 
 
 def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
@@ -997,6 +998,8 @@ def test_a_recipe_whose_tasks_have_teachers_is_followed_to_its_artifacts(made, w
     """And what was done is not done again."""
     text = (workshop / "tiny.toml").read_text("utf-8")
     taught = "\n[finetuning.{}.distillation]\nhard = 0.25\nepochs = 2\nlearning_rate = 1e-3\n"
+    text = text.replace("epochs = 8", 'epochs = 8\nalso = ["moods.tsv"]')
+    (workshop / "data/moods.tsv").write_text("label\ttext\n1\tthe rain\n0\tthe snow\n1\train\n", "utf-8")
     (tmp_path / "tiny.toml").write_text(text + taught.format("tiny-mood") + taught.format("tiny-qa"), "utf-8")
     monkeypatch.setattr(trains, "release", partial(release, max_loss=100))
     arguments = (("tiny-mood", "tiny-qa"), workshop / "data", tmp_path / "runs", tmp_path / "out")
@@ -1009,7 +1012,9 @@ def test_a_recipe_whose_tasks_have_teachers_is_followed_to_its_artifacts(made, w
     plan = {"hard": 0.25, "temperature": 2.0, "epochs": 2, "learning_rate": 1e-3}
     assert moods["finetuning"]["distillation"] == plan
     assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
-    assert "taught_by" not in made[0][0].card()
+    assert moods["also"]["moods.tsv"]["scores"]["accuracy"]["n"] == 3
+    assert "moods.tsv" not in moods["trained_on"]
+    assert not {"taught_by", "also"} & made[0][0].card().keys()
     assert any(line.startswith("tiny-mood: teacher: step ") for line in said)
     again: list[str] = []
     follow(str(tmp_path / "tiny.toml"), *arguments, again.append)
@@ -1252,6 +1257,7 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
         (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
+        (("epochs = 8", 'also = ["nowhere.tsv"]'), "This recipe needs the file nowhere.tsv"),
     ],
     ids=lambda change: str(change)[:30],
 )

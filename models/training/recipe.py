@@ -222,18 +222,21 @@ def parse_recipe(document: Mapping[str, Any]) -> Recipe:
         RecipeError: a field is missing or unknown.
     """
     finetuning = {name: _finetuning(table) for name, table in document.get("finetuning", {}).items()}
-    table = dict(document.get("pretraining", {}))
-    if "transfer" in table:
-        table["transfer"] = _build(Transfer, table["transfer"])
-    pretraining = _build(Pretraining, table)
+    pretraining = _pretraining(document.get("pretraining", {}))
     if "tokenizer" in document:
         document = {**document, "tokenizer": _build(Tokenisation, document["tokenizer"])}
     recipe: Recipe = _build(Recipe, {**document, "pretraining": pretraining, "finetuning": finetuning})
     return recipe
 
 
-def _finetuning(table: Mapping[str, Any]) -> Any:
-    if "distillation" in table:
+def _pretraining(table: Any) -> Any:
+    if isinstance(table, Mapping) and "transfer" in table:
+        table = {**table, "transfer": _build(Transfer, table["transfer"])}
+    return _build(Pretraining, table)
+
+
+def _finetuning(table: Any) -> Any:
+    if isinstance(table, Mapping) and "distillation" in table:
         table = {**table, "distillation": _build(Distillation, table["distillation"])}
     return _build(Finetuning, table)
 
