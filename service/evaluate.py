@@ -102,6 +102,15 @@ def evaluate(
     return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
 
 
+def ask(model: Model, inputs: Sequence[Any]) -> list[str]:
+    """The first label, answer or word that a model gives to each of these, which are as a request has them.
+
+    The model is closed.
+    """
+    answers = asyncio.run(_ask(model, [{"inputs": one} for one in inputs], None))
+    return [_FIRST[model.manifest.task](answer) for answer in answers]
+
+
 def agreement(one: Evaluation, other: Evaluation) -> Score:
     """How often two models gave the same answer.
 
@@ -264,3 +273,8 @@ def _mask(tokenizer: Tokenizer, manifest: Manifest, text: str, chance: random.Ra
 
 
 _CASES: Final = {"classify": _classify, "qa": _qa, "fill-mask": _fill_mask}
+_FIRST: Final[dict[str, Callable[[Any], str]]] = {
+    "classify": lambda answer: str(answer[0][0]["label"]),
+    "qa": lambda answer: str(answer["answer"]),
+    "fill-mask": lambda answer: str(answer[0]["token_str"]),
+}

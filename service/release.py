@@ -22,7 +22,7 @@ from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
 from service.errors import SetupError, SwiftletError
-from service.evaluate import Evaluation, Progress, agreement, evaluate
+from service.evaluate import Evaluation, Progress, agreement, ask, evaluate
 from service.golden import replay
 from service.runtime import Model, load_model
 from service.types import Batch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import onnx
 
     from models.heads import Model as Network
+    from models.training.recipe import Weakness
 
 FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, of logits of a size around 10
 MAX_LOSS: Final = 0.5  # points that int8 may lose on the data set
@@ -94,6 +95,7 @@ def release(
     measure: Measure | None = None,
     *,
     also: Sequence[Path] = (),
+    weaknesses: Sequence[Weakness] = (),
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
     report: Callable[[str], None] = lambda _: None,
@@ -103,7 +105,8 @@ def release(
 
     The manifest says whether it is to be int8. `keep_fp32` adds the fp32 weights, for the torch engine. Without a
     `measure`, int8 is held against fp32 on the golden inputs only, and the card says so. On the files `also` the
-    artifact is measured too, as it is served: what comes out decides nothing.
+    artifact is measured too, as it is served: what comes out decides nothing. Of the `weaknesses`, those that show go
+    into the card.
 
     Raises:
         ReleaseError: int8 lost more than it may.
@@ -134,6 +137,8 @@ def release(
             card |= _compare(reached, lowered, max_loss)
         if also:
             card["also"] = {data.name: _measure_also(stage, manifest, data, report, progress) for data in also}
+        if weaknesses:
+            card["weaknesses"] = _show(_load(stage, manifest), weaknesses, report)
         if keep_fp32:
             _write_weights(stage, draft.network)
         _write_card(stage, card)
@@ -250,6 +255,17 @@ def _tell(evaluation: Evaluation) -> dict[str, Any]:
         for name, bound in evaluation.upper_bounds.items()
     }
     return told | ({"upper_bounds": bounds} if bounds else {})
+
+
+def _show(model: Model, weaknesses: Sequence[Weakness], report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """What the model answers where it is known to go wrong, if it does."""
+    shown = []
+    for weakness, answer in zip(weaknesses, ask(model, [one.inputs for one in weaknesses]), strict=True):
+        if answer == weakness.right:
+            report(f"is right, and so not weak there: {weakness.about}")
+        else:
+            shown.append(asdict(weakness) | {"answer": answer})
+    return shown
 
 
 def _compare(reached: Evaluation | None, lowered: Evaluation | None, max_loss: float) -> dict[str, Any]:

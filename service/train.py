@@ -66,7 +66,9 @@ def follow(
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), _card(recipe, work))
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         also = [data / file for file in work.also]
-        made.append(release(draft, out / name, measure, also=also, report=say, progress=progress))
+        made.append(
+            release(draft, out / name, measure, also=also, weaknesses=work.weaknesses, report=say, progress=progress)
+        )
     return made
 
 
@@ -150,5 +152,5 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
         "trained_on": sorted({*recipe.pretraining.corpora, *work.train}),
         "licences": list(work.licences),
         "pretraining": asdict(recipe.pretraining),
-        "finetuning": asdict(work),
+        "finetuning": {name: value for name, value in asdict(work).items() if name != "weaknesses"},  # shown apart
     } | taught

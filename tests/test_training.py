@@ -885,6 +885,14 @@ epochs = 8
 batch_rows = 8
 learning_rate = 2e-3
 max_tokens = 32
+[[finetuning.tiny-mood.weaknesses]]
+about = "shouting in the snow"
+inputs = "SNOW! SNOW! SNOW!"
+right = "VERY LOUD"
+[[finetuning.tiny-mood.weaknesses]]
+about = "none"
+inputs = "the rain falls on the old rain"
+right = "LOUD"
 [finetuning.tiny-qa]
 task = "qa"
 train = { "asked.json" = 20 }
@@ -961,6 +969,22 @@ def test_a_recipe_makes_an_artifact_of_each_task(made, workshop):
     assert any(line.startswith("step 12/12 mlm ") for line in said)
     assert any(line.startswith("tiny-qa: step ") for line in said)
     assert sorted(path.name for path in (workshop / "out").iterdir()) == ["tiny-mask", "tiny-mood", "tiny-qa"]
+
+
+def test_a_card_shows_what_goes_wrong_and_nothing_that_goes_right(made):
+    artifacts, said = made
+    (shown,) = artifacts[0].card()["weaknesses"]
+
+    assert shown == {
+        "about": "shouting in the snow",
+        "inputs": "SNOW! SNOW! SNOW!",
+        "right": "VERY LOUD",
+        "answer": shown["answer"],
+    }
+    assert shown["answer"] in {"QUIET", "LOUD"}
+    assert "tiny-mood: is right, and so not weak there: none" in said
+    assert "weaknesses" not in artifacts[0].card()["finetuning"]
+    assert "weaknesses" not in artifacts[1].card()
 
 
 def test_what_a_recipe_makes_can_be_served(made):

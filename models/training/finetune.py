@@ -79,7 +79,7 @@ def finetune(
 
 def _facts(work: Finetuning) -> dict[str, Any]:
     """What decides a fine-tuning: all but what it is measured on and what its card says."""
-    aside = {"evaluate", "skip", "limit", "licences", "also"}
+    aside = {"evaluate", "skip", "limit", "licences", "also", "weaknesses"}
     return {name: value for name, value in settings(work).items() if name not in aside}
 
 

@@ -113,6 +113,15 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+class Weakness:
+    """Something that is known to go wrong, with an example that shows it."""
+
+    about: str  # a few words
+    inputs: str | Mapping[str, str]  # as a request has them
+    right: str  # the label, answer or word that would be right
+
+
+@dataclass(frozen=True)
 class Finetuning(Optimisation):
     """One task: what it is trained on, and what it is measured on once, at the end.
 
@@ -132,6 +141,7 @@ class Finetuning(Optimisation):
     labels: tuple[str, ...] = ()
     distillation: Distillation | None = field(default=None, kw_only=True)
     also: tuple[str, ...] = field(default=(), kw_only=True)  # more files under the data folder that are measured on
+    weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -238,6 +248,8 @@ def _pretraining(table: Any) -> Any:
 def _finetuning(table: Any) -> Any:
     if isinstance(table, Mapping) and "distillation" in table:
         table = {**table, "distillation": _build(Distillation, table["distillation"])}
+    if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
+        table = {**table, "weaknesses": tuple(_build(Weakness, one) for one in table["weaknesses"])}
     return _build(Finetuning, table)
 
 
