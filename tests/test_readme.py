@@ -42,19 +42,26 @@ def table(*header: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def row_of(card: dict[str, Any], name: str) -> str:
-    """What the README says of an embedded model."""
-    (measure, score), *_ = card["scores"]["int8"].items()
-    (how, trivial), *_ = card["scores"]["trivial"].items()
-    shown = f"{measure} {score['value']:.1f} ({score['low']:.1f} to {score['high']:.1f})"
-    return f"| {name} | {card['data']['file']} | {shown} | {score['n']:,} | {trivial['value']:.1f}, {how} |"
+def rows_of(card: dict[str, Any], name: str) -> list[str]:
+    """What the README says of an embedded model: a row for each file it was measured on."""
+    files = {card["data"]["file"]: (card["scores"]["int8"], card["scores"]["trivial"])}
+    files |= {file: (told["scores"], told["trivial"]) for file, told in card.get("also", {}).items()}
+    rows = []
+    for file, (scores, trivial) in files.items():
+        names = [next(iter(scores)), *(["matthews"] if "matthews" in scores else [])]
+        shown = ", ".join(
+            f"{one} {scores[one]['value']:.1f} ({scores[one]['low']:.1f} to {scores[one]['high']:.1f})" for one in names
+        )
+        how, best = max(trivial.items(), key=lambda item: item[1]["value"])
+        rows.append(f"| {name} | {file} | {shown} | {scores[names[0]]['n']:,} | {best['value']:.1f}, {how} |")
+    return rows
 
 
 def test_the_embedded_models_are_as_good_as_is_said():
     cards = {path.name: json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)}
     said = [" | ".join(row) for row in table(*EMBEDDED)]
 
-    assert said == [row_of(card, name).strip("| ") for name, card in cards.items()]
+    assert said == [row.strip("| ") for name, card in cards.items() for row in rows_of(card, name)]
 
 
 def code(document: str) -> Iterator[str]:
