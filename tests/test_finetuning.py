@@ -439,7 +439,10 @@ def test_a_recipe_says_how_a_teacher_is_heard(tmp_path):
         (("hard = 0.25", "learning_rate = 0"), "at a rate above 0"),
         (("hard = 0.25", "soft = 1"), "the field 'soft' of distillation is unknown"),
         (("[finetuning.r.distillation]\nhard = 0.25", "distillation = 3"), "distillation is a table, and not 3"),
-        (('"someone"', '""'), "distillation needs a teacher, and this recipe names none"),
+        (
+            ('teacher = "someone"', 'tokenizer = { kind = "wordpiece" }'),
+            "distillation needs a teacher, and this recipe names none",
+        ),
         (('task = "qa"', 'task = "fill-mask"'), "fill-mask is not fine-tuned"),
         (("a/three", "c/two"), "also is a list of files, each of another name"),
         (('["b/two.json", "a/three.json"]', '"b/two.json"'), "also is a list of files"),

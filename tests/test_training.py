@@ -817,6 +817,7 @@ def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
         "corpora/kowiki": "Wikipedia",
         "corpora/imdb": "IMDb",
         "sst2": "SST-2",
+        "cola": "CoLA",
         "squad": "SQuAD",
         "qa/qamr": "QAMR",
     }
