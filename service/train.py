@@ -80,13 +80,22 @@ def train_body(
     progress: Progress | None,
     device: str,
 ) -> tuple[Model, Path]:
-    """Pre-trains the recipe's body, and before it the one that guides it if that is another recipe's.
+    """Pre-trains the recipe's body, and before it those of other recipes that it continues or that guide it.
 
     Raises:
         DeviceError: there is no such device.
-        SetupError: there is no such recipe, another one guides it in turn, or it has other words.
+        SetupError: there is no such recipe, another one guides or begins it in turn, or it has other words.
     """
-    plan, guide, place = recipe.pretraining.transfer, None, find_device(device)
+    plan, guide, begin, place = recipe.pretraining.transfer, None, None, find_device(device)
+    if recipe.pretraining.continues:
+        before = _find(recipe.pretraining.continues)
+        if before.pretraining.continues:
+            raise SetupError(f"The recipe {before.name!r} cannot be continued: it continues another.")
+        if not before.same_pieces(recipe):
+            raise SetupError(
+                f"The recipe {before.name!r} cannot be continued: its vocabulary is made of something else."
+            )
+        begin, _ = train_body(before, data, runs, partial(_say, report, before.name), progress, device)
     if plan is not None and plan.recipe:
         teaching = _find(plan.recipe)
         if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
@@ -95,7 +104,7 @@ def train_body(
             raise SetupError(f"The recipe {teaching.name!r} cannot guide: its vocabulary is made of something else.")
         say = partial(_say, report, teaching.name)
         guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
-    return pretrain(recipe, data, runs / recipe.name, report, body=guide, device=place, progress=progress)
+    return pretrain(recipe, data, runs / recipe.name, report, body=guide, begin=begin, device=place, progress=progress)
 
 
 def _say(report: Callable[[str], None], name: str, text: str) -> None:

@@ -1139,6 +1139,31 @@ def test_what_a_guide_says_changes_what_is_learnt(workshop, guide, tmp_path):
     assert all(not p.requires_grad for p in guide.parameters())
 
 
+def test_a_recipe_that_continues_another_begins_with_its_body(made, workshop, tmp_path):
+    text, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ncontinues = "{workshop / "tiny.toml"}"')
+    text = text.replace('name = "tiny"', 'name = "on"').replace("seed = 1", "seed = 2")
+    (tmp_path / "on.toml").write_text(text, "utf-8")
+    follow(str(tmp_path / "on.toml"), (), workshop / "data", workshop / "runs", tmp_path / "out", SILENT)
+    (tmp_path / "further.toml").write_text(
+        text.replace(str(workshop / "tiny.toml"), str(tmp_path / "on.toml")), "utf-8"
+    )
+    ends = [
+        torch.load(workshop / "runs" / name / "checkpoint.pt", weights_only=True)["model"] for name in ("tiny", "on")
+    ]
+
+    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-6) for name in ends[0])
+    with pytest.raises(SetupError, match="'on' cannot be continued: it continues another"):
+        follow(str(tmp_path / "further.toml"), (), workshop / "data", workshop / "runs", tmp_path / "out", SILENT)
+
+
+def test_only_a_body_of_the_same_shape_is_continued(made, workshop, tmp_path):
+    begin = build("mobilebert", {**tiny(workshop).config, "vocab_size": 50, "num_hidden_layers": 1}, "fill-mask")
+
+    with pytest.raises(RecipeError, match="of the same architecture and shape"):
+        pretrain(tiny(workshop), workshop / "data", tmp_path, SILENT, begin=begin)
+
+
 @pytest.mark.parametrize("sentences", ["order", "next"])
 @pytest.mark.parametrize("spans", ["words", "ngrams"])
 def test_pairs_of_texts_and_whole_words_are_learnt(made, workshop, tmp_path, sentences, spans):

@@ -97,16 +97,18 @@ def pretrain(
     report: Callable[[str], None] = print,
     *,
     body: Model | None = None,
+    begin: Model | None = None,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, Path]:
     """Trains the student's encoder and its head. Returns them, on the CPU, and the tokenizer's file.
 
     The recipe's corpora are read from `data`; `directory` keeps the run. `body` is what the recipe trained that
-    `recipe.pretraining.transfer` names; it guides this one in the teacher's place.
+    `recipe.pretraining.transfer` names; it guides this one in the teacher's place. `begin` is what the recipe trained
+    that this one continues.
 
     Raises:
-        RecipeError: the directory holds another run, or the guide cannot guide this student.
+        RecipeError: the directory holds another run, the guide cannot guide this student, or `begin` is another shape.
     """
     place = device or torch.device("cpu")
     work = recipe.pretraining
@@ -119,11 +121,14 @@ def pretrain(
     model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
     if teacher is not None:
         start.cut_vocabulary(teacher, kept)
+    if teacher is not None and begin is None:
         sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
         STARTS[recipe.architecture](model, teacher, counts, sample)
     beside = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced" else None
     student = Student(model, pairs=work.sentences != "none", generator=beside)
     start.start_head(student.predictor, counts)
+    if begin is not None:
+        _load(model, begin)
     guide = None
     if work.transfer is not None:
         guide = _guide(teacher, body)
@@ -231,6 +236,13 @@ class Draw:
             spans=spans,
             share=share,
         )
+
+
+def _load(model: Model, begin: Model) -> None:
+    try:
+        model.load_state_dict(begin.state_dict())
+    except RuntimeError:
+        raise RecipeError("a body is continued by a recipe of the same architecture and shape.") from None
 
 
 def _guide(teacher: Encoder | None, body: Model | None) -> Guide:
