@@ -61,7 +61,7 @@ def ask(name: str, *bodies: dict) -> list:
 
 def test_both_architectures_do_all_three_tasks():
     every = {f"{architecture}-{kinds[0]}" for architecture in ("albert", "mobilebert") for kinds in TASKS.values()}
-    assert {*NAMES} == every | {"albert-cola"}
+    assert {*NAMES} == every
     for name in NAMES:
         manifest = artifact(name).manifest
         assert manifest.name == name
@@ -114,7 +114,7 @@ def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name):
 
     assert reached["low"] > trivial["high"] + 3
     if name.endswith("sst2"):
-        assert reached["value"] >= 78
+        assert reached["value"] >= 81
 
 
 @each
@@ -142,15 +142,6 @@ def test_praise_is_told_from_complaint(name):
 
     assert [answer[0][0]["label"] for answer in answers] == ["POSITIVE"] * 2 + ["NEGATIVE"] * 2
     assert all(answer[0][0]["score"] > 0.6 for answer in answers)
-
-
-def test_english_is_told_from_what_is_none():
-    english = ["The children were playing in the garden.", "She gave him the book that he had asked for."]
-    none = ["The children was plays in garden the.", "She gave that asked for the book him had he."]
-    answers = ask("albert-cola", *({"inputs": text} for text in (*english, *none)))
-    accepted = [next(one["score"] for one in answer[0] if one["label"] == "ACCEPTABLE") for answer in answers]
-
-    assert min(accepted[:2]) > max(accepted[2:])
 
 
 @pytest.mark.parametrize("name", of_task("qa"))

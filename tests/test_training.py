@@ -39,6 +39,7 @@ from models.training.objectives.masked_lm import mask
 from models.training.pretrain import STARTS, Draw, pretrain
 from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
+from models.training.start_mobilebert import kept_share, narrow_pair, start_mobilebert
 from models.training.study import read_study
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 from service import train as trains
@@ -636,6 +637,72 @@ def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architectur
     STARTS[architecture](student, teacher, torch.ones(211), ROWS)
     assert likeness(ids) > 0.8
     assert likeness(ids[:, :1].expand(-1, 30)) > 0.8
+
+
+def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(teacher):
+    """With a bottleneck as wide as the stream: what is left is what no linear map makes of a norm."""
+    config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 48, "num_attention_heads": 4}
+    config |= {"embedding_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_feedforward_networks": 1}
+    rows = torch.randint(5, 211, (60, 30), generator=torch.Generator().manual_seed(4))
+    every = torch.ones_like(ROWS, dtype=torch.bool)
+    for layer in teacher.layers:  # a trained teacher looks somewhere
+        layer.query.weight.data *= 2
+        layer.key.weight.data *= 2
+
+    @torch.no_grad()
+    def errors(student) -> tuple[float, float]:
+        with transfer.attentions(student.encoder, every) as ours:
+            features = student.encoder.features(ROWS, ROWS * 0, every)
+        with transfer.attentions(teacher, every) as theirs:
+            known = teacher.features(ROWS, ROWS * 0, every)
+        return (
+            float(transfer.feature_loss(features, known, every, range(1, 4))),
+            float(transfer.attention_loss(ours, theirs, every, range(1, 4))),
+        )
+
+    torch.manual_seed(0)
+    student = build("mobilebert", config, "fill-mask")
+    before = errors(student)
+    start_mobilebert(student, teacher, torch.ones(211), rows)
+    after = errors(student)
+
+    assert after[0] < 0.3 < 1 < before[0]
+    assert after[1] < 0.2 * before[1], (before, after)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_attention_heads": 2}, {"normalization_type": "layer_norm"}, {"use_bottleneck_attention": True}]
+)
+def test_a_mobilebert_of_another_kind_starts_with_the_embeddings_only(teacher, change):
+    config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 32, "num_attention_heads": 4}
+    config |= {"embedding_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | change
+    torch.manual_seed(0)
+    student = build("mobilebert", config, "fill-mask")
+    before = [parameter.clone() for parameter in student.encoder.layers.parameters()]
+    words = student.encoder.embeddings.word.weight.clone()
+    start_mobilebert(student, teacher, torch.ones(211), ROWS)
+
+    assert all(torch.equal(a, b) for a, b in zip(before, student.encoder.layers.parameters(), strict=True))
+    assert not torch.equal(words, student.encoder.embeddings.word.weight)
+
+
+def test_narrower_heads_give_the_same_scores_where_fewer_directions_are_used():
+    chance = torch.Generator().manual_seed(0)
+    query = torch.randn(500, 3, generator=chance) @ torch.randn(3, 8, generator=chance)
+    key = torch.randn(500, 3, generator=chance) @ torch.randn(3, 8, generator=chance) + 2  # alike for all: not seen
+    narrow = narrow_pair(query, key, 4)
+    scores = [(a[:50] @ b[:40].T / b.shape[1] ** 0.5).log_softmax(-1) for a, b in ((query, key), narrow)]
+
+    assert torch.allclose(*scores, atol=1e-2)
+
+
+def test_a_share_of_the_stream_is_found_beside_a_map_of_the_inside():
+    chance = torch.Generator().manual_seed(0)
+    x, stream = torch.randn(400, 3, generator=chance), torch.randn(400, 5, generator=chance)
+    shares = torch.tensor([0.1, 0.5, 1.0, 2.0, 0.0])
+    made = x @ torch.randn(3, 5, generator=chance) + shares * stream + 7
+
+    assert torch.allclose(kept_share(x, stream, made), shares, atol=1e-4)
 
 
 def test_a_head_starts_with_how_often_words_occur():

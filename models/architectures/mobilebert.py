@@ -120,14 +120,18 @@ class Embeddings(layers.Embeddings):
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
         x = self.word(input_ids)  # (B, S, E)
         if self.trigram:
-            x = x * mask[:, :, None].to(x.dtype)  # padding is nobody's neighbour
-            following, preceding = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
-            x = torch.cat([following, x, preceding], dim=2)  # (B, S, 3E)
+            x = self.window(x * mask[:, :, None].to(x.dtype))  # padding is nobody's neighbour
         if self.projection is not None:
             x = self.projection(x)  # (B, S, H)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         out: Tensor = self.dropout(self.norm(x + self.position(positions) + self.token_type(token_type_ids)))
         return out
+
+    @staticmethod
+    def window(x: Tensor) -> Tensor:
+        """Each token's embedding between its neighbours', (B, S, E) to (B, S, 3E)."""
+        following, preceding = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
+        return torch.cat([following, x, preceding], dim=2)
 
 
 class Bottleneck(nn.Module):

@@ -31,11 +31,12 @@ from models.training.objectives.replaced_token import Discriminator, detection_l
 from models.training.objectives.sentence_order import sentence_order
 from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
 from models.training.run import claim
+from models.training.start_mobilebert import start_mobilebert
 from models.training.tokenizer import continuing
 from models.training.vocabulary import SPECIALS
 
 SAMPLED: Final = 64  # rows, about, that the student's start is fitted on
-STARTS: Final = {"albert": start.start_albert, "mobilebert": start.start_mobilebert}
+STARTS: Final = {"albert": start.start_albert, "mobilebert": start_mobilebert}
 SENTENCE_ENDS: Final = (".", "?", "!")
 
 

@@ -1,18 +1,21 @@
 """The start that a student takes from a BERT teacher: its words, its positions and some of its layers.
 
-The student's stream must be as wide as the teacher's.
+The student's stream must be as wide as the teacher's. How a MobileBERT starts stands in `start_mobilebert`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import albert, bert, mobilebert
+from models.architectures import albert, bert
 from models.heads import MaskedLM, Model
+
+RIDGE: Final = 1e-6  # of a regression, relative to the mean square of its inputs
 
 
 def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
@@ -87,31 +90,6 @@ def start_layer(layer: albert.Layer, source: bert.Layer, entering: Tensor) -> No
 
 
 @torch.no_grad()
-def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
-    """Starts a MobileBERT whose stream is as wide as the teacher's: its embeddings give nearly what the teacher's give.
-
-    NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect. counts (V,) weighs the words; rows
-    (R, S) are a sample of the corpus.
-    """
-    source, target = teacher.embeddings, student.encoder.embeddings
-    assert isinstance(target, mobilebert.Embeddings)  # noqa: S101  # tells the type checker
-    assert target.projection is not None  # noqa: S101  # the same
-    e = target.word.embedding_dim
-    basis = principal_directions(source.word.weight, counts, e)  # (H, E)
-    typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]
-    weights = counts / counts.sum()
-    spread = (typical.std(1) * weights).sum()
-    centre = (typical.mean(1) * weights).sum()
-    scale = source.norm.weight / spread
-    target.word.weight.copy_(source.word.weight @ basis)
-    target.projection.weight.zero_()
-    target.projection.weight[:, e : 2 * e] = scale[:, None] * basis  # the middle of the trigram
-    target.projection.bias.copy_(source.norm.bias - source.norm.weight * centre / spread)
-    target.position.weight.copy_(source.position.weight * scale)
-    target.token_type.weight.copy_(source.token_type.weight * scale)
-
-
-@torch.no_grad()
 def start_head(head: MaskedLM, counts: Tensor) -> None:
     """Starts a masked-LM head with how often each word occurs, and with little said beyond that."""
     head.bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
@@ -119,12 +97,22 @@ def start_head(head: MaskedLM, counts: Tensor) -> None:
 
 
 def fit(layer: nn.Linear, inputs: Tensor, outputs: Tensor) -> None:
-    """Gives a linear layer the smallest weights that map inputs (..., I) to outputs (..., O) with the least error."""
-    x = F.pad(inputs.flatten(0, -2), (0, 1), value=1.0)  # one more column, for the bias
-    # Normalised inputs sum to 0, so that their rank is less than I; "gelsy", the default, is not repeatable then.
-    solution = torch.linalg.lstsq(x, outputs.flatten(0, -2), rcond=1e-4, driver="gelsd").solution  # (I + 1, O)
-    layer.weight.copy_(solution[:-1].T)
-    layer.bias.copy_(solution[-1])
+    """Gives a linear layer the weights that map inputs (..., I) to outputs (..., O) with the least error."""
+    weight, bias = regress(inputs.flatten(0, -2), outputs.flatten(0, -2))
+    layer.weight.copy_(weight.T)
+    layer.bias.copy_(bias)
+
+
+def regress(inputs: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights (I, O) and the bias (O,) that give outputs (N, O) from inputs (N, I) with the least squared error.
+
+    A little of a penalty on the weights (ridge regression) chooses among equally good ones: normalised inputs sum to 0.
+    """
+    x, y = F.pad(inputs, (0, 1), value=1.0).double(), outputs.double()  # one more column, for the bias
+    gram = x.T @ x
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    solution = torch.linalg.solve(gram, x.T @ y).to(outputs.dtype)
+    return solution[:-1], solution[-1]
 
 
 def principal_directions(table: Tensor, counts: Tensor, rank: int) -> Tensor:

@@ -1,0 +1,210 @@
+"""The start of a MobileBERT: each of its layers as near to one of a BERT teacher's as a bottleneck allows.
+
+Everything is a linear regression on a sample of the corpus, one layer after the other: each is fitted to what the
+teacher's layer makes, from what the student's layers before it really give it, so that it makes up for their errors.
+NoNorm keeps all of it linear but for the neurons. Without a layer of the teacher's to begin with, a network that cannot
+normalise hardly learns in the time that a CPU gives it.
+
+Shape letters: see `architectures/layers.py`; N are the R x S tokens of the sample, C is the width inside a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.architectures import bert, mobilebert
+from models.architectures.layers import attend, padding_bias
+from models.heads import Model
+from models.training.start import fit, principal_directions, regress
+from models.training.transfer import layers, twin
+
+LEAST: float = 0.05  # what is kept of the stream, per dimension: it is divided by
+
+
+@torch.no_grad()
+def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
+    """Starts a MobileBERT whose stream is as wide as the teacher's.
+
+    counts (V,) weighs the words; rows (R, S) are a sample of the corpus, without padding. Layers are only started where
+    they are MobileBERT's own, with bottlenecks and without norms, and have as many heads as the teacher's.
+    """
+    encoder = student.encoder
+    assert isinstance(encoder, mobilebert.Encoder)  # noqa: S101  # tells the type checker
+    config = encoder.config
+    assert isinstance(config, mobilebert.Config)  # noqa: S101  # the same
+    types, every = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
+    known = teacher.features(rows, types, every)
+    start_embeddings(encoder.embeddings, teacher.embeddings, counts, rows, known[0])
+    heads = {layer.heads for layer in layers(encoder) + layers(teacher)}
+    if len(heads) > 1 or not config.shared_key_query or config.normalization_type != "no_norm":
+        return
+    stream, depth = encoder.embeddings(rows, types, every), len(encoder.layers)
+    bias = padding_bias(every, stream.dtype)
+    for number, layer in enumerate(encoder.layers, start=1):
+        after = twin(number, depth, len(teacher.layers))
+        source = teacher.layers[after - 1]
+        assert isinstance(layer, mobilebert.Layer)  # noqa: S101  # tells the type checker
+        assert isinstance(source, bert.Layer)  # noqa: S101  # the same
+        start_layer(layer, source, stream, known[after - 1], known[after])
+        stream = layer(stream, bias)
+
+
+def start_embeddings(
+    target: mobilebert.Embeddings, source: bert.Embeddings, counts: Tensor, rows: Tensor, known: Tensor
+) -> None:
+    """Starts the embeddings so that rows (R, S) give nearly what the teacher's give, (R, S, H).
+
+    NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect.
+    """
+    assert target.projection is not None  # noqa: S101  # tells the type checker
+    basis = principal_directions(source.word.weight, counts, target.word.embedding_dim)  # (H, E)
+    target.word.weight.copy_(source.word.weight @ basis)
+    typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]
+    scale = source.norm.weight / (typical.std(1) * counts / counts.sum()).sum()
+    target.position.weight.copy_(source.position.weight * scale)
+    target.token_type.weight.copy_(source.token_type.weight * scale)
+    words = target.window(target.word(rows))
+    fit(target.projection, words, known - target.position.weight[: rows.shape[1]] - target.token_type.weight[0])
+
+
+def start_layer(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor, leaving: Tensor) -> None:
+    """Starts a layer that reads the stream (R, S, H) as the source, which makes `leaving` of `entering`."""
+    assert layer.enter is not None  # noqa: S101  # tells the type checker
+    assert layer.leave is not None  # noqa: S101  # the same
+    assert layer.leave_norm is not None  # noqa: S101  # the same
+    start_attention(layer, source, stream, entering)
+    no_bias = torch.zeros(1, 1, 1, 1, dtype=stream.dtype)
+    query, key, value = source.query(entering), source.key(entering), source.value(entering)
+    attended = source.output(attend(query, key, value, source.heads, no_bias))
+    between = source.attention_norm(entering + attended).flatten(0, 1)  # (N, H): what its feed-forward network reads
+    made, s = leaving.flatten(0, 1), stream.flatten(0, 1)
+
+    # Inside, the layer holds the directions in which both of them differ most.
+    basis = common_directions(between, made, layer.output.out_features)  # (H, C)
+    inner = (between - between.mean(0)) @ basis
+    key_query = stream if layer.enter_attention is None else layer.enter_attention(stream)
+    found = attend(layer.query(key_query), layer.key(key_query), layer.value(stream), layer.heads, no_bias)
+    weight, bias = regress(torch.cat([s, found.flatten(0, 1)], 1), inner)
+    layer.enter.dense.weight.copy_(weight[: s.shape[1]].T)
+    layer.enter.dense.bias.zero_()
+    layer.output.weight.copy_(weight[s.shape[1] :].T)
+    layer.output.bias.copy_(bias)
+    x = layer.enter(s) + layer.output(found.flatten(0, 1))
+    x = start_feed_forward(layer, source, x, between, (made - made.mean(0)) @ basis)
+
+    # What leaves is a map of the inside, and of each dimension of the stream a share.
+    keep = kept_share(x, s, made).clamp(min=LEAST)
+    fit(layer.leave, x, made / keep - s)
+    layer.leave_norm.weight.copy_(keep)
+    layer.leave_norm.bias.zero_()
+
+
+def start_attention(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor) -> None:
+    """Starts what attends: of each head the directions that say most, and for keys and queries those they share."""
+    assert layer.enter_attention is not None  # noqa: S101  # tells the type checker
+    s, heads, width = stream.flatten(0, 1), source.heads, layer.query.out_features // source.heads
+    query, key, value = (part(entering) for part in (source.query, source.key, source.value))
+    given = attend(query, key, value, heads, torch.zeros(1, 1, 1, 1, dtype=stream.dtype)).flatten(0, 1)
+    outputs = source.output.weight.chunk(heads, dim=1)  # (H, D) each
+    pairs = zip(query.flatten(0, 1).chunk(heads, 1), key.flatten(0, 1).chunk(heads, 1), strict=True)
+    narrowed = [narrow_pair(q, k, width) for q, k in pairs]
+    queries, keys = (torch.cat(parts, 1) for parts in zip(*narrowed, strict=True))  # (N, C) each
+    values = torch.cat(
+        [
+            v @ narrow_value(z, output, width)
+            for v, z, output in zip(value.flatten(0, 1).chunk(heads, 1), given.chunk(heads, 1), outputs, strict=True)
+        ],
+        dim=1,
+    )
+    weight, _ = regress(s, torch.cat([queries, keys], 1))
+    spread = root(covariance(s))
+    directions, _, _ = torch.linalg.svd(spread @ weight, full_matrices=False)
+    shared = inverse(spread) @ directions[:, : layer.query.in_features]  # (H, C)
+    layer.enter_attention.dense.weight.copy_(shared.T)
+    layer.enter_attention.dense.bias.copy_(-s.mean(0) @ shared)
+    read = layer.enter_attention(s)
+    fit(layer.query, read, queries)
+    fit(layer.key, read, keys)
+    fit(layer.value, s, values)
+
+
+def start_feed_forward(
+    layer: mobilebert.Layer, source: bert.Layer, x: Tensor, between: Tensor, wanted: Tensor
+) -> Tensor:
+    """Starts the feed-forward networks, one after the other, with the teacher's neurons that say most.
+
+    x (N, C) enters the first; the last should give `wanted` (N, C). Returns what it gives. `between` (N, H) is what the
+    teacher's neurons read.
+    """
+    heights = source.ffn_in(between)
+    said = source.act(heights).square().mean(0) * source.ffn_out.weight.square().sum(0)
+    blocks = [block for block in (*layer.ffns, layer.last_ffn) if isinstance(block, mobilebert.FeedForward)]
+    order = said.argsort(descending=True)
+    for number, block in enumerate(blocks):
+        kept = order[number :: len(blocks)][: block.dense_in.out_features]
+        weight, bias = regress(x, heights[:, kept])
+        block.dense_in.weight[: len(kept)] = weight.T  # where there is more room, the rest is left as it was drawn
+        block.dense_in.bias[: len(kept)] = bias
+        neurons = block.act(block.dense_in(x))
+        fit(block.dense_out, neurons, wanted - x)
+        x = x + block.dense_out(neurons)
+    return x
+
+
+def narrow_pair(query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of a head's queries and keys (N, D) those (N, width) whose products, once scaled, are nearest to theirs.
+
+    What is the same for all keys does not count: a softmax does not see it.
+    """
+    key = key - key.mean(0)
+    q, k = root(query.T @ query / len(query)), root(key.T @ key / len(key))
+    left, size, right = torch.linalg.svd(q @ k)
+    scale = size[:width].sqrt() * (width / query.shape[1]) ** 0.25  # scores are divided by the root of the width
+    return query @ inverse(q) @ left[:, :width] * scale, key @ inverse(k) @ right[:width].T * scale
+
+
+def narrow_value(given: Tensor, output: Tensor, width: int) -> Tensor:
+    """The directions (D, width) of a head's values that say most, given (N, D), in what the output (H, D) makes."""
+    spread = root(covariance(given))
+    _, _, right = torch.linalg.svd(output @ spread, full_matrices=False)
+    found: Tensor = inverse(spread) @ right[:width].T
+    return found
+
+
+def common_directions(one: Tensor, other: Tensor, count: int) -> Tensor:
+    """The directions (H, count) that hold most of what varies in both (N, H)."""
+    spreads = [covariance(x) for x in (one, other)]
+    _, directions = torch.linalg.eigh(sum(spread / spread.trace() for spread in spreads))
+    found: Tensor = directions[:, -count:]
+    return found
+
+
+def kept_share(x: Tensor, stream: Tensor, made: Tensor) -> Tensor:
+    """How much of each dimension (H,) of the stream (N, H) is in what is made (N, H), beside a map of x (N, C)."""
+
+    def rest(y: Tensor) -> Tensor:
+        weight, bias = regress(x, y)
+        return y - x @ weight - bias
+
+    ours, theirs = rest(stream), rest(made)
+    return (ours * theirs).mean(0) / ours.square().mean(0)
+
+
+def covariance(x: Tensor) -> Tensor:
+    """(D, D) of rows (N, D)."""
+    centred = x - x.mean(0)
+    return centred.T @ centred / len(x)
+
+
+def root(matrix: Tensor) -> Tensor:
+    """The square root of a covariance, which is kept invertible."""
+    sizes, directions = torch.linalg.eigh(matrix)
+    found: Tensor = (directions * sizes.clamp(min=1e-7 * float(sizes.max())).sqrt()) @ directions.T
+    return found
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """The inverse of such a root."""
+    found: Tensor = torch.linalg.inv(matrix)
+    return found
