@@ -27,7 +27,7 @@ def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows
     """Starts a MobileBERT whose stream is as wide as the teacher's.
 
     counts (V,) weighs the words; rows (R, S) are a sample of the corpus, without padding. Layers are only started where
-    they are MobileBERT's own, with bottlenecks and without norms, and have as many heads as the teacher's.
+    they are MobileBERT's own, with bottlenecks no wider than the stream and without norms, and as many heads as its.
     """
     encoder = student.encoder
     assert isinstance(encoder, mobilebert.Encoder)  # noqa: S101  # tells the type checker
@@ -37,7 +37,8 @@ def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows
     known = teacher.features(rows, types, every)
     start_embeddings(encoder.embeddings, teacher.embeddings, counts, rows, known[0])
     heads = {layer.heads for layer in layers(encoder) + layers(teacher)}
-    if len(heads) > 1 or not config.shared_key_query or config.normalization_type != "no_norm":
+    own = config.shared_key_query and config.normalization_type == "no_norm" and config.inner_size <= config.hidden_size
+    if len(heads) > 1 or not own:
         return
     stream, depth = encoder.embeddings(rows, types, every), len(encoder.layers)
     bias = padding_bias(every, stream.dtype)
