@@ -86,8 +86,9 @@ def evaluate(
     cases = list(_CASES[model.manifest.task](model, data, skip, stop))
     if not cases:
         raise DatasetError(f"{data.name} holds no example to measure on.")
+    some_impossible = _some_impossible(model.manifest, cases)
     try:
-        asked = replace(model, task=_Weighing(model.task)) if _some_impossible(model.manifest, cases) else model
+        asked = replace(model, task=_Weighing(model.task)) if some_impossible else model
         answers = asyncio.run(_ask(asked, [case.body for case in cases], progress))
     except (Unprocessable, ValidationError) as error:
         why = error.detail if isinstance(error, Unprocessable) else "It is no valid request."
@@ -98,7 +99,7 @@ def evaluate(
     found = tuple(answer for _, answer in marks)
     if len(model.manifest.labels) == 2:
         scores |= _of_two(model.manifest.labels, found, cases)
-    bounds = _upper_bounds(cases, answers) if _some_impossible(model.manifest, cases) else {}
+    bounds = _upper_bounds(cases, answers) if some_impossible else {}
     return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import models.training
 from models.artifact import Artifact, Manifest
@@ -21,6 +21,8 @@ from service.evaluate import Progress
 from service.release import Draft, Measure, release
 
 RECIPES: Final = Path(models.training.__file__).parent / "recipes"
+
+T = TypeVar("T")
 
 
 def follow(
@@ -43,19 +45,17 @@ def follow(
         SetupError: there is no such recipe, it makes no such artifact, or a file it needs is not there.
         ReleaseError: an artifact is not good enough.
     """
-    recipe, place = _find(recipe_name), find_device(device)
+    recipe, place = _recipe(recipe_name), find_device(device)
     for name in only:
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning)}, but no {name!r}.")
-    for file in _files(recipe, only or tuple(recipe.finetuning)):
-        if not (data / file).is_file():
-            raise SetupError(f"This recipe needs the file {file}, which is not in {data}.")
+    check_files("recipe", _files(recipe, only or tuple(recipe.finetuning)), data)
     body, tokenizer_file = train_body(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
     made = []
     for name in only or recipe.finetuning:
         work = recipe.finetuning[name]
-        say = partial(_say, report, name)
+        say = partial(say_of, report, name)
         model = (
             body
             if work.task == "fill-mask"
@@ -86,41 +86,60 @@ def train_body(
         DeviceError: there is no such device.
         SetupError: there is no such recipe, another one guides or begins it in turn, or it has other words.
     """
-    plan, guide, begin, place = recipe.pretraining.transfer, None, None, find_device(device)
-    if recipe.pretraining.continues:
-        before = _find(recipe.pretraining.continues)
-        if before.pretraining.continues:
-            raise SetupError(f"The recipe {before.name!r} cannot be continued: it continues another.")
-        if not before.same_pieces(recipe):
-            raise SetupError(
-                f"The recipe {before.name!r} cannot be continued: its vocabulary is made of something else."
-            )
-        begin, _ = train_body(before, data, runs, partial(_say, report, before.name), progress, device)
-    if plan is not None and plan.recipe:
-        teaching = _find(plan.recipe)
-        if teaching.pretraining.transfer is not None and teaching.pretraining.transfer.recipe:
-            raise SetupError(f"The recipe {teaching.name!r} cannot guide: another one guides it.")
-        if not teaching.same_pieces(recipe):
-            raise SetupError(f"The recipe {teaching.name!r} cannot guide: its vocabulary is made of something else.")
-        say = partial(_say, report, teaching.name)
-        guide, _ = pretrain(teaching, data, runs / teaching.name, say, device=place, progress=progress)
+    place, bodies = find_device(device), []
+    for part, name in (("guide", _guide(recipe)), ("be continued", recipe.pretraining.continues)):
+        body = None
+        if name:
+            other = _recipe(name)
+            if other.pretraining.continues:
+                raise SetupError(f"The recipe {other.name!r} cannot {part}: it continues another.")
+            if _guide(other):
+                raise SetupError(f"The recipe {other.name!r} cannot {part}: another one guides it.")
+            if not other.same_pieces(recipe):
+                raise SetupError(f"The recipe {other.name!r} cannot {part}: its vocabulary is made of something else.")
+            say = partial(say_of, report, other.name)
+            body, _ = pretrain(other, data, runs / other.name, say, device=place, progress=progress)
+        bodies.append(body)
+    guide, begin = bodies
     return pretrain(recipe, data, runs / recipe.name, report, body=guide, begin=begin, device=place, progress=progress)
 
 
-def _say(report: Callable[[str], None], name: str, text: str) -> None:
+def _guide(recipe: Recipe) -> str:
+    """The recipe whose body guides this one, if one does."""
+    plan = recipe.pretraining.transfer
+    return plan.recipe if plan is not None else ""
+
+
+def say_of(report: Callable[[str], None], name: str, text: str) -> None:
+    """Tells whom a text is about."""
     report(f"{name}: {text}")
 
 
-def _find(name: str) -> Recipe:
-    """A recipe's file, or one that comes with the package."""
-    shipped = {path.stem: path for path in RECIPES.glob("*.toml")}
+def _recipe(name: str) -> Recipe:
+    return find("recipe", name, RECIPES, read_recipe)
+
+
+def find(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
+    """What stands in a file, or in the one of that name that comes with the package, in `folder`.
+
+    Raises:
+        SetupError: there is no such file, or it makes no sense.
+    """
+    shipped = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     path = shipped.get(name, Path(name))
     if not path.is_file():
-        raise SetupError(f"There is no recipe {name!r}: it is no file, and the shipped ones are {', '.join(shipped)}.")
+        raise SetupError(f"There is no {kind} {name!r}: it is no file, and the shipped ones are {', '.join(shipped)}.")
     try:
-        return read_recipe(path)
+        return read(path)
     except RecipeError as error:
         raise SetupError(f"{path.name}: {error}") from None
+
+
+def check_files(kind: str, files: Iterable[str], data: Path) -> None:
+    """Raises SetupError if one of the files is not in the data folder."""
+    for file in files:
+        if not (data / file).is_file():
+            raise SetupError(f"This {kind} needs the file {file}, which is not in {data}.")
 
 
 def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:

@@ -137,22 +137,21 @@ def pretrain(
         guide.to(place)
     draw, depth = Draw(recipe, tokenizer, rows), len(transfer.layers(student.encoder))
 
-    def loss(number: int) -> dict[str, Tensor]:
+    def lost(batch: Batch, plan: Transfer | None, done: float, seed: int) -> dict[str, Tensor]:
+        batch = batch.to(place)
         if student.generator is not None:
-            chance = torch.Generator(place).manual_seed(~(recipe.seed * 1_000_003 + number))  # not that of the draw
-            return _detection(student, student.generator, draw(number).to(place), chance)
-        now = transfer.phase(work.transfer, number / (work.steps * work.accumulate), depth)
+            return _detection(student, student.generator, batch, torch.Generator(place).manual_seed(seed))
+        now = transfer.phase(plan, done, depth)
         transfer.freeze(student.encoder, now.frozen)
-        return _losses(work.transfer, now, student, draw(number).to(place), guide)
+        return _losses(plan, now, student, batch, guide)
+
+    def loss(number: int) -> dict[str, Tensor]:
+        chance = ~(recipe.seed * 1_000_003 + number)  # not that of the draw
+        return lost(draw(number), work.transfer, number / (work.steps * work.accumulate), chance)
 
     def held_out() -> dict[str, Tensor]:
-        found = []
-        for number in range(work.held_out // work.batch_rows):
-            batch = draw.held_out(number).to(place)
-            if student.generator is not None:
-                found.append(_detection(student, student.generator, batch, torch.Generator(place).manual_seed(~number)))
-            else:
-                found.append(_losses(None, transfer.phase(None, 0, depth), student, batch, guide))
+        numbers = range(work.held_out // work.batch_rows)
+        found = [lost(draw.held_out(number), None, 0, ~number) for number in numbers]
         return {f"held_out_{name}": torch.stack([losses[name] for losses in found]).mean() for name in found[0]}
 
     train(

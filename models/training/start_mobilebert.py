@@ -10,6 +10,8 @@ Shape letters: see `architectures/layers.py`; N are the R x S tokens of the samp
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from models.heads import Model
 from models.training.start import fit, principal_directions, regress
 from models.training.transfer import layers, twin
 
-LEAST: float = 0.05  # what is kept of the stream, per dimension: it is divided by
+LEAST: Final = 0.05  # what is kept of the stream, per dimension: it is divided by
 
 
 @torch.no_grad()
@@ -74,11 +76,13 @@ def start_layer(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, ent
     assert layer.enter is not None  # noqa: S101  # tells the type checker
     assert layer.leave is not None  # noqa: S101  # the same
     assert layer.leave_norm is not None  # noqa: S101  # the same
-    start_attention(layer, source, stream, entering)
     no_bias = torch.zeros(1, 1, 1, 1, dtype=stream.dtype)
-    query, key, value = source.query(entering), source.key(entering), source.value(entering)
-    attended = source.output(attend(query, key, value, source.heads, no_bias))
-    between = source.attention_norm(entering + attended).flatten(0, 1)  # (N, H): what its feed-forward network reads
+    parts = source.query(entering), source.key(entering), source.value(entering)
+    given = attend(*parts, source.heads, no_bias)
+    start_attention(layer, source, stream, parts, given)
+    between = source.attention_norm(entering + source.output(given)).flatten(
+        0, 1
+    )  # (N, H): what its feed-forward network reads
     made, s = leaving.flatten(0, 1), stream.flatten(0, 1)
 
     # Inside, the layer holds the directions in which both of them differ most.
@@ -101,12 +105,16 @@ def start_layer(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, ent
     layer.leave_norm.bias.zero_()
 
 
-def start_attention(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor) -> None:
-    """Starts what attends: of each head the directions that say most, and for keys and queries those they share."""
+def start_attention(
+    layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, parts: tuple[Tensor, Tensor, Tensor], given: Tensor
+) -> None:
+    """Starts what attends: of each head the directions that say most, and for keys and queries those they share.
+
+    parts are the source's queries, keys and values, and given is what it attends to, (R, S, H) each.
+    """
     assert layer.enter_attention is not None  # noqa: S101  # tells the type checker
     s, heads, width = stream.flatten(0, 1), source.heads, layer.query.out_features // source.heads
-    query, key, value = (part(entering) for part in (source.query, source.key, source.value))
-    given = attend(query, key, value, heads, torch.zeros(1, 1, 1, 1, dtype=stream.dtype)).flatten(0, 1)
+    query, key, value = parts
     outputs = source.output.weight.chunk(heads, dim=1)  # (H, D) each
     pairs = zip(query.flatten(0, 1).chunk(heads, 1), key.flatten(0, 1).chunk(heads, 1), strict=True)
     narrowed = [narrow_pair(q, k, width) for q, k in pairs]
@@ -114,7 +122,9 @@ def start_attention(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor,
     values = torch.cat(
         [
             v @ narrow_value(z, output, width)
-            for v, z, output in zip(value.flatten(0, 1).chunk(heads, 1), given.chunk(heads, 1), outputs, strict=True)
+            for v, z, output in zip(
+                value.flatten(0, 1).chunk(heads, 1), given.flatten(0, 1).chunk(heads, 1), outputs, strict=True
+            )
         ],
         dim=1,
     )

@@ -6,13 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from models.heads import build
 from models.training.curve import NAME, Point, read_curve
 from models.training.recipe import Recipe, RecipeError, parse_recipe
 
-HELD_OUT = "held_out_"  # what such losses begin with
+HELD_OUT: Final = "held_out_"  # what such losses begin with
 
 
 @dataclass(frozen=True)
