@@ -267,7 +267,7 @@ def test_callers_are_answered_at_their_deadline_however_slow_the_engine():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        runs = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.02))
+        runs = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
         call = await engine.called()
         waits = asyncio.ensure_future(batcher.submit(encoding(1), time.monotonic() + 0.02))
         outcomes = await asyncio.gather(runs, waits, return_exceptions=True)
@@ -439,7 +439,7 @@ def test_what_was_lost_and_is_late_is_not_tried_again():
     async def scenario():
         crew = ScriptedCrew(1)
         batcher = Batcher("model", Pool(crew, 1 << 16))
-        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.02))
+        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
         call = await crew.calls.get()
         with pytest.raises(DeadlineExceeded):
             await work
@@ -517,13 +517,13 @@ def test_closing_does_not_wait_for_an_engine_that_hangs():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.01))
+        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
         call = await engine.called()
 
         assert not await pool.close(0.01)
-        call.finish()
         with pytest.raises(DeadlineExceeded):
             await work
+        call.finish()
 
     asyncio.run(scenario())
 
