@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -73,18 +74,20 @@ class Workers:
             main: the module that it runs.
         """
         self.size = size
-        self._spawn = partial(Process, engine, models, size, log_level, main, self._lost)
+        self._make = partial(Process, engine, models, size, log_level, main, self._lost)
         self._wants_spare = spare
         self._breaker = Breaker()
         self._models: dict[str, tuple[int, Cost]] = {}  # by name: number on the wire, cost
+        self._processes: set[Process] = set()  # that have not ended yet
         self._serving: Process | None = None
         self._spare: Process | None = None
-        self._starting: Process | None = None
-        self._first = self._spawn()
         self._failures = 0  # to start a process, in a row
         self._closed = False
-        self._changed = asyncio.Event()  # set whenever there is a process, or none is expected soon
+        self._changed = asyncio.Event()  # set while `_call` need not wait: it has a process, or there will be none
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # To start a process takes milliseconds. The thread stays: Linux kills a child whose parent thread has ended.
+        self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._first = self._spawner.submit(self._spawn)
 
     def load(self) -> None:
         """Blocks until the process is ready.
@@ -93,26 +96,29 @@ class Workers:
             ArtifactError, SetupError: it cannot host these models; the sentence is the process's own.
         """
         try:
-            loaded = self._first.load()
+            process = self._first.result()
+            loaded = process.load()
         except BaseException:
             self.abandon()
             raise
         self._models = {model.name: (number, model.cost) for number, model in enumerate(loaded)}
-        self._serving = self._first
+        self._serving = process
         self._changed.set()
 
     def abandon(self) -> None:
         """Gives up before `open`."""
         self._closed = True
-        self._first.lose()
-        self._first.reap(REAP_S)
+        self._spawner.shutdown()
+        for process in self._processes:
+            process.lose()
+            process.reap(REAP_S)
 
     def cost(self, model: str) -> Cost:
         return self._models[model][1]
 
     async def open(self) -> None:
         with suppress(SetupError):  # it has died meanwhile; another is started
-            await self._first.attach()
+            await self._first.result().attach()
         self._restock()
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
@@ -126,14 +132,18 @@ class Workers:
 
     async def close(self, grace_s: float) -> bool:
         """Kills the processes, whatever they are at."""
+        loop = asyncio.get_running_loop()
         self._closed = True
         self._changed.set()
         for task in self._tasks.values():
             task.cancel()
-        processes = [one for one in (self._serving, self._spare, self._starting) if one is not None]
-        for process in processes:
+        for process in list(self._processes):
             process.lose()
-        return all(await asyncio.gather(*(asyncio.to_thread(process.reap, grace_s) for process in processes)))
+        await loop.run_in_executor(self._spawner, self._spawner.shutdown, False)  # after what it was about to start
+        for process in self._processes:
+            process.lose()
+        reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in self._processes]
+        return all(await asyncio.gather(*reaping))
 
     async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
         while self._serving is None:
@@ -175,8 +185,13 @@ class Workers:
             return
         if self._serving is None:
             self._changed.clear()
-        asyncio.get_running_loop().run_in_executor(None, process.reap, REAP_S)
+        asyncio.get_running_loop().run_in_executor(None, self._bury, process)
         self._restock()
+
+    def _bury(self, process: Process) -> None:
+        process.reap(REAP_S)
+        self._processes.discard(process)
+        log.info("engine process %d has ended with status %s", process.pid, process.status)
 
     def _restock(self) -> None:
         self._keep("restock", self._start)
@@ -186,7 +201,7 @@ class Workers:
         while self._serving is None or (self._wants_spare and self._spare is None):
             try:
                 process = await self._started()
-            except (ArtifactError, SetupError, OSError) as error:
+            except (ArtifactError, SetupError) as error:
                 self._failures += 1
                 log.error("an engine process did not start, try %d: %s", self._failures, error)  # noqa: TRY400
                 if self._failures >= TRIES:
@@ -204,17 +219,21 @@ class Workers:
         """A process that is ready.
 
         Raises:
-            ArtifactError, SetupError, OSError: it is not to be had.
+            ArtifactError, SetupError: it is not to be had.
         """
-        self._starting = process = self._spawn()
+        loop = asyncio.get_running_loop()
+        process = await loop.run_in_executor(self._spawner, self._spawn)
         try:
-            await asyncio.to_thread(process.load)
+            await loop.run_in_executor(self._spawner, process.load)
             await process.attach()
         except BaseException:
             process.lose()
             raise
-        finally:
-            self._starting = None
+        return process
+
+    def _spawn(self) -> Process:
+        process = self._make()
+        self._processes.add(process)
         return process
 
     def _keep(self, name: str, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
@@ -235,7 +254,11 @@ class Process:
         main: str,
         on_lost: Callable[[Process], None],
     ) -> None:
-        """Spawns it. `on_lost` is called once, as soon as it is of no more use."""
+        """Spawns it. `on_lost` is called once, as soon as it is of no more use.
+
+        Raises:
+            SetupError: the system starts no more processes.
+        """
         self._on_lost = on_lost
         self._lost = False
         self._numbers = itertools.count()
@@ -258,9 +281,9 @@ class Process:
                 pass_fds=handed,
                 process_group=0,  # ^C in a terminal is for the service alone
             )
-        except OSError:
+        except OSError as error:
             self._disconnect()
-            raise
+            raise SetupError(f"The engine process cannot be started: {error.strerror}.") from error
         finally:
             for end in (control, *lines):
                 end.close()
@@ -270,11 +293,13 @@ class Process:
 
         Raises:
             ArtifactError, SetupError: it cannot; the sentence is the process's own.
-            OSError: it took longer than anything should.
         """
         self._control.settimeout(START_S)
-        with self._control.makefile("rb") as reader:
-            line = reader.readline()
+        try:
+            with self._control.makefile("rb") as reader:
+                line = reader.readline()
+        except OSError:  # time is up, or it was lost
+            line = b""
         if not line.endswith(b"\n"):
             raise SetupError("The engine process ended before the models were loaded; the log may say why.")
         said = json.loads(line)
@@ -328,12 +353,18 @@ class Process:
 
     def reap(self, grace_s: float) -> bool:
         """Waits for the end of a process that was lost; says whether it has come."""
-        try:
-            status = self._popen.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            return False
-        log.info("engine process %d has ended with status %d", self._popen.pid, status)
-        return True
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(grace_s)
+        return self.status is not None
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def status(self) -> int | None:
+        """How it has ended, negative where a signal ended it; None while it has not been reaped."""
+        return self._popen.returncode
 
     def _hang_up(self, line: Line) -> None:
         """A call has ended, and its line is free."""
@@ -343,7 +374,7 @@ class Process:
     def _died(self) -> None:
         """It has hung up, or talks nonsense. Nobody can say which call was the cause."""
         if not self._lost:
-            log.error("engine process %d has died, with %d calls under way", self._popen.pid, len(self._patience))
+            log.error("engine process %d has died, with %d calls under way", self.pid, len(self._patience))
             self.lose(guilty=set(self._patience))
 
     def _tick(self) -> None:
@@ -356,7 +387,7 @@ class Process:
         for line in self._patience:
             self._patience[line] -= 1
         if overdue := {line for line, ticks in self._patience.items() if ticks < 0}:
-            log.error("%d calls of engine process %d are overdue; it is killed", len(overdue), self._popen.pid)
+            log.error("%d calls of engine process %d are overdue; it is killed", len(overdue), self.pid)
             self.lose(overdue)
         elif self._patience:
             self._ticking = True

@@ -1,4 +1,4 @@
-"""An engine process may hang, crash or be killed: the guilty fail, everybody else is served, and nothing is left over."""
+"""An engine process may hang, crash or be killed: the guilty fail, all others are served, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def alive(pid: int) -> bool:
 
 
 def pid(crew: Workers) -> int:
-    return crew._serving._popen.pid
+    return crew._serving.pid
 
 
 async def ask(crew: Workers, *tags: int, patience_s: float = PATIENCE_S) -> list:
@@ -225,7 +225,7 @@ def test_a_spare_that_dies_is_replaced(place):
         async with opened(start(place, spare=True)) as crew:
             await until(lambda: crew._spare)
             spare = crew._spare
-            os.kill(spare._popen.pid, signal.SIGKILL)
+            os.kill(spare.pid, signal.SIGKILL)
             await until(lambda: crew._spare not in (None, spare))
 
             assert crew.ready
@@ -310,7 +310,7 @@ async def main():
     crew = Workers("faulty", [Path(sys.argv[1])], 1, spare=False, main="faulty_process")
     crew.load()
     await crew.open()
-    print(crew._serving._popen.pid, flush=True)
+    print(crew._serving.pid, flush=True)
     await crew.run("tiny-qa", [encoding(int(sys.argv[2]))], 1000)
     await asyncio.Event().wait()
 

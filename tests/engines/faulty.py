@@ -1,7 +1,7 @@
 """An engine that does what the first id of an encoding says; any other id is answered as in `fakes.row_of`.
 
-Files beside the artifact say more: `refuse`, that it cannot be loaded; `broken`, that every call fails; and what is
-asked `ONCE` hangs the first time and leaves the file `once`, so that a test knows when.
+Files beside the artifact say more: `refuse`, that it cannot be loaded; `broken`, that every call fails; `stuck`, that
+every call hangs. And what is asked `ONCE` hangs the first time and leaves the file `once`, so that a test knows when.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Faulty:
         asked = [int(batch.input_ids[start]) for start in batch.offsets[:-1]]
         if (self._directory / "broken").exists():
             self._fail()
+        if (self._directory / "stuck").exists():
+            time.sleep(FOREVER_S)
         for tag in asked:
             self._does.get(tag, lambda: None)()
         return [np.array([[math.nan if tag == NAN else tag, -tag]], np.float32) for tag in asked if tag != FEW]
