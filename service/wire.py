@@ -32,7 +32,7 @@ _INT: Final = np.dtype("<i8")
 _FLOAT: Final = np.dtype("<f4")
 
 
-def length_of(head: bytes | bytearray) -> int:
+def length_of(head: bytearray) -> int:
     """How many bytes follow the head of a message."""
     return int.from_bytes(head[:HEAD_BYTES], "little")
 
@@ -44,7 +44,7 @@ def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
     return _message(np.concatenate([[id_, model, len(batch)], *parts]).astype(_INT).tobytes())
 
 
-def unpack_call(message: bytes | bytearray) -> tuple[int, int, list[Encoding]]:
+def unpack_call(message: bytearray) -> tuple[int, int, list[Encoding]]:
     """The id, the model and the encodings of a call without its head. They are views of the message."""
     numbers = np.frombuffer(message, _INT)
     id_, model, size = numbers[:3].tolist()
@@ -62,7 +62,7 @@ def pack_answer(id_: int, outcomes: Sequence[Outcome]) -> bytes:
     return _message(numbers.tobytes(), *rows)
 
 
-def unpack_answer(message: bytes | bytearray) -> tuple[int, list[Outcome]]:
+def unpack_answer(message: memoryview) -> tuple[int, list[Outcome]]:
     """The id and the outcomes of an answer without its head. Rows are copies: none holds another's numbers."""
     id_, size = np.frombuffer(message, _INT, 2).tolist()
     shapes = np.frombuffer(message, _INT, 2 * size, 2 * _INT.itemsize).reshape(size, 2).tolist()

@@ -405,12 +405,12 @@ class Line(asyncio.Protocol):
         self._on_answer = on_answer
         self._on_end = on_end
         self._received = bytearray()
-        self._answer: asyncio.Future[bytes] | None = None
+        self._answer: asyncio.Future[memoryview] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not say what they are
 
-    def ask(self, message: bytes) -> asyncio.Future[bytes]:
+    def ask(self, message: bytes) -> asyncio.Future[memoryview]:
         """The answer to come, without its head; fails with `Lost`."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(message)
@@ -425,7 +425,7 @@ class Line(asyncio.Protocol):
             self._on_end()
         elif missing == 0:
             answer, self._answer = self._answer, None
-            message, self._received = bytes(self._received[wire.HEAD_BYTES :]), bytearray()
+            message, self._received = memoryview(self._received)[wire.HEAD_BYTES :], bytearray()
             self._on_answer(self)
             if not answer.done():
                 answer.set_result(message)
