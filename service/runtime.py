@@ -211,7 +211,9 @@ class Runtime:
     def start(cls, settings: Settings) -> Runtime:
         """As `load`, but the engines are in a process of their own."""
         paths, tokenizers = locate(settings.models), dict[str, Tokenizer]()
-        crew = Workers(settings.engine, paths, settings.cores, log_level=settings.log_level)
+        crew = Workers(
+            settings.engine, paths, settings.cores, spare=settings.spare_engine, log_level=settings.log_level
+        )
         try:
             served = [open_model(path, settings.engine, tokenizers) for path in paths]
             runtime = cls(settings, _in_order(settings, served), crew)

@@ -59,7 +59,7 @@ class Workers:
         models: Sequence[Path],
         size: int,
         *,
-        spare: bool = True,
+        spare: bool,
         log_level: str = "info",
         main: str = "service.engine_process",
     ) -> None:

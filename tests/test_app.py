@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import schemathesis
-from fakes import PATIENCE_S, GatedEngine
+from fakes import PATIENCE_S, GatedEngine, ScriptedCrew
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -353,6 +353,18 @@ def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
     engine = GatedEngine()
     runtime._crew._models["tiny-classify"] = Hosted(engine, 2)
     return runtime, engine
+
+
+def test_readiness_tells_that_there_is_no_engine(shelf):
+    runtime = make_runtime(shelf)
+    with TestClient(create_app(runtime)) as client:
+        assert client.get("/health/ready").status_code == 200
+        runtime._crew = ScriptedCrew(1)
+        runtime._crew.ready = False
+        response = client.get("/health/ready")
+
+    is_problem(response, 503, "engine_unavailable")
+    assert response.headers["retry-after"] == "1"
 
 
 def test_a_slow_engine_does_not_hold_up_the_answer(shelf):

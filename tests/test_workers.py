@@ -384,7 +384,7 @@ def test_what_keeps_a_model_from_being_hosted_is_said_in_the_same_sentence(place
 
 def test_a_process_that_ends_while_it_loads_is_said_to():
     with pytest.raises(SetupError, match="ended before the models were loaded"):
-        Workers("echo", [], 1, main="this_module_is_not_there").load()
+        Workers("echo", [], 1, spare=False, main="this_module_is_not_there").load()
 
 
 @pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
