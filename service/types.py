@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from models.tokenizer import Encoding
 from service.errors import Internal
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel  # an engine process needs none
 
 Row = NDArray[np.float32]
 """One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers."""
@@ -161,7 +163,7 @@ class Crew(Protocol):
         ...
 
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
+RequestT = TypeVar("RequestT", bound="BaseModel")
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 

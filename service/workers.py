@@ -140,9 +140,10 @@ class Workers:
         for process in list(self._processes):
             process.lose()
         await loop.run_in_executor(self._spawner, self._spawner.shutdown, False)  # after what it was about to start
-        for process in self._processes:
+        left = list(self._processes)
+        for process in left:
             process.lose()
-        reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in self._processes]
+        reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in left]
         return all(await asyncio.gather(*reaping))
 
     async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
@@ -171,9 +172,9 @@ class Workers:
     async def _probe(self, model: str, patience_s: float) -> None:
         """Asks an engine that is thought to be broken, since nobody else does, until it answers."""
         while self._breaker.open:
-            await asyncio.sleep(PROBE_S)
-            with suppress(Lost, Unavailable):
+            with suppress(Exception):  # the breaker has noted it
                 await self._call(model, [PROBE], patience_s)
+            await asyncio.sleep(PROBE_S)
 
     def _lost(self, process: Process) -> None:
         """The spare takes the place of a lost process, and another is started."""
@@ -201,7 +202,7 @@ class Workers:
         while self._serving is None or (self._wants_spare and self._spare is None):
             try:
                 process = await self._started()
-            except (ArtifactError, SetupError) as error:
+            except Exception as error:  # nothing may end this loop
                 self._failures += 1
                 log.error("an engine process did not start, try %d: %s", self._failures, error)  # noqa: TRY400
                 if self._failures >= TRIES:
@@ -294,8 +295,8 @@ class Process:
         Raises:
             ArtifactError, SetupError: it cannot; the sentence is the process's own.
         """
-        self._control.settimeout(START_S)
         try:
+            self._control.settimeout(START_S)
             with self._control.makefile("rb") as reader:
                 line = reader.readline()
         except OSError:  # time is up, or it was lost
@@ -315,7 +316,7 @@ class Process:
         """
         loop = asyncio.get_running_loop()
         while self._sockets and not self._lost:
-            made = await loop.create_unix_connection(lambda: Line(self._hang_up, self._died), sock=self._sockets.pop())
+            made = await loop.create_unix_connection(lambda: Line(self._answered, self._died), sock=self._sockets.pop())
             self._lines.append(made[1])
             self._free.append(made[1])
         if self._lost:
@@ -333,11 +334,13 @@ class Process:
         if not self._ticking:
             self._ticking = True
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        returned, outcomes = wire.unpack_answer(await answer)
-        if (returned, len(outcomes)) != (number, len(encodings)):
-            self._died()
-            raise Lost(guilty=True)
-        return outcomes
+        message = await answer
+        with suppress(ValueError, IndexError):
+            returned, outcomes = wire.unpack_answer(message)
+            if (returned, len(outcomes)) == (number, len(encodings)):
+                return outcomes
+        self._died()
+        raise Lost(guilty=True)
 
     def lose(self, guilty: Collection[Line] = ()) -> None:
         """Kills the process; all calls that run are lost, those on `guilty` lines because of what they asked."""
@@ -366,7 +369,7 @@ class Process:
         """How it has ended, negative where a signal ended it; None while it has not been reaped."""
         return self._popen.returncode
 
-    def _hang_up(self, line: Line) -> None:
+    def _answered(self, line: Line) -> None:
         """A call has ended, and its line is free."""
         del self._patience[line]
         self._free.append(line)

@@ -21,7 +21,7 @@ from engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
 from fakes import PATIENCE_S, encoding, row_of
 
 from models.artifact import GOLDEN, ArtifactError, open_artifact, seal
-from service import workers
+from service import wire, workers
 from service.batching import Batcher, Pool
 from service.breaker import LIMIT
 from service.crew import Hosted, InProcess, host
@@ -151,6 +151,24 @@ def test_a_pause_of_the_machine_is_no_hang(place):
 
             assert await call == rows(1)
             assert pid(crew) == paused
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answer", [b"", b"no", wire.pack_answer(9, [row_of(1)])[wire.HEAD_BYTES :]])
+def test_an_answer_that_makes_no_sense_or_belongs_to_another_call_is_nobodys(answer, place, monkeypatch):
+    unpack = wire.unpack_answer
+
+    async def scenario():
+        async with opened(start(place)) as crew:
+            died = pid(crew)
+            monkeypatch.setattr(wire, "unpack_answer", lambda _: unpack(memoryview(answer)))
+            with pytest.raises(Lost):
+                await ask(crew, 1)
+            monkeypatch.undo()
+
+            assert await ask(crew, 1) == rows(1)
+            assert pid(crew) != died
 
     asyncio.run(scenario())
 
