@@ -1,0 +1,312 @@
+"""A server as a process: how it stops, what it survives, and that it loses nothing on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import re
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from fakes import PATIENCE_S
+from processes import ask, load, read_response, request, serving
+from restarts import roll
+
+from service.errors import SetupError
+from service.listener import Listener, bind
+from service.logs import MAX_WAITING, Logs
+from service.watchdog import Watchdog
+
+LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
+HANGS = """
+import asyncio
+from service.runtime import Lane
+async def answer(self, request, deadline):
+    print("asked", flush=True)
+    await asyncio.Event().wait()
+Lane.answer = answer
+"""
+BLOCKS = """
+import threading
+from service import openapi
+openapi.describe = lambda *_: threading.Event().wait()
+"""
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
+
+
+async def until_not_ready(port: int) -> None:
+    while (await ask(port, "/health/ready", None)).status == 200:
+        await asyncio.sleep(0)
+
+
+# Stopping
+
+
+def test_a_rolling_restart_behind_a_balancer_loses_nothing(shelf):
+    """Two workers, clients with a connection for each request and such that keep theirs: see tests/restarts.py."""
+    tally, statuses = run(roll(shelf, restarts=2, rate=80))
+
+    assert tally.lost == []
+    assert tally.refused == 0
+    assert tally.answered > 100
+    assert statuses == [0, 0]
+
+
+def test_a_server_without_a_balancer_refuses_and_loses_nothing(shelf):
+    """It stops at once, with connections in every state: whoever got one gets an answer."""
+
+    async def scenario():
+        stopped = asyncio.Event()
+        loading = asyncio.ensure_future(load(server.port, 30, 0, stopped, keep=False))
+        await asyncio.sleep(0.5)
+        server.stop()
+        status = await asyncio.to_thread(server.wait)
+        stopped.set()
+        return status, await loading
+
+    with serving(shelf) as server:
+        status, tally = run(scenario())
+
+    assert status == 0
+    assert server.complaints == ""
+    assert tally.lost == []
+    assert tally.answered > 0
+
+
+def test_a_new_server_takes_over_the_port_of_an_old_one(shelf):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    shared = ("--reuse-port", "true", "--port", port)
+
+    async def scenario():
+        stopped = asyncio.Event()
+        loading = asyncio.ensure_future(load(old.port, 10, 0.05, stopped, keep=False))
+        await asyncio.sleep(0.5)
+        old.stop()
+        status = await asyncio.to_thread(old.wait)
+        stopped.set()
+        return status, await loading
+
+    with serving(shelf, *shared) as old, serving(shelf, *shared):
+        status, tally = run(scenario())
+
+    assert status == 0
+    assert (tally.lost, tally.refused) == ([], 0)
+    assert tally.answered > 0
+
+
+def test_a_draining_server_says_so_and_goes_on_serving(shelf):
+    async def scenario():
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        before = await read_response(reader)
+        server.stop()
+        await until_not_ready(server.port)
+        writer.write(request())
+        after = await read_response(reader)
+        ended = await reader.read()
+        return before, after, ended, await ask(server.port), await ask(server.admin_port, "/health/ready", None)
+
+    with serving(shelf, *LONG, "--admin-port", "0") as server:
+        before, after, ended, new, admin = run(scenario())
+
+    assert (before.status, "connection" in before.headers) == (200, False)
+    assert (after.status, after.headers["connection"], ended) == (200, "close", b"")
+    assert (new.status, new.headers["connection"]) == (200, "close")
+    assert (admin.status, json.loads(admin.body)["code"]) == (503, "draining")
+
+
+@pytest.mark.parametrize("sent", [0, 1, 40, 100])
+def test_a_request_that_has_not_come_whole_is_answered_before_the_server_stops(sent, shelf):
+    async def scenario():
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        idle, _ = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request()[:sent])
+        await ask(server.port)  # so it has taken the others too
+        server.stop()
+        await until_not_ready(server.admin_port)
+        writer.write(request()[sent:])
+        return await read_response(reader), await idle.read(), await asyncio.to_thread(server.wait)
+
+    with serving(shelf, "--admin-port", "0") as server:
+        response, idle, status = run(scenario())
+
+    assert (response.status, response.headers["connection"]) == (200, "close")
+    assert idle == b""
+    assert status == 0
+
+
+@pytest.mark.parametrize("why", ["a second signal", "the time is up"])
+def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wait(why, shelf):
+    options = LONG if why == "a second signal" else ("--shutdown-timeout-s", "1")
+
+    async def scenario():
+        asking = asyncio.ensure_future(ask(server.port))
+        await asyncio.to_thread(_line, server.process.stdout, "asked")
+        server.stop()
+        if why == "a second signal":
+            await until_not_ready(server.port)
+            server.stop(signal.SIGINT)
+        told = time.monotonic()
+        response = await asking
+        return response, await asyncio.to_thread(server.wait), time.monotonic() - told
+
+    with serving(shelf, *options, code=HANGS) as server:
+        response, status, seconds = run(scenario())
+
+    assert (response.status, json.loads(response.body)["code"]) == (503, "draining")
+    assert response.headers["connection"] == "close"
+    assert status == 0
+    assert "Traceback" not in server.complaints
+    assert seconds < (1.0 if why == "a second signal" else 2.5) * SLACK
+
+
+SLACK = 3  # the machine may be busy
+
+
+def _line(stream, wanted: str) -> None:
+    while wanted not in stream.readline():
+        pass
+
+
+def test_a_client_who_comes_while_the_listener_closes_is_refused_not_reset():
+    async def scenario():
+        listener = Listener(bind("127.0.0.1", 0))
+        made = []
+        listener.open(lambda: made.append(asyncio.Protocol()) or made[-1])
+        before = await asyncio.open_connection(*listener.address)
+        address = listener.address
+        closing = asyncio.ensure_future(listener.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+        await closing
+        assert len(made) == 1
+        before[1].close()
+
+    run(scenario())
+
+
+def test_an_address_that_cannot_be_had_is_said_in_a_sentence():
+    taken = bind("127.0.0.1", 0)
+    taken.listen()
+
+    with taken, pytest.raises(SetupError, match=r"Cannot listen on 127.0.0.1, port .*: Address already in use"):
+        bind("127.0.0.1", taken.getsockname()[1])
+
+
+# Surviving
+
+
+def test_the_own_port_answers_while_the_event_loop_is_blocked_and_the_watchdog_ends_it(shelf):
+    async def scenario():
+        asking = asyncio.ensure_future(ask(server.port, "/models", None))
+        while True:
+            try:
+                await asyncio.wait_for(ask(server.port, "/health/live", None), 1.0)
+            except TimeoutError:
+                break
+        live = await asyncio.wait_for(ask(server.admin_port, "/health/live", None), 1.0 * SLACK)
+        status = await asyncio.to_thread(server.wait)
+        await asyncio.wait([asking])
+        return live, status
+
+    with serving(shelf, "--admin-port", "0", code=BLOCKS) as server:
+        live, status = run(scenario())
+
+    assert live.status == 200
+    assert status == 1
+    assert "The event loop is blocked" in server.complaints
+    assert "in models" in server.complaints
+
+
+def test_the_own_port_has_health_and_nothing_else(shelf):
+    async def scenario():
+        paths = ["/health/live", "/health/ready", "/models", "/classify", "/openapi.json", "/"]
+        return [(await ask(server.admin_port, path, None)).status for path in paths]
+
+    with serving(shelf, "--admin-port", "0") as server:
+        assert run(scenario()) == [200, 200, 404, 404, 404, 404]
+
+
+def test_the_watchdog_lets_a_loop_live_that_is_only_busy():
+    ended = threading.Event()
+
+    async def scenario():
+        watchdog = Watchdog(ended.set, patience_s=1)
+        watchdog.start()
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            time.sleep(0.2)  # blocks it, but not for long
+            await asyncio.sleep(0)
+        assert not ended.is_set()
+        time.sleep(2)
+        assert ended.is_set()
+        watchdog.stop()
+
+    asyncio.run(scenario())
+
+
+def test_without_descriptors_clients_wait_and_are_served_when_there_are_some(shelf):
+    async def scenario():
+        waiting = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
+        for _, writer in waiting[:80]:
+            writer.close()
+        for _, writer in waiting[80:]:
+            writer.write(request())
+        statuses = [(await asyncio.wait_for(read_response(reader), PATIENCE_S)).status for reader, _ in waiting[80:]]
+        server.stop()
+        return statuses, await asyncio.to_thread(server.wait)
+
+    with serving(shelf, files=80) as server:
+        statuses, status = run(scenario())
+
+    assert statuses == [200] * 20
+    assert status == 0
+    assert server.complaints.count("No connection can be taken: Too many open files") == 1
+
+
+class Stalled(logging.Handler):
+    """Writes nothing until it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may = threading.Event()
+        self.written = queue.SimpleQueue()
+
+    def emit(self, record):
+        assert self.may.wait(PATIENCE_S)
+        self.written.put(record.getMessage())
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up_and_tells_what_it_dropped():
+    writer = Stalled()
+    logs = Logs("INFO", writer)
+    for number in range(MAX_WAITING + 101):
+        logs.handle(logging.LogRecord("a", logging.INFO, "", 0, "message %d", (number,), None))
+    writer.may.set()
+
+    assert logs.end()
+    written = [writer.written.get() for _ in range(writer.written.qsize())]
+    told = [line for line in written if "dropped" in line]
+    dropped = int(re.match(r"\d+", told[0])[0])
+    assert dropped in (100, 101)  # one record may be in the writer's hands
+    assert len(written) == MAX_WAITING + 101 - dropped + len(told)
+
+
+def test_the_end_does_not_wait_for_a_log_that_nobody_reads():
+    writer = Stalled()
+    logs = Logs("INFO", writer)
+    for _ in range(2):
+        logs.handle(logging.LogRecord("a", logging.INFO, "", 0, "message", (), None))
+
+    assert not logs.end()
+    writer.may.set()
