@@ -128,7 +128,7 @@ def _listing(runtime: Runtime) -> Handler:
 
 def _readiness(runtime: Runtime) -> Handler:
     async def ready(_: Request) -> Response:
-        if runtime.draining:
+        if runtime.leaving:
             raise _draining()
         _check_ready(runtime)
         return JSONResponse({"ready": True})
@@ -219,7 +219,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-                if self._runtime.draining:
+                if self._runtime.leaving:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 

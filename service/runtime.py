@@ -164,7 +164,7 @@ class Runtime:
         """Raises SetupError where two models have one name."""
         self.settings = settings
         self.ready = True
-        self.draining = False  # whether the server is about to stop: it still answers, and wants no new clients
+        self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
         self.stuck = False  # whether closing left an engine call behind that does not end
         self._pool = Pool(settings.cores, settings.max_waiting_tokens)
         self._threads = ThreadPoolExecutor(settings.cores, "text")

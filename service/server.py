@@ -197,7 +197,7 @@ class Server:
         self._public.open()
         announce(self._public.url, self._admin.port.url if self._admin else None, self._runtime)
         await self._told.wait()
-        self._runtime.draining = True
+        self._runtime.leaving = True
         await self._finish()
         try:
             await asyncio.wait_for(lifespan.shutdown(), GIVE_UP_S if self._told_twice.is_set() else CLOSE_S)
