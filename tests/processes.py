@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -91,9 +92,9 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
     return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
 
 
-async def ask(port: int, *args: object, **kwargs: object) -> Response:
+async def ask(port: int, *args: object, tls: ssl.SSLContext | None = None, **kwargs: object) -> Response:
     """One request on a connection of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     try:
         writer.write(request(*args, **kwargs))
         return await asyncio.wait_for(read_response(reader), PATIENCE_S)

@@ -7,16 +7,22 @@ import json
 import logging
 import queue
 import re
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fakes import PATIENCE_S
 from processes import ask, load, read_response, request, serving
 from restarts import roll
 
+from service.cli import main
 from service.errors import SetupError
 from service.listener import Listener, bind
 from service.logs import MAX_WAITING, Logs
@@ -201,6 +207,101 @@ def test_an_address_that_cannot_be_had_is_said_in_a_sentence():
 
     with taken, pytest.raises(SetupError, match=r"Cannot listen on 127.0.0.1, port .*: Address already in use"):
         bind("127.0.0.1", taken.getsockname()[1])
+
+
+# Nobody listens in, and nobody is called
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    """A directory with cert.pem and key.pem for 127.0.0.1, and locked.pem, the key with a password."""
+    if not (openssl := shutil.which("openssl")):
+        pytest.skip("no openssl to make a certificate with")
+    made = tmp_path_factory.mktemp("certificate")
+    new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
+    new += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
+    for command in (new, f"{openssl} ec -in key.pem -aes128 -passout pass:word -out locked.pem"):
+        subprocess.run(command.split(), cwd=made, check=True, capture_output=True)
+    return made
+
+
+def test_with_a_certificate_the_public_port_speaks_tls_and_nothing_else(shelf, certificate):
+    trusting = ssl.create_default_context(cafile=certificate / "cert.pem")
+
+    async def scenario():
+        silent = await asyncio.open_connection("127.0.0.1", server.port)
+        plain, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        refused = await plain.read()
+        response = await ask(server.port, tls=trusting)
+        silent[1].close()
+        live = await ask(server.admin_port, "/health/live", None)
+        server.stop()
+        return refused, response, live, await asyncio.to_thread(server.wait)
+
+    files = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
+    with serving(shelf, *files, "--admin-port", "0") as server:
+        refused, response, live, status = run(scenario())
+
+    assert server.url.startswith("https://")
+    assert b"HTTP" not in refused
+    assert (response.status, live.status, status) == (200, 200, 0)
+    assert server.complaints == ""
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "said"),
+    [
+        ("cert.pem", "nowhere.pem", "cannot be read: No such file or directory"),
+        ("nowhere.pem", "key.pem", "cannot be read: No such file or directory"),
+        ("key.pem", "cert.pem", "are no certificate and the key that belongs to it"),
+        ("cert.pem", "locked.pem", "are no certificate and the key that belongs to it"),
+        ("cert.pem", None, "are no certificate and the key that belongs to it"),
+        (None, "key.pem", "tls_key is set and tls_cert is not"),
+    ],
+)
+def test_files_that_make_no_tls_are_said_in_a_sentence(cert, key, said, certificate):
+    options = [f"--{name}={certificate / file}" for name, file in (("tls-cert", cert), ("tls-key", key)) if file]
+    result = CliRunner().invoke(main, ["serve", *options, "--models", "nowhere"])
+
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+LISTENS_IN = """
+import atexit, os, socket, sys
+from service import cli, openapi
+calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), cli._announce
+def arm(*arguments):
+    sys.addaudithook(lambda event, _: event in calls and os.write(2, b"called somebody: " + event.encode()))
+    announce(*arguments)
+cli._announce = arm
+atexit.register(lambda: [os.write(2, b"knows the hub") for name in sys.modules if name.startswith("huggingface")])
+"""
+CALLS = """
+describe = openapi.describe
+openapi.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and describe(*a)
+"""
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_served_request_calls_nobody(calls, shelf):
+    """The second time somebody is called, so that this test is seen to notice it."""
+    bodies = ["http://127.0.0.1:9/", "../tiny-classify", "bert-base-uncased", "file:///etc/passwd", None]
+
+    async def scenario():
+        for model in bodies:
+            await ask(server.port, body=json.dumps({"inputs": "http://127.0.0.1:9/", "model": model}).encode())
+        for path in ("/models", "/openapi.json", "/health/ready", "/http://127.0.0.1:9/"):
+            await ask(server.port, path, None)
+        server.stop()
+        return await asyncio.to_thread(server.wait)
+
+    with serving(shelf, code=LISTENS_IN + CALLS * calls) as server:
+        assert run(scenario()) == 0
+
+    assert server.complaints == ("called somebody: socket.connect" if calls else "")
 
 
 # Surviving
