@@ -46,7 +46,14 @@ LIVE: Final = "/health/live"
 READY: Final = "/health/ready"
 CORS: Final[Any] = {
     "allow_methods": ["GET", "POST"],
-    "allow_headers": ["Authorization", "Content-Type", "X-API-Key", "X-Request-Id", "X-Request-Timeout-Ms"],
+    "allow_headers": [
+        "Authorization",
+        "Content-Type",
+        "X-API-Key",
+        "X-Request-Id",
+        "X-Request-Priority",
+        "X-Request-Timeout-Ms",
+    ],
     "expose_headers": ["Retry-After", "Server-Timing", "X-Compute-Time", "X-Request-Id"],
 }
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
@@ -199,7 +206,7 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
 
 
 class Edge:
-    """The outermost layer: each request gets an id, and whatever goes wrong inside becomes one kind of answer."""
+    """The outermost layer: who asks and whether they may, an id for each request, and one kind of answer for errors."""
 
     def __init__(self, app: ASGIApp, runtime: Runtime, keys: Keys | None = None) -> None:
         self.app = app
@@ -224,7 +231,9 @@ class Edge:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["client"] = self._client(scope, headers)
+            address = self._believe_proxies(scope, headers)
+            # Under this name the request is counted, where somebody counts.
+            scope.setdefault("state", {})["client"] = self._owner(scope, headers) or address
             await self.app(scope, receive, send_named)
         except ClientDisconnect:
             return  # nobody is left to answer
@@ -240,21 +249,14 @@ class Edge:
         if not started:
             await problems.render(failure, request_id)(scope, receive, send_named)
 
-    def _client(self, scope: Scope, headers: Headers) -> str:
-        """Who asks, as what counts requests knows them: the owner of the key, else the address.
+    def _owner(self, scope: Scope, headers: Headers) -> str | None:
+        """Who the key belongs to; None where none is needed.
 
         Raises:
-            Unauthorized: a key is needed, and there is none or a wrong one.
+            Unauthorized: one is needed, and there is none or a wrong one.
         """
-        peer = scope["client"][0] if scope.get("client") else "unknown"
-        trusted = self._runtime.settings.trusted_proxies
-        if trusted and is_trusted(peer, trusted):
-            if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
-                scope["scheme"] = scheme
-            peer = client(peer, headers.getlist("x-forwarded-for"), trusted)
-            scope["client"] = (peer, 0)
         if self._keys is None or scope["path"] in (LIVE, READY):
-            return peer
+            return None
         key = _key(headers)
         if key is None:
             raise _unauthorized("missing_key", "Bearer")
@@ -262,6 +264,18 @@ class Edge:
         if owner is None:
             raise _unauthorized("bad_key", 'Bearer error="invalid_token"')
         return owner
+
+    def _believe_proxies(self, scope: Scope, headers: Headers) -> str:
+        """The client's address, which the scope has from then on."""
+        trusted = self._runtime.settings.trusted_proxies
+        peer = scope["client"][0] if scope.get("client") else "unknown"
+        if not is_trusted(peer, trusted):
+            return peer
+        if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
+            scope["scheme"] = scheme
+        address = client(peer, headers.getlist("x-forwarded-for"), trusted)
+        scope["client"] = (address, 0)
+        return address
 
 
 def _key(headers: Headers) -> str | None:

@@ -43,7 +43,7 @@ NO_SYN: Final = b"".join(
 
 
 def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that has its address, but does not listen yet: clients are refused until `Listener.open`.
+    """A socket that has its address, but does not listen yet: clients are refused until `Listener.listen`.
 
     `shared` lets other processes that say so too have the same address (SO_REUSEPORT).
 
@@ -60,9 +60,13 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
-        raise SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
+        raise _cannot(host, port, error) from None
     bound.setblocking(False)
     return bound
+
+
+def _cannot(host: str, port: int, error: OSError) -> SetupError:
+    return SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.")
 
 
 class Listener:
@@ -79,9 +83,20 @@ class Listener:
         host, port = self._socket.getsockname()[:2]
         return host, port
 
+    def listen(self) -> None:
+        """Lets the kernel accept connections.
+
+        Raises:
+            SetupError: somebody else has begun to listen on this address since it was bound.
+        """
+        try:
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            raise _cannot(*self.address, error) from None
+
     def open(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Takes connections on the running event loop, from which `close` has to be called too."""
         self._protocol = protocol
-        self._socket.listen(BACKLOG)
         self._resume()
 
     async def close(self) -> None:

@@ -119,6 +119,10 @@ class Port:
         scheme = "https" if self._listener.tls else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    def listen(self) -> None:
+        """Raises SetupError where the address is taken."""
+        self._listener.listen()
+
     def open(self) -> None:
         self._date()
         self._listener.open(self._protocol)
@@ -194,6 +198,7 @@ class Server:
         await lifespan.startup()
         if self._admin:
             self._admin.start()
+        self._public.listen()
         self._public.open()
         announce(self._public.url, self._admin.port.url if self._admin else None, self._runtime)
         await self._told.wait()
@@ -237,7 +242,8 @@ class Apart(threading.Thread):
         self._opened = threading.Event()
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when it answers; raises SetupError where the address is taken."""
+        self.port.listen()
         super().start()
         self._opened.wait()
 

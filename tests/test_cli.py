@@ -51,7 +51,7 @@ def test_the_setting_names_every_engine():
     [
         (["serve", "--port", "x"], "--port or SWIFTLET_PORT"),
         (["serve", "--log-level", "loud"], "--log-level or SWIFTLET_LOG_LEVEL"),
-        (["serve", "--models", "nowhere"], "There is no model 'nowhere'"),
+        (["serve", "--port", "0", "--models", "nowhere"], "There is no model 'nowhere'"),
         (["serve", "--nonsense"], "--nonsense"),
     ],
 )

@@ -132,22 +132,35 @@ def test_a_draining_server_says_so_and_goes_on_serving(shelf):
 
 @pytest.mark.parametrize("sent", [0, 1, 40, 100])
 def test_a_request_that_has_not_come_whole_is_answered_before_the_server_stops(sent, shelf):
+    patient = f"from service import server\nserver.SILENT_S = {PATIENCE_S}" if sent == 0 else ""
+
     async def scenario():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        idle, _ = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(request()[:sent])
         await ask(server.port)  # so it has taken the others too
         server.stop()
         await until_not_ready(server.admin_port)
         writer.write(request()[sent:])
-        return await read_response(reader), await idle.read(), await asyncio.to_thread(server.wait)
+        return await read_response(reader), await asyncio.to_thread(server.wait)
 
-    with serving(shelf, "--admin-port", "0") as server:
-        response, idle, status = run(scenario())
+    with serving(shelf, "--admin-port", "0", code=patient) as server:
+        response, status = run(scenario())
 
     assert (response.status, response.headers["connection"]) == (200, "close")
-    assert idle == b""
     assert status == 0
+
+
+def test_connections_that_nobody_uses_do_not_keep_the_server(shelf):
+    async def scenario():
+        silent, _ = await asyncio.open_connection("127.0.0.1", server.port)
+        idle, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        await read_response(idle)
+        server.stop()
+        return await asyncio.to_thread(server.wait), await silent.read(), await idle.read()
+
+    with serving(shelf, "--shutdown-timeout-s", "600") as server:
+        assert run(scenario()) == (0, b"", b"")
 
 
 @pytest.mark.parametrize("why", ["a second signal", "the time is up"])
@@ -172,10 +185,7 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
     assert response.headers["connection"] == "close"
     assert status == 0
     assert "Traceback" not in server.complaints
-    assert seconds < (1.0 if why == "a second signal" else 2.5) * SLACK
-
-
-SLACK = 3  # the machine may be busy
+    assert seconds < PATIENCE_S / 2  # a second and less, or two, where the machine is not busy
 
 
 def _line(stream, wanted: str) -> None:
@@ -186,6 +196,7 @@ def _line(stream, wanted: str) -> None:
 def test_a_client_who_comes_while_the_listener_closes_is_refused_not_reset():
     async def scenario():
         listener = Listener(bind("127.0.0.1", 0))
+        listener.listen()
         made = []
         listener.open(lambda: made.append(asyncio.Protocol()) or made[-1])
         before = await asyncio.open_connection(*listener.address)
@@ -207,6 +218,13 @@ def test_an_address_that_cannot_be_had_is_said_in_a_sentence():
 
     with taken, pytest.raises(SetupError, match=r"Cannot listen on 127.0.0.1, port .*: Address already in use"):
         bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_of_two_who_bound_an_address_at_once_the_second_is_told_so_too():
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        Listener(first).listen()
+        with pytest.raises(SetupError, match="Address already in use"):
+            Listener(second).listen()
 
 
 # Nobody listens in, and nobody is called
@@ -315,7 +333,7 @@ def test_the_own_port_answers_while_the_event_loop_is_blocked_and_the_watchdog_e
                 await asyncio.wait_for(ask(server.port, "/health/live", None), 1.0)
             except TimeoutError:
                 break
-        live = await asyncio.wait_for(ask(server.admin_port, "/health/live", None), 1.0 * SLACK)
+        live = await ask(server.admin_port, "/health/live", None)
         status = await asyncio.to_thread(server.wait)
         await asyncio.wait([asking])
         return live, status
