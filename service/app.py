@@ -95,11 +95,13 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
 
 def create_admin(runtime: Runtime) -> Starlette:
     """What the own port has. It runs on another thread than the runtime, of which it only reads."""
-    return Starlette(
+    app = Starlette(
         routes=[Route(LIVE, _live, methods=["GET"]), Route(READY, _readiness(runtime), methods=["GET"])],
         middleware=[Middleware(Edge, runtime=runtime)],
         exception_handlers={HTTPException: _translate},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

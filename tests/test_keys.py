@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from test_app import TASKS, is_problem, make_runtime
 
-from service.app import create_app
+from service.app import create_admin, create_app
 from service.cli import main
 from service.errors import SetupError
 from service.keys import Keys, make_key
@@ -178,6 +178,13 @@ def test_without_a_key_every_address_but_those_of_health_is_closed(locked):
                 assert response.headers["www-authenticate"] == "Bearer"
                 if method != "HEAD":
                     is_problem(response, 401, "missing_key")
+
+
+def test_the_own_port_has_health_and_nothing_else(shelf):
+    with TestClient(create_admin(make_runtime(shelf))) as client:
+        for path in [*OPEN, *LOCKED, *NOWHERE]:
+            assert client.get(path).status_code == (200 if path in OPEN else 404)
+            assert client.post(path).status_code == (405 if path in OPEN else 404)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
