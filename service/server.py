@@ -196,6 +196,8 @@ class Server:
         self._watchdog.start()
         lifespan = self._public.config.lifespan_class(self._public.config)
         await lifespan.startup()
+        if lifespan.should_exit:
+            raise SetupError("The engines could not be started; the log says why.")
         if self._admin:
             self._admin.start()
         self._public.listen()

@@ -17,7 +17,7 @@ from artifacts import make_artifact
 from processes import Balancer, Process, Tally, load, serving
 
 CLIENTS = 40
-DRAIN_S = 0.5  # ten looks of the balancer
+DRAIN_S = 2.0  # forty looks of the balancer, and longer than a client who keeps a connection leaves it unused
 
 
 async def roll(shelf: Path, restarts: int, rate: float) -> tuple[Tally, list[int]]:
@@ -73,7 +73,7 @@ def main(restarts: int = 20) -> None:
         seconds = time.monotonic() - started
     print(f"peak {most:.0f} requests/s, load {tally.answered / seconds:.0f} requests/s for {seconds:.0f} s")
     print(f"{restarts} restarts, exit statuses {sorted(set(statuses))}")
-    print(f"{tally.answered} answered, {tally.refused} refused, {len(tally.lost)} lost")
+    print(f"{tally.answered} answered, {tally.refused} refused, {len(tally.lost)} lost", *tally.lost, sep="\n")
     sys.exit(bool(tally.lost or tally.refused or any(statuses)))
 
 
