@@ -48,16 +48,11 @@ class Process:
 
 
 @contextmanager
-def serving(shelf: Path, *options: str, code: str = "", files: int | None = None) -> Iterator[Process]:
-    """A server on a port that the system chose, with the echo engine.
-
-    `code` runs in its process first; `files` is how many descriptors it may have.
-    """
+def serving(shelf: Path, *options: str, code: str = "") -> Iterator[Process]:
+    """A server on a port that the system chose, with the echo engine. `code` runs in its process first."""
     start = f"{code}\nfrom service.cli import main\nmain()" if code else None
     command = [sys.executable, *(["-c", start] if start else ["-m", "service"])]
     command += ["serve", "--port", "0", "--engine", "echo", "--models", str(shelf / "tiny-classify"), *options]
-    if files is not None:
-        command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *command]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import queue
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -24,7 +26,7 @@ from restarts import roll
 
 from service.cli import main
 from service.errors import SetupError
-from service.listener import Listener, bind
+from service.listener import RETRY_S, Listener, bind
 from service.logs import MAX_WAITING, Logs
 from service.watchdog import Watchdog
 
@@ -366,23 +368,41 @@ def test_the_watchdog_lets_a_loop_live_that_is_only_busy():
     asyncio.run(scenario())
 
 
-def test_without_descriptors_clients_wait_and_are_served_when_there_are_some(shelf):
+def test_without_descriptors_clients_wait_and_are_taken_when_there_are_some(caplog):
     async def scenario():
-        waiting = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
-        for _, writer in waiting[:80]:
-            writer.close()
-        for _, writer in waiting[80:]:
-            writer.write(request())
-        statuses = [(await asyncio.wait_for(read_response(reader), PATIENCE_S)).status for reader, _ in waiting[80:]]
-        server.stop()
-        return statuses, await asyncio.to_thread(server.wait)
+        made: asyncio.Queue[asyncio.Protocol] = asyncio.Queue()
 
-    with serving(shelf, files=80) as server:
-        statuses, status = run(scenario())
+        class Made(asyncio.Protocol):
+            def connection_made(self, transport):
+                made.put_nowait(self)
 
-    assert statuses == [200] * 20
-    assert status == 0
-    assert server.complaints.count("No connection can be taken: Too many open files") == 1
+        listener = Listener(bind("127.0.0.1", 0))
+        listener.listen()
+        clients = [socket.create_connection(listener.address) for _ in range(20)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 5, hard))
+        try:
+            listener.open(Made)
+            for _ in range(5):
+                await made.get()
+            while not caplog.records:
+                await asyncio.sleep(0)
+            await asyncio.sleep(3 * RETRY_S)
+            assert made.empty()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(15):
+            await made.get()
+        await listener.close()
+        for client in clients:
+            client.close()
+
+    run(scenario())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "No connection can be taken: Too many open files. What waits is kept."
+    ]
 
 
 class Stalled(logging.Handler):
