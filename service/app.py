@@ -12,10 +12,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import bodies, openapi, problems, timings
@@ -25,22 +29,43 @@ from service.errors import (
     MethodNotAllowed,
     NotFound,
     SwiftletError,
+    Unauthorized,
+    Unavailable,
     Unprocessable,
     report,
 )
+from service.keys import Keys
+from service.proxies import client, is_trusted
 from service.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_HEADER: Final = "x-request-timeout-ms"
 MAX_TIMEOUT_MS: Final = 600_000
+LIVE: Final = "/health/live"
+READY: Final = "/health/ready"
+CORS: Final[Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": [
+        "Authorization",
+        "Content-Type",
+        "X-API-Key",
+        "X-Request-Id",
+        "X-Request-Priority",
+        "X-Request-Timeout-Ms",
+    ],
+    "expose_headers": ["Retry-After", "Server-Timing", "X-Compute-Time", "X-Request-Id"],
+}
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
 T = TypeVar("T")
 
 
-def create_app(runtime: Runtime) -> FastAPI:
-    """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends."""
+def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
+    """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends.
+
+    With `keys`, every address but those of health answers only who brings one.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -57,13 +82,26 @@ def create_app(runtime: Runtime) -> FastAPI:
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate},
     )
-    app.add_middleware(Edge)
+    app.add_middleware(Edge, runtime=runtime, keys=keys)
+    if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too
+        app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
     for task in runtime.tasks:
         app.add_api_route(f"/{task}", _answering(runtime, task), methods=["POST"], **openapi.task(runtime, task))
     app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
-    app.add_api_route("/health/live", _live, methods=["GET"], **openapi.LIVE)
-    app.add_api_route("/health/ready", _readiness(runtime), methods=["GET"], **openapi.READY)
+    app.add_api_route(LIVE, _live, methods=["GET"], **openapi.LIVE)
+    app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
     openapi.install(app, runtime)
+    return app
+
+
+def create_admin(runtime: Runtime) -> Starlette:
+    """What the own port has. It runs on another thread than the runtime, of which it only reads."""
+    app = Starlette(
+        routes=[Route(LIVE, _live, methods=["GET"]), Route(READY, _readiness(runtime), methods=["GET"])],
+        middleware=[Middleware(Edge, runtime=runtime)],
+        exception_handlers={HTTPException: _translate},
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -100,6 +138,8 @@ def _listing(runtime: Runtime) -> Handler:
 
 def _readiness(runtime: Runtime) -> Handler:
     async def ready(_: Request) -> Response:
+        if runtime.leaving:
+            raise _draining()
         runtime.check_ready()
         return JSONResponse({"ready": True})
 
@@ -108,6 +148,10 @@ def _readiness(runtime: Runtime) -> Handler:
 
 async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
+
+
+def _draining() -> Unavailable:
+    return Unavailable("draining", "The server is shutting down.", retry_after=1.0)
 
 
 def _timeout_ms(headers: Headers, default: int) -> int:
@@ -160,16 +204,19 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
 
 
 class Edge:
-    """The outermost layer: each request gets an id, and whatever goes wrong inside becomes one kind of answer."""
+    """The outermost layer: who asks and whether they may, an id for each request, and one kind of answer for errors."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, keys: Keys | None = None) -> None:
         self.app = app
+        self._runtime = runtime
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
         started = False
 
         async def send_named(message: Message) -> None:
@@ -177,12 +224,19 @@ class Edge:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if self._runtime.leaving:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
+            address = self._believe_proxies(scope, headers)
+            # Under this name the request is counted, where somebody counts.
+            scope.setdefault("state", {})["client"] = self._owner(scope, headers) or address
             await self.app(scope, receive, send_named)
         except ClientDisconnect:
             return  # nobody is left to answer
+        except asyncio.CancelledError:  # the server leaves without waiting any longer
+            failure: SwiftletError = _draining()
         except SwiftletError as error:
             failure = error
         except Exception as error:
@@ -192,6 +246,44 @@ class Edge:
             return
         if not started:
             await problems.render(failure, request_id)(scope, receive, send_named)
+
+    def _owner(self, scope: Scope, headers: Headers) -> str | None:
+        """Who the key belongs to; None where none is needed.
+
+        Raises:
+            Unauthorized: one is needed, and there is none or a wrong one.
+        """
+        if self._keys is None or scope["path"] in (LIVE, READY):
+            return None
+        key = _key(headers)
+        if key is None:
+            raise _unauthorized("missing_key", "Bearer")
+        owner = self._keys.owner(key)
+        if owner is None:
+            raise _unauthorized("bad_key", 'Bearer error="invalid_token"')
+        return owner
+
+    def _believe_proxies(self, scope: Scope, headers: Headers) -> str:
+        """The client's address, which the scope has from then on."""
+        trusted = self._runtime.settings.trusted_proxies
+        peer = scope["client"][0] if scope.get("client") else "unknown"
+        if not is_trusted(peer, trusted):
+            return peer
+        if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
+            scope["scheme"] = scheme
+        address = client(peer, headers.getlist("x-forwarded-for"), trusted)
+        scope["client"] = (address, 0)
+        return address
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
+def _unauthorized(code: str, challenge: str) -> Unauthorized:
+    detail = "An API key that is known here has to come as Authorization: Bearer KEY or X-API-Key: KEY."
+    return Unauthorized(code, detail, headers={"www-authenticate": challenge})
 
 
 def _request_id(headers: Headers) -> str:

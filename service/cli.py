@@ -49,7 +49,7 @@ def main() -> None:
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each setting. The settings themselves say what each is and check what it is given."""
     for name, field in reversed(Settings.model_fields.items()):
-        default = "" if field.default_factory or field.default in ((), "") else f" [default: {field.default}]"
+        default = "" if field.default_factory or field.default in ((), "", None) else f" [default: {field.default}]"
         command = click.option(
             f"--{name.replace('_', '-')}",
             metavar="NUMBER" if field.annotation is int else "TEXT",
@@ -68,6 +68,21 @@ def serve(**given: str | None) -> None:
     from service import server
 
     server.serve(_settings(given), _announce)
+
+
+@main.command()
+@click.argument("name")
+def key(name: str) -> None:
+    """Makes an API key for NAME.
+
+    The key is shown once, on standard error. The line for `api_keys_file`, which holds only its hash, goes to standard
+    output: swiftlet key NAME >> keys
+    """
+    from service.keys import make_key
+
+    made, line = make_key(name)
+    click.echo(f"The key of {name}, which is not shown again: {made}", err=True)
+    click.echo(line)
 
 
 @main.command()
@@ -265,9 +280,9 @@ def _settings(given: dict[str, str | None]) -> Settings:
         raise click.BadParameter(first["msg"] + ".", param_hint=hint) from None
 
 
-def _announce(url: str, runtime: Runtime) -> None:
+def _announce(url: str, admin_url: str | None, runtime: Runtime) -> None:
     """Prints where the service is, and a request to each task that works as it stands."""
-    click.echo(f"Swiftlet answers at {url}\n")
+    click.echo(f"Swiftlet answers at {url}" + (f", its own port is {admin_url}" if admin_url else "") + "\n")
     for task, lane in runtime.tasks.items():
         example = lane.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))

@@ -2,6 +2,7 @@
 
     SwiftletError
     ├── InvalidRequest 400        invalid_json, invalid_utf8
+    ├── Unauthorized 401          missing_key, bad_key
     ├── NotFound 404              unknown_route, unknown_model
     ├── MethodNotAllowed 405      method_not_allowed
     ├── BodyTooLarge 413          body_too_large
@@ -64,6 +65,12 @@ class InvalidRequest(SwiftletError):
     status = 400
     title = "The request could not be read"
     codes = frozenset({"invalid_json", "invalid_utf8"})
+
+
+class Unauthorized(SwiftletError):
+    status = 401
+    title = "This request needs an API key"
+    codes = frozenset({"missing_key", "bad_key"})
 
 
 class NotFound(SwiftletError):

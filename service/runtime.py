@@ -180,6 +180,7 @@ class Runtime:
         """Raises SetupError where two models have one name."""
         self.settings = settings
         self.draining = False
+        self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
         self._crew = crew
         self._pool = Pool(crew, settings.max_waiting_tokens)
         self._threads = ThreadPoolExecutor(settings.cores, "text")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, IPvAnyNetwork, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 CGROUP: Final = Path("/sys/fs/cgroup")
@@ -48,6 +48,39 @@ class Settings(BaseSettings):
         description="Models to serve, separated by commas: names of embedded ones or directories of artifacts. "
         "The first of each task answers requests that name none. Empty: every embedded model.",
     )
+    admin_host: str = Field("127.0.0.1", description="Address of the own port, if there is one.")
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Own port for whoever runs the server: it has /health only, and answers on a thread of its own "
+        "while the public port is flooded. Unset: none.",
+    )
+    reuse_port: bool = Field(
+        False,
+        description="Lets several servers listen on one port (SO_REUSEPORT), so that a new one can take over from an "
+        "old one without a balancer.",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the certificate and its chain. Unset: the public port speaks plain HTTP."
+    )
+    tls_key: Path | None = Field(
+        None, description="PEM file with the key of the certificate, without a password. Unset: it is in tls_cert."
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File with the API keys that are let in, one line each, as the command swiftlet key makes them. "
+        "Unset: everybody is.",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins whose pages may ask from a browser, separated by commas; * for all. Empty: none may.",
+    )
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
+        "X-Forwarded-Proto are believed. Empty: nobody's.",
+    )
     engine: str = Field("onnx_cpu", description="Engine that runs the models: onnx_cpu, torch or echo.")
     spare_engine: bool = Field(
         True,
@@ -71,14 +104,20 @@ class Settings(BaseSettings):
         ge=1,
         description="Work that may wait for a core, in tokens of all models together; beyond it, requests get a 503.",
     )
+    drain_s: float = Field(
+        0,
+        ge=0,
+        description="How long to go on serving after SIGTERM while /health/ready says no, in seconds: as long as a "
+        "balancer takes to notice.",
+    )
     shutdown_timeout_s: int = Field(
-        15, ge=1, description="How long requests under way may take to finish after SIGTERM, in seconds."
+        15, ge=1, description="How long requests under way may take to finish after that, in seconds."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe messages that are logged: debug, info, warning or error."
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

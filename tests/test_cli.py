@@ -32,7 +32,7 @@ def run(*arguments: str):
 
 
 def test_help_names_every_command_and_every_setting():
-    commands = {"check", "evaluate", "import", "plot", "serve", "study", "train"}
+    commands = {"check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
     assert set(re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
     for name, field in Settings.model_fields.items():
@@ -51,7 +51,7 @@ def test_the_setting_names_every_engine():
     [
         (["serve", "--port", "x"], "--port or SWIFTLET_PORT"),
         (["serve", "--log-level", "loud"], "--log-level or SWIFTLET_LOG_LEVEL"),
-        (["serve", "--models", "nowhere"], "There is no model 'nowhere'"),
+        (["serve", "--port", "0", "--models", "nowhere"], "There is no model 'nowhere'"),
         (["serve", "--nonsense"], "--nonsense"),
     ],
 )
