@@ -131,6 +131,7 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""
         self._phase = IDLE
         self._last = False  # whether the request under way is the last
         self._began = 0.0  # when its first byte came
@@ -412,8 +413,10 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        response = problems.render(error, uuid.uuid4().hex)
-        headers = [*self.server_state.default_headers, *response.raw_headers, (b"connection", b"close")]
+        request_id = uuid.uuid4().hex
+        response = problems.render(error, request_id)
+        own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
+        headers = [*self.server_state.default_headers, *response.raw_headers, *own]
         lines = [b"%b: %b\r\n" % header for header in headers]
         self.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)]))
         self._leave(lingering=True)
