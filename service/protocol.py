@@ -11,8 +11,8 @@ A connection is in one phase at a time:
 
     IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ ANSWER ──▶ IDLE ...        any ──▶ CLOSING
 
-The parser is fed one request at a time. What comes while that one is answered is left unread, and nobody can have
-more than one request parsed or more than one read's bytes waiting.
+The parser is fed one request at a time. What comes while that one is answered is left unread, so that nobody has more
+than one request parsed, and little more than one read's bytes waiting.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         self._last = False  # whether the request under way is the last
         self._began = 0.0  # when its first byte came
         self._head_bytes = 0
-        self._tail = b""  # the head's last bytes, since its end may come in two reads
+        self._tail = b""  # the last bytes of a head or a chunked body, since its end may come in two reads
         self._body_bytes: int | None = None  # still to come; None: it is chunked
         self._framing_bytes = 0  # since the last byte of a chunked body that is content
         self._ahead = b""  # what came while a request was answered
@@ -207,8 +207,7 @@ class Connection(HttpToolsProtocol):
             self._due = self._began + self.limits.head_s
             self.room.waiting.move_to_end(self)
         end = self._end(data, start)
-        if end - start > self.limits.head_bytes - self._head_bytes:
-            end = start + self.limits.head_bytes - self._head_bytes
+        end = min(end, start + self.limits.head_bytes - self._head_bytes)
         part = data[start:end]
         try:
             self.parser.feed_data(part)
@@ -222,7 +221,8 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(part)
             self._tail = (self._tail + part[-3:])[-3:]
             if self._head_bytes >= self.limits.head_bytes:
-                self._check_target()
+                if len(self.url) > self.limits.target_bytes:
+                    raise self._target_too_long()
                 raise HeadersTooLarge("headers_too_large", f"A head has at most {self.limits.head_bytes} bytes.")
         return end
 
@@ -298,21 +298,19 @@ class Connection(HttpToolsProtocol):
             self._phase = ANSWER
             self._due = math.inf  # the application has its own
 
-    def _check_target(self) -> None:
-        if len(self.url) > self.limits.target_bytes:
-            raise UriTooLong("uri_too_long", f"An address has at most {self.limits.target_bytes} bytes.")
-
     def _check_head(self) -> None:
         """Raises what is wrong in a head that the parser lets pass, and finds out how long the body is."""
-        self._check_target()
-        fields = dict(self.headers)
-        if len(self.headers) > self.limits.headers:
-            raise HeadersTooLarge("headers_too_large", f"A request has at most {self.limits.headers} headers.")
+        limits, fields = self.limits, dict(self.headers)
+        repeated = len(fields) < len(self.headers)
+        if len(self.url) > limits.target_bytes:
+            raise self._target_too_long()
+        if len(self.headers) > limits.headers:
+            raise HeadersTooLarge("headers_too_large", f"A request has at most {limits.headers} headers.")
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise InvalidRequest("bad_framing", "HTTP/1.1 and 1.0 are spoken here.")
         host = fields.get(b"host", None if version == "1.1" else b"")
-        if host is None or not HOST.fullmatch(host) or self._is_repeated(b"host", fields):
+        if host is None or not HOST.fullmatch(host) or (repeated and self._count(b"host") > 1):
             raise InvalidRequest("bad_framing", "A request has exactly one Host.")
         if not self.url.startswith(b"/"):
             self._check_form(host)
@@ -320,13 +318,16 @@ class Connection(HttpToolsProtocol):
         if coding is None:
             # The parser has seen to it that this is a number, and the only one.
             self._body_bytes = int(fields.get(b"content-length", 0))
-        elif coding.lower() == b"chunked" and version == "1.1" and not self._is_repeated(b"transfer-encoding", fields):
+        elif coding.lower() == b"chunked" and version == "1.1" and self._count(b"transfer-encoding") == 1:
             self._body_bytes = None
         else:
             raise InvalidRequest("bad_framing", "The only transfer coding read here is chunked, in HTTP/1.1.")
 
-    def _is_repeated(self, name: bytes, fields: dict[bytes, bytes]) -> bool:
-        return len(fields) < len(self.headers) and sum(header[0] == name for header in self.headers) > 1
+    def _count(self, name: bytes) -> int:
+        return sum(header[0] == name for header in self.headers)
+
+    def _target_too_long(self) -> UriTooLong:
+        return UriTooLong("uri_too_long", f"An address has at most {self.limits.target_bytes} bytes.")
 
     def _check_form(self, host: bytes) -> None:
         """Raises what is wrong in a target that is no path. Absolute ones are what clients send to proxies."""
@@ -383,7 +384,8 @@ class Connection(HttpToolsProtocol):
         self._due = due
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_at(min(due, self.loop.time() + self.limits.shortest_s), self._check)
+        look = min(due, self._write_due, self.loop.time() + self.limits.shortest_s)
+        self._timer = self.loop.call_at(look, self._check)
 
     def _check(self) -> None:
         """Acts on a deadline that has passed, or looks again in a while.
@@ -429,11 +431,12 @@ class Connection(HttpToolsProtocol):
         """
         self._phase = CLOSING
         self.room.waiting.pop(self, None)
-        self._set_due(self.loop.time() + self.limits.linger_s)
-        if lingering and self.transport.can_write_eof():
+        if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
+            self._set_due(self.loop.time() + self.limits.linger_s)
             self.flow.resume_reading()
             self.transport.write_eof()
         else:
+            self._set_due(self.loop.time() + self.limits.write_s)
             self.transport.close()
 
 
