@@ -627,6 +627,20 @@ def test_a_request_that_does_not_arrive_makes_room_too():
     run(scenario())
 
 
+def test_who_has_begun_a_request_is_not_the_one_idle_for_longest():
+    async def scenario() -> None:
+        async with serving(connections=2) as service:
+            first, second = [await idle(service) for _ in range(2)]
+            first.send(GET)
+            await until(lambda: any(one._phase is protocol.HEAD for one in service.state.connections))
+            await idle(service)
+            assert await second.closed() == b""
+            first.send(b"\r\n")
+            assert (await first.answer())[0] == 200
+
+    run(scenario())
+
+
 async def first_of(service: Service) -> Connection:
     await until(lambda: service.state.connections)
     return next(iter(service.state.connections))
