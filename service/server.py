@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import ssl
 import threading
@@ -27,13 +28,13 @@ from service.errors import SetupError
 from service.keys import Keys
 from service.listener import Listener, bind
 from service.logs import Logs
+from service.protocol import Limits, limited
 from service.runtime import Runtime
 from service.settings import Settings
 from service.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S: Final = 75  # longer than balancers keep theirs: of two that close at once, one loses a request
 SILENT_S: Final = 1.0  # for a new connection to begin its request, once the server closes
 GIVE_UP_S: Final = 0.3  # for requests that are cancelled to be answered
 CLOSE_S: Final = 5.0  # for the runtime, where nobody is in a hurry
@@ -50,6 +51,8 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
     """
     logs = Logs(settings.log_level.upper())
     try:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit is 1024, and a connection is one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         tls = _tls(settings.tls_cert, settings.tls_key)
         keys = None if settings.api_keys_file is None else Keys.read(settings.api_keys_file)
         bound = bind(settings.host, settings.port, settings.reuse_port)
@@ -98,7 +101,7 @@ class Port:
         self.config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",  # refuses malformed framing, which the other parser lets pass
+            http=limited(Limits()),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -106,7 +109,6 @@ class Port:
             log_level=None if settings.log_level == "debug" else "warning",
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self.config.load()
         self._state = ServerState()
