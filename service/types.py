@@ -133,3 +133,11 @@ class Task(Protocol[RequestT, EncodingT]):
     def decode(self, request: RequestT, encodings: Sequence[EncodingT], rows: Sequence[Row]) -> object:
         """The response, as JSON-serialisable values; `rows[i]` belongs to `encodings[i]`."""
         ...
+
+    def split(self, request: RequestT) -> list[RequestT]:
+        """For each input a request with it alone. Raises errors.Unprocessable for what no request may bring."""
+        ...
+
+    def single(self, response: Any) -> object:
+        """Of the response to a request with one input, what stands for it in the response to several."""
+        ...

@@ -17,7 +17,7 @@ from models.artifact import Manifest
 from models.tokenizer import Encoding, Tokenizer, TooLong
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Floats, Strict, softmax
+from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from service.types import Row
 
 MAX_MASKS: Final = 64  # in one request: each brings the whole vocabulary's logits back
@@ -82,7 +82,7 @@ class FillMask:
     """One encoding for each text; one row, with the vocabulary's logits for each mask, for each encoding."""
 
     Request = FillMaskRequest
-    Response = Tokens | list[Tokens]
+    Response = Tokens | list[Tokens | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         if tokenizer.mask is None:
@@ -97,8 +97,11 @@ class FillMask:
         where = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
         self._targets(parameters)
-        masks = [text.count(self._mask) for text in texts]
-        self._check_masks(masks, where)
+        masks = self._count(texts)
+        for count, pointer in zip(masks, where, strict=True):
+            if count == 0:
+                detail = f"A text has no {self._mask}, the mask token of this model."
+                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
         try:
             encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
         except TooLong as error:
@@ -119,14 +122,27 @@ class FillMask:
         ]
         return filled[0] if len(filled) == 1 else filled
 
-    def _check_masks(self, masks: Sequence[int], where: Sequence[str]) -> None:
-        for count, pointer in zip(masks, where, strict=True):
-            if count == 0:
-                detail = f"A text has no {self._mask}, the mask token of this model."
-                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
+    def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
+        """For each text a request with it alone.
+
+        Raises:
+            errors.Unprocessable: they have too many masks together.
+        """
+        texts = _inputs(request)
+        self._count(texts)
+        return [request.model_copy(update={"inputs": text}) for text in texts]
+
+    def single(self, response: object) -> object:
+        """The tokens of the one text."""
+        return response
+
+    def _count(self, texts: Sequence[str]) -> list[int]:
+        """How many masks each text has."""
+        masks = [text.count(self._mask) for text in texts]
         if sum(masks) > MAX_MASKS:
             detail = f"The texts have more than {MAX_MASKS} masks."
             raise Unprocessable("too_many_masks", detail, faults=[Fault("/inputs", "too_many_masks", MAX_MASKS)])
+        return masks
 
     def _fill(self, encoding: Encoding, row: Row, top_k: int, targets: Ids | None) -> list[Any]:
         scores = softmax(row.astype(np.float64))
