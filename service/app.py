@@ -85,9 +85,22 @@ def _answering(runtime: Runtime, task: str) -> Handler:
             "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
             "x-compute-time": f"{time.monotonic() - started:.3f}",  # seconds, as the Inference API gives it
         }
-        return JSONResponse(answer, headers=headers)
+        response = JSONResponse(answer, headers=headers)
+        _check_answer(len(response.body), runtime.settings.max_answer_bytes)
+        return response
 
     return answer
+
+
+def _check_answer(size: int, most: int) -> None:
+    """Whoever sends little shall not have much sent back.
+
+    Raises:
+        Unprocessable: the answer is larger than may be sent.
+    """
+    if size > most:
+        detail = f"The answer has more than {most} bytes: ask for fewer, or send fewer inputs."
+        raise Unprocessable("answer_too_large", detail, faults=[Fault("", "answer_too_large", most)])
 
 
 def _listing(runtime: Runtime) -> Handler:

@@ -6,7 +6,8 @@
     ├── MethodNotAllowed 405      method_not_allowed
     ├── BodyTooLarge 413          body_too_large
     ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
-    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks
+    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
+    │                             answer_too_large
     ├── Internal 500              internal, invalid_engine_output
     ├── Unavailable 503           overloaded, draining, engine_unavailable
     └── DeadlineExceeded 504      deadline_exceeded
@@ -93,7 +94,9 @@ class UnsupportedMedia(SwiftletError):
 class Unprocessable(SwiftletError):
     status = 422
     title = "The request was understood but cannot be answered"
-    codes = frozenset({"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks"})
+    codes = frozenset(
+        {"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks", "answer_too_large"}
+    )
 
 
 class Internal(SwiftletError):

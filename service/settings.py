@@ -61,6 +61,9 @@ class Settings(BaseSettings):
         description="Deadline of a request that brings no X-Request-Timeout-Ms header, in milliseconds.",
     )
     max_body_bytes: int = Field(1 << 20, ge=1, description="Largest request body that is read, in bytes.")
+    max_answer_bytes: int = Field(
+        1 << 16, ge=1, description="Largest answer that is sent, in bytes; a request that asks for more gets a 422."
+    )
     max_waiting_tokens: int = Field(
         1 << 17,
         ge=1,
