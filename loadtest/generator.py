@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.open = True
         self._buffer = b""
+        self._bare = False  # whether the answer will have no body, whatever it says
         self._answer: asyncio.Future[Answer] | None = None
         self._transport: Any = None  # uvloop's transports are no asyncio.Transport
 
@@ -63,7 +64,7 @@ class Connection(asyncio.Protocol):
         if not end or self._answer is None or self._answer.done():
             return
         found = LENGTH.search(head)
-        length = int(found[1]) if found else 0
+        length = int(found[1]) if found and not self._bare else 0
         if len(rest) >= length:
             self._buffer = rest[length:]
             if b"connection: close" in head.lower():
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
         if not self.open or self._transport is None:
             raise Lost
         self._answer = asyncio.get_running_loop().create_future()
+        self._bare = request.startswith(b"HEAD ")
         self._transport.write(request)
         return await self._answer
 
