@@ -25,7 +25,6 @@ from service.errors import (
     MethodNotAllowed,
     NotFound,
     SwiftletError,
-    Unavailable,
     Unprocessable,
     report,
 )
@@ -41,10 +40,11 @@ T = TypeVar("T")
 
 
 def create_app(runtime: Runtime) -> FastAPI:
-    """The application over a runtime that is loaded; it closes the runtime when it ends."""
+    """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await runtime.open()
         yield
         await runtime.close()
 
@@ -75,7 +75,7 @@ def _answering(runtime: Runtime, task: str) -> Handler:
 
     async def answer(request: Request) -> Response:
         started = time.monotonic()
-        _check_ready(runtime)
+        runtime.check_open()
         deadline = started + _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
         body = bodies.parse(model, await bodies.read(request, runtime.settings.max_body_bytes))
         lane = runtime.lane(task, body.model)
@@ -113,7 +113,7 @@ def _listing(runtime: Runtime) -> Handler:
 
 def _readiness(runtime: Runtime) -> Handler:
     async def ready(_: Request) -> Response:
-        _check_ready(runtime)
+        runtime.check_ready()
         return JSONResponse({"ready": True})
 
     return ready
@@ -121,11 +121,6 @@ def _readiness(runtime: Runtime) -> Handler:
 
 async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
-
-
-def _check_ready(runtime: Runtime) -> None:
-    if not runtime.ready:
-        raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
 
 
 def _timeout_ms(headers: Headers, default: int) -> int:

@@ -49,6 +49,11 @@ class Settings(BaseSettings):
         "The first of each task answers requests that name none. Empty: every embedded model.",
     )
     engine: str = Field("onnx_cpu", description="Engine that runs the models: onnx_cpu, torch or echo.")
+    spare_engine: bool = Field(
+        True,
+        description="Whether a second engine process stands by and serves at once when the first is lost; "
+        "it takes as much memory.",
+    )
     cores: int = Field(
         default_factory=usable_cores,
         ge=1,

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import schemathesis
-from fakes import PATIENCE_S, GatedEngine
+from fakes import PATIENCE_S, GatedEngine, ScriptedCrew
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -29,10 +29,10 @@ from starlette.testclient import TestClient
 
 from service import errors, openapi
 from service.app import create_app
-from service.batching import Batcher
+from service.crew import Hosted
 from service.engines.echo import echo
 from service.errors import SwiftletError
-from service.runtime import Lane, Runtime
+from service.runtime import Runtime
 from service.settings import Settings
 
 SECRET = "xyzzyplugh"  # no answer to a bad request may hold it
@@ -351,10 +351,20 @@ def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
     """A runtime whose classify model answers when the test says so."""
     runtime = make_runtime(shelf)
     engine = GatedEngine()
-    lane = runtime.lanes["tiny-classify"]
-    batcher = Batcher(engine, 2, runtime._pool)
-    runtime.lanes["tiny-classify"] = Lane(lane.model, batcher.submit, runtime._threads, 1000)
+    runtime._crew._models["tiny-classify"] = Hosted(engine, 2)
     return runtime, engine
+
+
+def test_readiness_tells_that_there_is_no_engine(shelf):
+    runtime = make_runtime(shelf)
+    with TestClient(create_app(runtime)) as client:
+        assert client.get("/health/ready").status_code == 200
+        runtime._crew = ScriptedCrew(1)
+        runtime._crew.ready = False
+        response = client.get("/health/ready")
+
+    is_problem(response, 503, "engine_unavailable")
+    assert response.headers["retry-after"] == "1"
 
 
 def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
@@ -384,7 +394,7 @@ def test_a_server_that_closes_is_alive_but_not_ready(shelf):
     runtime = make_runtime(shelf)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").json() == {"ready": True}
-        runtime.ready = False
+        runtime.draining = True
 
         assert client.get("/health/live").json() == {"live": True}
         is_problem(client.get("/health/ready"), 503, "draining")

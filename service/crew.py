@@ -1,0 +1,123 @@
+"""Where batches run: what an engine is asked, how its answers are inspected, and a crew of threads of this process.
+
+A batch that fails hurts nobody but the guilty: it is halved until they stand alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from models.artifact import Artifact
+from models.tokenizer import Encoding
+from service import engines, plugins
+from service.errors import Internal, report
+from service.golden import replay
+from service.types import Batch, Cost, Engine, Outcome, Row
+
+log = logging.getLogger(__name__)
+
+FAULTS: Final = {
+    "internal": "The model failed on this input.",
+    "invalid_engine_output": "The model gave an answer that cannot be right.",
+}
+"""Why an encoding may have no row: codes of `Internal`, each with its sentence."""
+
+
+class Hosted(NamedTuple):
+    """A model's engine, and the length O of the rows (F, O) that it must give."""
+
+    engine: Engine
+    width: int
+
+
+def host(artifact: Artifact, engine_name: str) -> tuple[Hosted, float | None]:
+    """Loads an artifact into an engine and replays its golden answers.
+
+    Returns:
+        The engine, and the largest |output - golden|; None where the engine runs no network.
+
+    Raises:
+        ArtifactError: the engine cannot run it, or answers otherwise.
+        SetupError: there is no such engine, or something it needs is not installed.
+    """
+    # One thread a call and one call a core: two calls side by side do more than two threads in one call.
+    engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
+    deviation = replay(artifact, engine) if engine.faithful else None
+    return Hosted(engine, artifact.manifest.width), deviation
+
+
+class InProcess:
+    """A crew of threads of this process.
+
+    An engine that hangs or crashes here cannot be replaced: it keeps its thread, or takes the process along. So no
+    call is ever `Lost`, and patience has no end.
+    """
+
+    def __init__(self, models: Mapping[str, Hosted], size: int) -> None:
+        self.size = size
+        self._models = dict(models)
+        self._threads = ThreadPoolExecutor(size, "core")
+        self._running = 0
+
+    def cost(self, model: str) -> Cost:
+        return self._models[model].engine.cost
+
+    async def open(self) -> None:
+        pass
+
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:  # noqa: ARG002
+        self._running += 1
+        call = asyncio.get_running_loop().run_in_executor(self._threads, run_batch, self._models[model], encodings)
+        call.add_done_callback(self._ended)
+        return await call
+
+    def _ended(self, _: object) -> None:
+        self._running -= 1
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    async def close(self, grace_s: float) -> bool:  # noqa: ARG002  # whoever waits for calls has waited before
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._running:
+            return False
+        for model in self._models.values():
+            model.engine.close()
+        return True
+
+
+def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:
+    """Runs a batch on the calling thread: for each encoding its row, or why it has none. Never raises."""
+    try:
+        rows = model.engine.run(Batch.of(encodings))
+    except Exception as error:
+        if len(encodings) == 1:
+            report(log, "the engine failed on one encoding", error)
+            return [_fault("internal")]
+        half = len(encodings) // 2
+        return run_batch(model, encodings[:half]) + run_batch(model, encodings[half:])
+    try:
+        return _inspect(rows, model.width, encodings)
+    except Exception as error:  # what an engine gives may be anything
+        report(log, "the engine gave what are no rows", error)
+        return [_fault("invalid_engine_output") for _ in encodings]
+
+
+def _inspect(rows: Sequence[Row], width: int, encodings: Sequence[Encoding]) -> list[Outcome]:
+    """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
+    found, expected = [np.shape(row) for row in rows], [(len(e.focus), width) for e in encodings]
+    if found != expected:
+        log.error("engine gave rows of shapes %s for %s", found, expected)
+        return [_fault("invalid_engine_output") for _ in encodings]
+    return [row if np.isfinite(row).all() else _fault("invalid_engine_output") for row in rows]
+
+
+def _fault(code: str) -> Internal:
+    return Internal(code, FAULTS[code])
