@@ -144,8 +144,8 @@ class Lane:
                     parts = await self._aside(partial.encode, task, request)
                 encodings = [encoding for part in parts for encoding in part.encodings]
                 self._check_size(encodings)
-                submit = self._submit if len(parts) == 1 else self._spared
-                outcomes = await _all([submit(encoding, deadline) for encoding in encodings])
+                work = [self._submit(encoding, deadline) for encoding in encodings]
+                outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
                 with timings.measure("decode"):
                     if sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal)) <= LIGHT:
                         return partial.decode(task, parts, outcomes)
@@ -157,13 +157,6 @@ class Lane:
         """Runs `function` on a thread, so that nobody else waits for a long text."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    async def _spared(self, encoding: Encoding, deadline: Deadline) -> Row | Internal:
-        """A row that cannot be had is no reason to give up the others."""
-        try:
-            return await self._submit(encoding, deadline)
-        except Internal as error:
-            return error
-
     def _check_size(self, encodings: Sequence[Encoding]) -> None:
         """A request that could never be admitted is refused for good, not asked to come again."""
         for count, limit, unit in (
@@ -174,6 +167,14 @@ class Lane:
                 fault = Fault("/inputs", "input_too_long", limit)
                 detail = f"The inputs come to more than {limit} {unit}, the most that one request may bring."
                 raise Unprocessable("input_too_long", detail, faults=[fault])
+
+
+async def _spared(work: Awaitable[Row]) -> Row | Internal:
+    """A row that cannot be had is no reason to give up the others."""
+    try:
+        return await work
+    except Internal as error:
+        return error
 
 
 async def _all(work: Sequence[Awaitable[Row | Internal]]) -> list[Row | Internal]:
