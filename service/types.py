@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ Row = NDArray[np.float32]
 
 Deadline = float
 """When an answer stops being of use, in seconds of `time.monotonic()`."""
+
+Priority = Literal["interactive", "bulk"]
+"""Who waits for an answer: a person, or a program that has time."""
 
 Submit = Callable[[Encoding, Deadline], Awaitable[Row]]
 """The seam of the service: one encoding in, its row out. A `Batcher` is one; so is a fake in a test."""
