@@ -4,14 +4,18 @@
                  │ plan
               Pool      the cores, each running one call of any engine at a time; one for the process
                  │ run
-              Engine ─▶ each row to the caller who waits for it
+              Crew ─▶ each row to the caller who waits for it
 
 An idle core starts at once with its share of what waits: no core idles while there is work, and no batch waits to be
 filled. While all cores are busy work gathers, and the next batch is the larger for it. Nothing here polls or paces
 itself; the one clock is the caller's deadline. A caller who has gone, or whose deadline has passed, is dropped before
 a batch is formed.
 
-Everything but `run` happens on the event loop, between two awaits, and so needs no lock.
+An engine may be lost in the middle of a call (`Lost`). Rows of a call that had no part in it go back to the front of
+their queue. Those of a call that may have been the cause are suspects: each runs alone, one suspect at a time, so that
+a second loss tells whose fault it was. That one fails; all others are answered.
+
+Everything but `Crew.run` happens on the event loop, between two awaits, and so needs no lock.
 """
 
 from __future__ import annotations
@@ -21,23 +25,23 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final
 
-import numpy as np
-
 from models.tokenizer import Encoding
 from service import timings
-from service.errors import DeadlineExceeded, Internal, Unavailable, report
-from service.types import Batch, Cost, Deadline, Engine, Row
+from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable, report
+from service.types import Cost, Crew, Deadline, Lost, Outcome, Row
 
 log = logging.getLogger(__name__)
 
 LOOKAHEAD: Final = 256
 """Encodings that are looked at to form a batch, if it cannot hold more: so a decision is cheap however many wait."""
+
+PATIENCE_S: Final = 10.0
+"""How long a call may take. A batch is at most a few hundred tokens, and so takes well under a second."""
 
 
 def plan(lengths: Sequence[int], cost: Cost, share: int) -> list[int]:
@@ -78,18 +82,18 @@ class Waiting:
     submitted: float = field(default_factory=time.monotonic)
     started: float = math.nan
     finished: float = math.nan
+    suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
 
     def __len__(self) -> int:
         return len(self.encoding.input_ids)
 
 
 class Batcher:
-    """What waits for one engine. Its `submit` is a `Submit`."""
+    """What waits for one model. Its `submit` is a `Submit`."""
 
-    def __init__(self, engine: Engine, width: int, pool: Pool) -> None:
-        """Joins the pool; `width` is the length O of the rows (F, O) that the engine must give."""
-        self.engine = engine
-        self.width = width
+    def __init__(self, model: str, pool: Pool) -> None:
+        """Joins the pool; `model` is the name that its crew knows."""
+        self.model = model
         self.tokens = 0  # of all that waits
         self._waiting: dict[Waiting, None] = {}  # a queue that can be left from anywhere
         self._pool = pool
@@ -123,9 +127,12 @@ class Batcher:
         """When the encoding that has waited longest was submitted; there must be one."""
         return next(iter(self._waiting)).submitted
 
-    def take(self, share: int) -> list[Waiting]:
-        """Removes the next batch from the queue; empty where nobody is left who waits."""
-        now, cost = time.monotonic(), self.engine.cost
+    def take(self, share: int, suspects: bool) -> list[Waiting]:
+        """Removes the next batch from the queue: a suspect alone, if `suspects` may run, else some of the others.
+
+        Empty where there are none of which somebody waits for the row.
+        """
+        now, cost = time.monotonic(), self._pool.crew.cost(self.model)
         wanted = []
         for item in list(islice(self._waiting, max(LOOKAHEAD, cost.max_rows))):
             if not item.answer.done() and item.deadline > now:
@@ -134,12 +141,23 @@ class Batcher:
             self._remove(item)
             if not item.answer.done():
                 item.answer.set_exception(_too_late())
-        if not wanted:
-            return []
-        batch = [wanted[i] for i in plan([len(item) for item in wanted], cost, share)]
+        suspected = [item for item in wanted if item.suspect]
+        others = [item for item in wanted if not item.suspect]
+        if suspected and suspects:
+            batch = suspected[:1]
+        elif others:
+            batch = [others[i] for i in plan([len(item) for item in others], cost, share)]
+        else:
+            batch = []
         for item in batch:
             self._remove(item)
         return batch
+
+    def put_back(self, batch: Sequence[Waiting]) -> None:
+        """Puts what was taken back to the front, in the order of submission, unless its caller has gone."""
+        items = [item for item in batch if not item.answer.done()]
+        self.tokens += sum(len(item) for item in items)
+        self._waiting = dict.fromkeys(sorted([*items, *self._waiting], key=lambda item: item.submitted))
 
     def _remove(self, item: Waiting) -> None:
         if item in self._waiting:
@@ -148,15 +166,17 @@ class Batcher:
 
 
 class Pool:
-    """The cores of the process, shared by all its batchers."""
+    """The cores of a crew, shared by all batchers."""
 
-    def __init__(self, cores: int, max_waiting_tokens: int) -> None:
+    def __init__(self, crew: Crew, max_waiting_tokens: int, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s` is after how long a call is given up, and the engine with it."""
+        self.crew = crew
         self.max_waiting_tokens = max_waiting_tokens
-        self._cores = cores
-        self._idle = cores
-        self._threads = ThreadPoolExecutor(cores, "core")
+        self.patience_s = patience_s
+        self._idle = crew.size
+        self._suspect_runs = False
         self._batchers: list[Batcher] = []
-        self._calls: set[asyncio.Future[list[Row | Internal]]] = set()
+        self._calls: set[asyncio.Future[list[Outcome]]] = set()
         self._seconds_per_token = 0.0  # of one core, averaged over recent calls
         self._awake = False
         self._closing = False
@@ -174,7 +194,7 @@ class Pool:
             raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
         waiting = self.waiting_tokens
         if waiting + tokens > self.max_waiting_tokens:
-            backlog = waiting * self._seconds_per_token / self._cores
+            backlog = waiting * self._seconds_per_token / self.crew.size
             raise Unavailable("overloaded", "Too much work waits already.", retry_after=max(1.0, backlog))
         self._wake()
 
@@ -190,7 +210,6 @@ class Pool:
         while self._calls and (left := ends - time.monotonic()) > 0:
             await asyncio.wait(self._calls, timeout=left)
             self._dispatch()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         return not self._calls
 
     def _wake(self) -> None:
@@ -200,78 +219,61 @@ class Pool:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Starts idle cores on what waits, the longest-waiting batcher first."""
+        """Starts idle cores on what waits."""
         self._awake = False
-        while self._idle and (busy := [batcher for batcher in self._batchers if batcher.tokens]):
-            batcher = min(busy, key=lambda batcher: batcher.oldest)
-            if batch := batcher.take(share=math.ceil(self.waiting_tokens / self._idle)):
-                self._start(batcher, batch)
+        while self._idle and (found := self._next()):
+            self._start(*found)
+
+    def _next(self) -> tuple[Batcher, list[Waiting]] | None:
+        """The next batch, from the batcher that has waited longest; None where there is nothing to start."""
+        for batcher in sorted((one for one in self._batchers if one.tokens), key=lambda one: one.oldest):
+            share = math.ceil(self.waiting_tokens / self._idle)
+            if batch := batcher.take(share, suspects=not self._suspect_runs):
+                return batcher, batch
+        return None
 
     def _start(self, batcher: Batcher, batch: list[Waiting]) -> None:
         self._idle -= 1
+        self._suspect_runs |= batch[0].suspect
         now = time.monotonic()
         for item in batch:
             item.started = now
-        call = asyncio.get_running_loop().run_in_executor(
-            self._threads, run, batcher.engine, batcher.width, [item.encoding for item in batch]
-        )
+        call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], self.patience_s))
         self._calls.add(call)
-        call.add_done_callback(partial(self._finish, batch))
+        call.add_done_callback(partial(self._finish, batcher, batch))
 
-    def _finish(self, batch: list[Waiting], call: asyncio.Future[list[Row | Internal]]) -> None:
+    def _finish(self, batcher: Batcher, batch: list[Waiting], call: asyncio.Future[list[Outcome]]) -> None:
         """Frees the core first, then hands every caller who still waits what is theirs."""
         self._idle += 1
+        self._suspect_runs &= not batch[0].suspect
         self._calls.discard(call)
         self._wake()
         now = time.monotonic()
-        pace = (now - batch[0].started) / sum(len(item) for item in batch)
-        self._seconds_per_token += (pace - self._seconds_per_token) / 8
-        for item, outcome in zip(batch, _outcomes(call, len(batch)), strict=True):
+        try:
+            outcomes: Sequence[Row | SwiftletError] = call.result()
+        except Lost as lost:
+            if not (lost.guilty and batch[0].suspect):
+                for item in batch:
+                    item.suspect |= lost.guilty
+                batcher.put_back(batch)
+                return
+            outcomes = [Internal("internal", "The model failed on this input.")]
+        except SwiftletError as error:
+            outcomes = [error] * len(batch)
+        except (Exception, asyncio.CancelledError) as error:  # only a fault of ours
+            report(log, "an engine call was lost", error)
+            outcomes = [Internal("internal", "The model failed.") for _ in batch]
+        else:
+            pace = (now - batch[0].started) / sum(len(item) for item in batch)
+            self._seconds_per_token += (pace - self._seconds_per_token) / 8
+        for item, outcome in zip(batch, outcomes, strict=True):
             item.finished = now
             if item.answer.done():
                 continue
-            if isinstance(outcome, Internal):
+            if isinstance(outcome, SwiftletError):
                 item.answer.set_exception(outcome)
             else:
                 item.answer.set_result(outcome)
-
-
-def run(engine: Engine, width: int, encodings: Sequence[Encoding]) -> list[Row | Internal]:
-    """Runs a batch on the calling thread: for each encoding its row, or why it has none.
-
-    A batch that fails is halved until the guilty stand alone, and their neighbours have their rows.
-    """
-    try:
-        rows = engine.run(Batch.of(encodings))
-    except Exception as error:
-        if len(encodings) == 1:
-            report(log, "the engine failed on one encoding", error)
-            return [Internal("internal", "The model failed on this input.")]
-        half = len(encodings) // 2
-        return run(engine, width, encodings[:half]) + run(engine, width, encodings[half:])
-    return _inspect(rows, width, encodings)
-
-
-def _inspect(rows: Sequence[Row], width: int, encodings: Sequence[Encoding]) -> list[Row | Internal]:
-    """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
-    found, expected = [np.shape(row) for row in rows], [(len(e.focus), width) for e in encodings]
-    if found != expected:
-        log.error("engine gave rows of shapes %s for %s", found, expected)
-        return [_invalid() for _ in encodings]
-    return [row if np.isfinite(row).all() else _invalid() for row in rows]
-
-
-def _outcomes(call: asyncio.Future[list[Row | Internal]], n: int) -> list[Row | Internal]:
-    """What `run` returned; where it raised, which only a fault of ours makes it do, n errors."""
-    try:
-        return call.result()
-    except (Exception, asyncio.CancelledError) as error:
-        report(log, "an engine call was lost", error)
-        return [Internal("internal", "The model failed.") for _ in range(n)]
-
-
-def _invalid() -> Internal:
-    return Internal("invalid_engine_output", "The model gave an answer that cannot be right.")
 
 
 def _too_late() -> DeadlineExceeded:

@@ -18,6 +18,7 @@ from models.tokenizer import Tokenizer
 from models.vocabulary import TokenizerError
 from service import engines, plugins, tasks, timings
 from service.batching import Batcher, Pool
+from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Fault, NotFound, SetupError, Unprocessable
 from service.golden import replay
 from service.settings import Settings
@@ -165,15 +166,17 @@ class Runtime:
         self.settings = settings
         self.ready = True
         self.stuck = False  # whether closing left an engine call behind that does not end
-        self._pool = Pool(settings.cores, settings.max_waiting_tokens)
+        self._crew = InProcess(
+            {model.manifest.name: Hosted(model.engine, model.manifest.width) for model in served}, settings.cores
+        )
+        self._pool = Pool(self._crew, settings.max_waiting_tokens)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
         for model in served:
             name = model.manifest.name
             if name in self.lanes:
                 raise SetupError(f"Two of the models to serve have the name {name!r}.")
-            batcher = Batcher(model.engine, model.manifest.width, self._pool)
-            self.lanes[name] = Lane(model, batcher.submit, self._threads, settings.max_waiting_tokens)
+            self.lanes[name] = Lane(model, Batcher(name, self._pool).submit, self._threads, settings.max_waiting_tokens)
 
     @classmethod
     def load(cls, settings: Settings) -> Runtime:
@@ -210,8 +213,6 @@ class Runtime:
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""
         self.ready = False
-        self.stuck = not await self._pool.close(CLOSE_S)
+        await self._pool.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if not self.stuck:
-            for lane in self.lanes.values():
-                lane.model.engine.close()
+        self.stuck = not await self._crew.close(CLOSE_S)

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from models.tokenizer import Encoding
+from service.errors import Internal
 
 Row = NDArray[np.float32]
 """One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers."""
+
+Outcome = Row | Internal
+"""What became of one encoding."""
 
 Deadline = float
 """When an answer stops being of use, in seconds of `time.monotonic()`."""
@@ -116,6 +120,47 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees what the engine holds. No call may follow."""
+        ...
+
+
+class Lost(Exception):
+    """The engine died, or was ended, during this call.
+
+    `guilty` says whether this call may have been the cause: it took too long, or the engine died by itself.
+    """
+
+    def __init__(self, *, guilty: bool) -> None:
+        super().__init__(f"an engine was lost, {'perhaps' if guilty else 'not'} because of this call")
+        self.guilty = guilty
+
+
+class Crew(Protocol):
+    """Where batches run, at most `size` at a time."""
+
+    size: int
+
+    def cost(self, model: str) -> Cost: ...
+
+    async def open(self) -> None:
+        """Begins to watch over the engines, on the event loop that `run` will be called on."""
+        ...
+
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+        """For each encoding its row, or why it has none.
+
+        Raises:
+            Lost: there was no answer within `patience_s`, or the engine died or was ended meanwhile.
+            Unavailable: there is no engine, and none is expected soon.
+        """
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take calls now."""
+        ...
+
+    async def close(self, grace_s: float) -> bool:
+        """Frees the engines; no call may follow. Says whether nothing was left running."""
         ...
 
 

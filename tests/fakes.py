@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.tokenizer import Encoding
-from service.types import Batch, Cost, Row
+from service.types import Batch, Cost, Outcome, Row
 
 PATIENCE_S = 30.0  # how long a test waits for what must happen; only a failing test ever waits that long
 RAGGED = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)
@@ -90,3 +90,30 @@ class Engine:
 
     def close(self) -> None:
         pass
+
+
+class ScriptedCrew:
+    """Tells the test of each call, and gives or raises what the test says."""
+
+    ready = True
+
+    def __init__(self, size: int, cost: Cost = RAGGED):
+        self.size = size
+        self.asked: list[list[int]] = []
+        self.calls: asyncio.Queue[asyncio.Future[list[Outcome]]] = asyncio.Queue()
+        self._cost = cost
+
+    def cost(self, model: str) -> Cost:
+        return self._cost
+
+    async def open(self) -> None:
+        pass
+
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+        self.asked.append(tags(Batch.of(encodings)))
+        call: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self.calls.put_nowait(call)
+        return await call
+
+    async def close(self, grace_s: float) -> bool:
+        return True

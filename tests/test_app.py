@@ -29,10 +29,10 @@ from starlette.testclient import TestClient
 
 from service import errors, openapi
 from service.app import create_app
-from service.batching import Batcher
+from service.crew import Hosted
 from service.engines.echo import echo
 from service.errors import SwiftletError
-from service.runtime import Lane, Runtime
+from service.runtime import Runtime
 from service.settings import Settings
 
 SECRET = "xyzzyplugh"  # no answer to a bad request may hold it
@@ -351,9 +351,7 @@ def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
     """A runtime whose classify model answers when the test says so."""
     runtime = make_runtime(shelf)
     engine = GatedEngine()
-    lane = runtime.lanes["tiny-classify"]
-    batcher = Batcher(engine, 2, runtime._pool)
-    runtime.lanes["tiny-classify"] = Lane(lane.model, batcher.submit, runtime._threads, 1000)
+    runtime._crew._models["tiny-classify"] = Hosted(engine, 2)
     return runtime, engine
 
 

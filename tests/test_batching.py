@@ -8,14 +8,15 @@ import time
 
 import numpy as np
 import pytest
-from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, encoding, row_of
+from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service import timings
 from service.batching import Batcher, Pool, plan
+from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
-from service.types import Cost
+from service.types import Cost, Lost
 
 LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=60)
 COSTS = st.builds(
@@ -44,8 +45,14 @@ async def settle() -> None:
 
 
 def one_core(engine, max_waiting_tokens: int = 1 << 16) -> tuple[Pool, Batcher]:
-    pool = Pool(1, max_waiting_tokens)
-    return pool, Batcher(engine, WIDTH, pool)
+    pool = pool_of(1, max_waiting_tokens, model=engine)
+    return pool, Batcher("model", pool)
+
+
+def pool_of(cores: int, max_waiting_tokens: int, **engines) -> Pool:
+    """A pool over engines of this process, each a model of rows WIDTH long."""
+    crew = InProcess({name: Hosted(engine, WIDTH) for name, engine in engines.items()}, cores)
+    return Pool(crew, max_waiting_tokens)
 
 
 # plan
@@ -136,7 +143,7 @@ def test_what_arrives_in_one_tick_is_one_batch():
 def test_two_idle_cores_share_what_arrives_in_one_tick():
     async def scenario():
         engine = GatedEngine()
-        batcher = Batcher(engine, WIDTH, Pool(2, 1000))
+        batcher = Batcher("model", pool_of(2, 1000, model=engine))
         work = asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(4)))
         first, second = await engine.called(), await engine.called()
 
@@ -169,9 +176,9 @@ def test_an_idle_core_starts_at_once_and_a_busy_one_gathers():
 
 def test_models_share_the_cores_and_the_longest_waiting_goes_first():
     async def scenario():
-        pool = Pool(1, 1000)
         one, other = GatedEngine(), GatedEngine()
-        ones, others = Batcher(one, WIDTH, pool), Batcher(other, WIDTH, pool)
+        pool = pool_of(1, 1000, one=one, other=other)
+        ones, others = Batcher("one", pool), Batcher("other", pool)
         work = [asyncio.ensure_future(ones.submit(encoding(0), soon()))]
         running = await one.called()
         for batcher, tag in ((others, 1), (ones, 2), (others, 3)):
@@ -353,6 +360,110 @@ def test_a_fault_that_nobody_foresaw_is_an_error_and_the_core_works_on(answer):
     asyncio.run(scenario())
 
 
+def poisoned(crew: ScriptedCrew, poison: set[int]) -> asyncio.Task:
+    """Answers every call of the crew; the engine dies of those that hold poison, and nobody knows why."""
+
+    async def answer():
+        while True:
+            call = await crew.calls.get()
+            asked = crew.asked[-1]
+            if poison & set(asked):
+                call.set_exception(Lost(guilty=True))
+            else:
+                call.set_result([row_of(tag) for tag in asked])
+
+    return asyncio.ensure_future(answer())
+
+
+def test_of_a_batch_that_kills_the_engine_only_the_guilty_fails():
+    async def scenario():
+        crew = ScriptedCrew(1)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        answering = poisoned(crew, {5})
+        outcomes = await asyncio.gather(
+            *(batcher.submit(encoding(tag), soon()) for tag in range(16)), return_exceptions=True
+        )
+        answering.cancel()
+
+        assert [tag for tag, outcome in enumerate(outcomes) if isinstance(outcome, Internal)] == [5]
+        assert all(outcomes[tag].tolist() == row_of(tag).tolist() for tag in range(16) if tag != 5)
+        assert crew.asked == [list(range(16)), *([tag] for tag in range(16))]
+
+    asyncio.run(scenario())
+
+
+def test_suspects_run_one_at_a_time_and_others_beside_them():
+    async def scenario():
+        crew = ScriptedCrew(2)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (0, 1)]
+        await settle()
+        for _ in range(2):
+            (await crew.calls.get()).set_exception(Lost(guilty=True))
+        await settle()
+        work.append(asyncio.ensure_future(batcher.submit(encoding(2), soon())))
+        await settle()
+
+        assert crew.asked == [[0], [1], [0], [2]]
+        for _ in range(2):
+            (await crew.calls.get()).set_result([row_of(9)])
+        await settle()
+        (await crew.calls.get()).set_result([row_of(9)])
+        await asyncio.gather(*work)
+        assert crew.asked[4:] == [[1]]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_lost_by_the_fault_of_another_call_runs_again_first_and_as_a_batch():
+    async def scenario():
+        crew = ScriptedCrew(1)
+        pool = Pool(crew, 1 << 16)
+        batcher = Batcher("model", pool)
+        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in range(3)]
+        await settle()
+        work += [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (3, 4)]
+        work[1].cancel()
+        await settle()
+        (await crew.calls.get()).set_exception(Lost(guilty=False))
+        (await crew.calls.get()).set_result([row_of(9)] * 4)
+        await asyncio.wait(work)
+
+        assert crew.asked == [[0, 1, 2], [0, 2, 3, 4]]
+        assert pool.waiting_tokens == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_was_lost_and_is_late_is_not_tried_again():
+    async def scenario():
+        crew = ScriptedCrew(1)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.02))
+        call = await crew.calls.get()
+        with pytest.raises(DeadlineExceeded):
+            await work
+        call.set_exception(Lost(guilty=True))
+        await settle()
+
+        assert crew.asked == [[0]]
+
+    asyncio.run(scenario())
+
+
+def test_where_there_is_no_engine_every_caller_of_the_call_is_told_so():
+    async def scenario():
+        crew = ScriptedCrew(1)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in range(3)]
+        (await crew.calls.get()).set_exception(Unavailable("engine_unavailable", "There is no engine."))
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+
+        assert [outcome.code for outcome in outcomes] == ["engine_unavailable"] * 3
+
+    asyncio.run(scenario())
+
+
 def test_a_full_queue_refuses_says_when_to_come_back_and_has_room_again():
     async def scenario():
         engine = GatedEngine()
@@ -458,8 +569,8 @@ def test_every_submit_has_exactly_one_outcome_and_it_is_its_own(steps, cores):
 
     async def scenario():
         engine = GatedEngine(Cost(padded=True, call_tokens=8, max_tokens=64, max_rows=4))
-        pool = Pool(cores, max_waiting_tokens=200)
-        batcher = Batcher(engine, WIDTH, pool)
+        pool = pool_of(cores, max_waiting_tokens=200, model=engine)
+        batcher = Batcher("model", pool)
         tasks: list[asyncio.Task] = []
         late, cancelled = set(), set()
         for step, number in steps:

@@ -1,0 +1,98 @@
+"""Where batches run: what an engine is asked, how its answers are inspected, and a crew of threads of this process.
+
+A batch that fails hurts nobody but the guilty: it is halved until they stand alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from models.tokenizer import Encoding
+from service.errors import Internal, report
+from service.types import Batch, Cost, Engine, Outcome, Row
+
+log = logging.getLogger(__name__)
+
+
+class Hosted(NamedTuple):
+    """A model's engine, and the length O of the rows (F, O) that it must give."""
+
+    engine: Engine
+    width: int
+
+
+class InProcess:
+    """A crew of threads of this process.
+
+    An engine that hangs or crashes here cannot be replaced: it keeps its thread, or takes the process along. So no
+    call is ever `Lost`, and patience has no end.
+    """
+
+    def __init__(self, models: Mapping[str, Hosted], size: int) -> None:
+        self.size = size
+        self._models = dict(models)
+        self._threads = ThreadPoolExecutor(size, "core")
+        self._running = 0
+
+    def cost(self, model: str) -> Cost:
+        return self._models[model].engine.cost
+
+    async def open(self) -> None:
+        pass
+
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:  # noqa: ARG002
+        self._running += 1
+        call = asyncio.get_running_loop().run_in_executor(self._threads, run_batch, self._models[model], encodings)
+        call.add_done_callback(self._ended)
+        return await call
+
+    def _ended(self, _: object) -> None:
+        self._running -= 1
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    async def close(self, grace_s: float) -> bool:  # noqa: ARG002  # whoever waits for calls has waited before
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._running:
+            return False
+        for model in self._models.values():
+            model.engine.close()
+        return True
+
+
+def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:
+    """Runs a batch on the calling thread: for each encoding its row, or why it has none. Never raises."""
+    try:
+        rows = model.engine.run(Batch.of(encodings))
+    except Exception as error:
+        if len(encodings) == 1:
+            report(log, "the engine failed on one encoding", error)
+            return [Internal("internal", "The model failed on this input.")]
+        half = len(encodings) // 2
+        return run_batch(model, encodings[:half]) + run_batch(model, encodings[half:])
+    try:
+        return _inspect(rows, model.width, encodings)
+    except Exception as error:  # what an engine gives may be anything
+        report(log, "the engine gave what are no rows", error)
+        return [_invalid() for _ in encodings]
+
+
+def _inspect(rows: Sequence[Row], width: int, encodings: Sequence[Encoding]) -> list[Outcome]:
+    """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
+    found, expected = [np.shape(row) for row in rows], [(len(e.focus), width) for e in encodings]
+    if found != expected:
+        log.error("engine gave rows of shapes %s for %s", found, expected)
+        return [_invalid() for _ in encodings]
+    return [row if np.isfinite(row).all() else _invalid() for row in rows]
+
+
+def _invalid() -> Internal:
+    return Internal("invalid_engine_output", "The model gave an answer that cannot be right.")
