@@ -15,7 +15,7 @@ from service.types import Cost, Priority
 GUESS_S: Final = 1e-4  # a token's time before the first call: MobileBERT in int8 on one core, to the order of magnitude
 EVEN: Final = 1024  # tokens of a row at which, before the first call, attention is thought to cost as much as the rest
 FIRST: Final = 8  # calls that are believed as they are
-PACE: Final = 1 / 8  # how far a later call moves the estimate towards itself
+PACE: Final = 1 / 4  # how far a later call moves the estimate towards itself
 OUTLIER: Final = math.log(2)  # a call further off than this moves it no further: the machine may have paused
 
 USABLE: Final[dict[Priority, float]] = {"interactive": 0.75, "bulk": 0.375}
@@ -30,17 +30,22 @@ class Pace:
 
     A call takes `fixed + token * T + square * S` seconds, where T is the tokens it is charged for and S the sum of each
     row's tokens squared: attention looks from every token at every other. All three are positive, whatever is learned.
-    Each call that ends moves their logarithms so that the prediction of that call comes nearer to what it took; half of
-    the step is common to all three, as when the machine slows down, and half goes to each as it contributed.
+    Each call that ends moves their logarithms, each as it contributed, so that the prediction of that call comes nearer
+    to what it took (normalised least mean squares). So what a batch was made of tells the three apart.
     """
 
     def __init__(self, cost: Cost) -> None:
         """Starts from the ratios that the engine declares, and a guess of how long a token takes."""
-        self._cost = cost
+        self.cost = cost
         self._fixed = GUESS_S * max(1, cost.call_tokens)
         self._token = GUESS_S
         self._square = GUESS_S / EVEN
         self._calls = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether enough calls ended to go by what they took."""
+        return self._calls >= FIRST
 
     def call_s(self, rows: int, tokens: int, squares: int, longest: int) -> float:
         """Seconds of one call with so many rows, of so many tokens in all, the sum of their squares being `squares`."""
@@ -52,7 +57,7 @@ class Pace:
 
     def backlog_s(self, rows: int, tokens: int, squares: int) -> float:
         """Seconds that one core needs for many rows, in batches as full as they may be."""
-        calls = max(rows / self._cost.max_rows, tokens / self._cost.max_tokens)
+        calls = max(rows / self.cost.max_rows, tokens / self.cost.max_tokens)
         return calls * self._fixed + tokens * self._token + squares * self._square
 
     def learn(self, lengths: Sequence[int], seconds: float) -> None:
@@ -67,13 +72,13 @@ class Pace:
         else:
             step = PACE * min(OUTLIER, max(-OUTLIER, error))
             concentration = sum(share * share for share in shares)
-            steps = [step * (1 + share / concentration) / 2 for share in shares]
+            steps = [step * share / concentration for share in shares]
         self._fixed *= math.exp(steps[0])
         self._token *= math.exp(steps[1])
         self._square *= math.exp(steps[2])
 
     def _parts(self, rows: int, tokens: int, squares: int, longest: int) -> tuple[float, float, float]:
-        if self._cost.padded:
+        if self.cost.padded:
             tokens, squares = rows * longest, rows * longest * longest
         return self._fixed, tokens * self._token, squares * self._square
 

@@ -22,7 +22,7 @@ from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Fault, NotFound, SetupError, Unprocessable
 from service.golden import replay
 from service.settings import Settings
-from service.types import Deadline, Engine, Row, Submit, Task
+from service.types import Deadline, Engine, Priority, Row, Submit, Task
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
 LIGHT: Final = 256  # numbers: to decode so few takes less time than to ask a thread for it (0.03 ms, 0.06 ms)
@@ -115,7 +115,7 @@ class Lane:
         self._threads = threads
         self._max_tokens = max_tokens
 
-    async def answer(self, request: BaseModel, deadline: Deadline) -> Any:
+    async def answer(self, request: BaseModel, deadline: Deadline, priority: Priority = "interactive") -> Any:
         """The response to a request of this lane's task, as JSON-serialisable values.
 
         Raises:
@@ -127,7 +127,7 @@ class Lane:
                 with timings.measure("encode"):
                     encodings = await self._aside(task.encode, request)
                 self._check_size(sum(len(encoding.input_ids) for encoding in encodings))
-                rows = await _all([self._submit(encoding, deadline) for encoding in encodings])
+                rows = await _all(self._submit(encodings, deadline, priority))
                 with timings.measure("decode"):
                     if sum(row.size for row in rows) <= LIGHT:
                         return task.decode(request, encodings, rows)
