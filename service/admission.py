@@ -18,6 +18,8 @@ FIRST: Final = 8  # calls that are believed as they are
 PACE: Final = 1 / 4  # how far a later call moves the estimate towards itself
 OUTLIER: Final = math.log(2)  # a call further off than this moves it no further: the machine may have paused
 
+LOAD_S: Final = 3.0  # seconds after which a call counts for a third of what it did
+
 USABLE: Final[dict[Priority, float]] = {"interactive": 0.75, "bulk": 0.375}
 """How much of what is left of its deadline a request may have to wait."""
 MIN_RETRY_S: Final = 1.0
@@ -81,6 +83,23 @@ class Pace:
         if self.cost.padded:
             tokens, squares = rows * longest, rows * longest * longest
         return self._fixed, tokens * self._token, squares * self._square
+
+
+class Load:
+    """How much of a crew some work takes, as a share of its time over the last seconds."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._share = 0.0
+        self._at = 0.0
+
+    def share(self, now: float) -> float:
+        return self._share * math.exp((self._at - now) / LOAD_S)
+
+    def add(self, seconds: float, now: float) -> None:
+        """Takes in a call that took so long and ended now."""
+        self._share = self.share(now) + seconds / (self._size * LOAD_S)
+        self._at = now
 
 
 def admissible(wait_s: float, own_s: float, left_s: float, priority: Priority) -> bool:

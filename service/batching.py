@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from models.tokenizer import Encoding
 from service import timings
-from service.admission import Pace, admissible, retry_after_s
+from service.admission import Load, Pace, admissible, retry_after_s
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable, report
 from service.types import Crew, Deadline, Lost, Outcome, Priority, Row
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 LOOKAHEAD: Final = 256
 """Encodings that are looked at to form a batch, if it cannot hold more: so a decision is cheap however many wait."""
 
-BULK_EVERY: Final = 8
+BULK_EVERY: Final = 20
 """While work of both classes waits, one batch in so many is bulk."""
 
 PATIENCE_S: Final = 10.0
@@ -202,9 +202,9 @@ class Batcher:
         return min(self._pool.crew.size, self.pace.cost.calls or self._pool.crew.size)
 
     def backlog_s(self, priority: Priority) -> float:
-        """Seconds of one core, for what goes before a newcomer of that class."""
-        lines = self.lines.values() if priority == "bulk" else [self.lines["interactive"]]
-        return sum(self.pace.backlog_s(len(line), line.tokens, line.squares) for line in lines)
+        """Seconds of one core, for what waits of that class."""
+        line = self.lines[priority]
+        return self.pace.backlog_s(len(line), line.tokens, line.squares)
 
     def own_s(self, lengths: Sequence[int]) -> float:
         """Seconds of one core, for a request with encodings of these lengths."""
@@ -273,6 +273,7 @@ class Pool:
         self._batchers: list[Batcher] = []
         self._calls: dict[asyncio.Future[list[Outcome]], Call] = {}
         self._suspect_runs = False
+        self._interactive = Load(crew.size)
         self._since_bulk = 0  # batches of interactive work that went before waiting bulk
         self._jitter = random.Random()  # noqa: S311  # spreads out when clients come back; no secret
         self._awake = False
@@ -309,12 +310,27 @@ class Pool:
         return Unavailable("overloaded", "Too much work waits to answer this within its deadline.", retry_after=after)
 
     def wait_s(self, priority: Priority, batcher: Batcher | None = None) -> float:
-        """Seconds until a newcomer would begin to run."""
-        now = self.clock()
-        if len(self._calls) < self.crew.size and not self.waiting_tokens:
+        """Seconds until a newcomer would begin to run; without a batcher, at least."""
+        free = len(self._calls) < self.crew.size and (batcher is None or batcher.calls < batcher.at_most)
+        if free and not self.waiting_tokens:
             return 0.0
-        running = sum(call.left_s(now) for call in self._calls.values())
-        return (running + sum(one.backlog_s(priority) for one in self._batchers)) / self.crew.size
+        now = self.clock()
+        calls, batchers = list(self._calls.values()), self._batchers
+        wait_s = self._drained_s(priority, now, calls, batchers, self.crew.size)
+        if batcher is not None and batcher.at_most < self.crew.size:
+            calls = [call for call in calls if call.batcher is batcher]
+            wait_s = max(wait_s, self._drained_s(priority, now, calls, [batcher], batcher.at_most))
+        return wait_s
+
+    def _drained_s(
+        self, priority: Priority, now: float, calls: Sequence[Call], batchers: Sequence[Batcher], cores: int
+    ) -> float:
+        """Seconds until so many cores have done these calls and what waits; bulk has only what others leave."""
+        ahead = sum(call.left_s(now) for call in calls) + sum(one.backlog_s("interactive") for one in batchers)
+        if priority == "interactive":
+            return ahead / cores
+        spare = max(1 / BULK_EVERY, 1 - self._interactive.share(now))
+        return (ahead + sum(one.backlog_s("bulk") for one in batchers) / spare) / cores
 
     @property
     def waiting_tokens(self) -> int:
@@ -401,6 +417,8 @@ class Pool:
                 item.answer.set_exception(outcome)
             else:
                 item.answer.set_result(outcome)
+        if batch[0].priority == "interactive":
+            self._interactive.add(now - started, now)
         if ended:
             batcher.pace.learn([len(item) for item in batch], now - started)
 

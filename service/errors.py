@@ -7,6 +7,7 @@
     ├── BodyTooLarge 413          body_too_large
     ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
     ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks
+    ├── TooManyRequests 429      quota_exceeded
     ├── Internal 500              internal, invalid_engine_output
     ├── Unavailable 503           overloaded, draining, engine_unavailable
     └── DeadlineExceeded 504      deadline_exceeded
@@ -94,6 +95,13 @@ class Unprocessable(SwiftletError):
     status = 422
     title = "The request was understood but cannot be answered"
     codes = frozenset({"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks"})
+
+
+class TooManyRequests(SwiftletError):
+    status = 429
+    title = "This client sends more than its share"
+    codes = frozenset({"quota_exceeded"})
+    retryable = True
 
 
 class Internal(SwiftletError):

@@ -210,6 +210,14 @@ class Runtime:
             raise NotFound("unknown_model", "No model of that name serves this task; /models lists those there are.")
         return lane
 
+    def check(self, left_s: float, priority: Priority) -> None:
+        """Refuses a request before it is read, where none could be answered in time.
+
+        Raises:
+            Unavailable: too much waits for what is left of the deadline.
+        """
+        self._pool.check(left_s, priority)
+
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""
         self.ready = False

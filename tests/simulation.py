@@ -1,6 +1,6 @@
 """Load on the real scheduler and a synthetic engine, in virtual time: what comes in, what comes back, and when.
 
-    python tests/simulation.py        the table by which the rules of admission were chosen
+`python tests/simulation.py` prints the tables by which the rules were chosen.
 """
 
 from __future__ import annotations
@@ -131,16 +131,12 @@ async def _send(batcher: Batcher, client: Client, until: float, results: list[Re
     await asyncio.gather(*tasks)
 
 
-def simulate(
-    clients: Sequence[Client], until: float, crew: Crew | None = None, make: Callable[[Pool], Batcher] | None = None,
-    pool_type: type[Pool] = Pool,
-) -> list[Result]:
+def simulate(clients: Sequence[Client], until: float, crew: Crew | None = None) -> list[Result]:
     """The requests of all clients until then, in the order of their arrival."""
 
     async def main() -> list[Result]:
         loop = asyncio.get_running_loop()
-        pool = pool_type(crew or Crew(), 1 << 17, clock=loop.time)
-        batcher = make(pool) if make else Batcher("model", pool)
+        batcher = Batcher("model", pool := Pool(crew or Crew(), 1 << 17, clock=loop.time))
         results: list[Result] = []
         await asyncio.gather(*(_send(batcher, client, until, results) for client in clients))
         assert pool.waiting_tokens == 0
@@ -181,7 +177,10 @@ def main() -> None:
             rate = load * capacity(Crew())
             results = simulate([Client(lambda _, rate=rate: rate, timeout_s=timeout)], until)
             figures = summary(results, until)
-            print(f"{timeout:5} s {load:4}x of {rate / load:.0f}/s  " + "  ".join(f"{k} {v:.3f}" for k, v in figures.items()))
+            print(
+                f"{timeout:5} s {load:4}x of {rate / load:.0f}/s  "
+                + "  ".join(f"{k} {v:.3f}" for k, v in figures.items())
+            )
 
 
 if __name__ == "__main__":

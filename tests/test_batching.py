@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tokenizer import Encoding
