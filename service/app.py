@@ -27,7 +27,6 @@ from service.errors import (
     NotFound,
     SwiftletError,
     TooManyRequests,
-    Unavailable,
     Unprocessable,
     report,
 )
@@ -46,10 +45,11 @@ T = TypeVar("T")
 
 
 def create_app(runtime: Runtime) -> FastAPI:
-    """The application over a runtime that is loaded; it closes the runtime when it ends."""
+    """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await runtime.open()
         yield
         await runtime.close()
 
@@ -82,7 +82,7 @@ def _answering(runtime: Runtime, task: str, quota: Quota | None) -> Handler:
 
     async def answer(request: Request) -> Response:
         started = time.monotonic()
-        _check_ready(runtime)
+        runtime.check_open()
         timeout_s = _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
         priority = _priority(request.headers)
         if quota is not None:
@@ -112,7 +112,7 @@ def _listing(runtime: Runtime) -> Handler:
 
 def _readiness(runtime: Runtime) -> Handler:
     async def ready(_: Request) -> Response:
-        _check_ready(runtime)
+        runtime.check_ready()
         return JSONResponse({"ready": True})
 
     return ready
@@ -120,11 +120,6 @@ def _readiness(runtime: Runtime) -> Handler:
 
 async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
-
-
-def _check_ready(runtime: Runtime) -> None:
-    if not runtime.ready:
-        raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
 
 
 def _timeout_ms(headers: Headers, default: int) -> int:

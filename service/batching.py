@@ -32,7 +32,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -156,11 +156,15 @@ class Batcher:
     def __init__(self, model: str, pool: Pool) -> None:
         """Joins the pool; `model` is the name that its crew knows."""
         self.model = model
-        self.pace = Pace(pool.crew.cost(model))
         self.lines: dict[Priority, Line] = {"interactive": Line(), "bulk": Line()}
         self.calls = 0  # that run
         self._pool = pool
         pool.join(self)
+
+    @cached_property
+    def pace(self) -> Pace:
+        """What its calls take. The crew knows its engine's cost only once that is loaded."""
+        return Pace(self._pool.crew.cost(self.model))
 
     def submit(
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"

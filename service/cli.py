@@ -21,7 +21,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from models.training.plot import Against
-    from service.runtime import Model, Runtime
+    from service.runtime import LoadedModel, Runtime
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
@@ -275,7 +275,7 @@ def _announce(url: str, runtime: Runtime) -> None:
     sys.stdout.flush()
 
 
-def _describe(model: Model) -> str:
+def _describe(model: LoadedModel) -> str:
     manifest = model.manifest
     size = sum(file.size for file in manifest.files.values())
     labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""

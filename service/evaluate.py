@@ -33,7 +33,7 @@ from models.datasets import DatasetError
 from models.metrics import Score, Threshold
 from models.tokenizer import Tokenizer, Window
 from service.errors import SetupError, Unprocessable
-from service.runtime import Model, Runtime
+from service.runtime import LoadedModel, Runtime
 from service.settings import Settings
 from service.tasks import qa
 from service.types import Row, Task
@@ -73,7 +73,7 @@ class _Case:
 
 
 def evaluate(
-    model: Model, data: Path, *, limit: int | None = None, skip: int = 0, progress: Progress | None = None
+    model: LoadedModel, data: Path, *, limit: int | None = None, skip: int = 0, progress: Progress | None = None
 ) -> Evaluation:
     """Measures a model on a data file, and closes it.
 
@@ -103,7 +103,7 @@ def evaluate(
     return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
 
 
-def ask(model: Model, inputs: Sequence[Any]) -> list[str]:
+def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     """The first label, answer or word that a model gives to each of these, which are as a request has them.
 
     The model is closed.
@@ -123,8 +123,8 @@ def agreement(one: Evaluation, other: Evaluation) -> Score:
     return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
 
 
-async def _ask(model: Model, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
-    runtime = Runtime(Settings(), [model])
+async def _ask(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
+    runtime = Runtime.of(Settings(), [model])
     (lane,) = runtime.lanes.values()
     places = asyncio.Semaphore(IN_FLIGHT)
     done = 0
@@ -203,7 +203,7 @@ def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> dict[str, Score]:
     return {f"always the commonest {kind}": metrics.mean([float(one == commonest) for one in right])}
 
 
-def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+def _classify(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
     labels = model.manifest.labels
     for example in datasets.labelled(data)[skip:stop]:
         if example.label >= len(labels):
@@ -219,7 +219,7 @@ def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable
         yield _Case({"inputs": example.text, "parameters": {"top_k": 1}}, (wanted,), mark)
 
 
-def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
+def _qa(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
     questions = datasets.questions(data)[skip:stop]
     some_impossible = any(not question.answers for question in questions)
     for question in questions:
@@ -237,7 +237,7 @@ def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case
         yield _Case({"inputs": inputs, "parameters": parameters}, question.answers, mark)
 
 
-def _fill_mask(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+def _fill_mask(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
     tokenizer = Tokenizer.load(model.artifact.file(TOKENIZER))
     for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
         paragraphs = [text for text in document.split("\n") if len(text) in PARAGRAPH]

@@ -24,7 +24,7 @@ from service import plugins, tasks
 from service.errors import SetupError, SwiftletError
 from service.evaluate import Evaluation, Progress, agreement, ask, evaluate
 from service.golden import replay
-from service.runtime import Model, load_model
+from service.runtime import LoadedModel, load_model
 from service.types import Batch
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _write_card(stage: Path, card: Mapping[str, Any]) -> None:
     (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _load(stage: Path, manifest: Manifest) -> Model:
+def _load(stage: Path, manifest: Manifest) -> LoadedModel:
     artifacts.seal(stage, manifest)
     return load_model(stage, "onnx_cpu")
 
@@ -257,7 +257,7 @@ def _tell(evaluation: Evaluation) -> dict[str, Any]:
     return told | ({"upper_bounds": bounds} if bounds else {})
 
 
-def _show(model: Model, weaknesses: Sequence[Weakness], report: Callable[[str], None]) -> list[dict[str, Any]]:
+def _show(model: LoadedModel, weaknesses: Sequence[Weakness], report: Callable[[str], None]) -> list[dict[str, Any]]:
     """What the model answers where it is known to go wrong, if it does."""
     shown = []
     for weakness, answer in zip(weaknesses, ask(model, [one.inputs for one in weaknesses]), strict=True):
@@ -282,7 +282,7 @@ def _compare(reached: Evaluation | None, lowered: Evaluation | None, max_loss: f
     return {"int8": {"loss": loss, "agreement": asdict(agreement(reached, lowered))}}
 
 
-def _latency(model: Model, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
+def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
     """Milliseconds for one row on one core, and which core."""
     ids = np.full(tokens, 5, np.int64)
     encoding = Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))

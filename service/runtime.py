@@ -16,13 +16,13 @@ import models
 from models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
 from models.tokenizer import Tokenizer
 from models.vocabulary import TokenizerError
-from service import engines, plugins, tasks, timings
+from service import plugins, tasks, timings
 from service.batching import Batcher, Pool
-from service.crew import Hosted, InProcess
-from service.errors import DeadlineExceeded, Fault, NotFound, SetupError, Unprocessable
-from service.golden import replay
+from service.crew import Hosted, InProcess, host
+from service.errors import DeadlineExceeded, Fault, NotFound, SetupError, Unavailable, Unprocessable
 from service.settings import Settings
-from service.types import Deadline, Engine, Priority, Row, Submit, Task
+from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task
+from service.workers import Workers
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
 LIGHT: Final = 256  # numbers: to decode so few takes less time than to ask a thread for it (0.03 ms, 0.06 ms)
@@ -30,41 +30,56 @@ CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: what runs
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound="Model")
 
 
 @dataclass(frozen=True)
 class Model:
-    """An artifact that was verified and loaded, and whose golden answers the engine reproduces."""
+    """An artifact that was verified, with what its answers mean."""
 
     artifact: Artifact
     task: Task[Any, Any]
     engine_name: str
-    engine: Engine
-    deviation: float | None  # largest |output - golden|; None where the engine runs no network
-    seconds: float  # that all this took
 
     @property
     def manifest(self) -> Manifest:
         return self.artifact.manifest
 
 
-def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> Model:
-    """Verifies, loads and replays one artifact.
+@dataclass(frozen=True)
+class LoadedModel(Model):
+    """A model in an engine of this process, which reproduces its golden answers."""
 
-    `tokenizers`, by their SHA-256, are those of the models loaded before: one that is equal is shared, which saves
-    15 MB and 0.1 s a model.
+    engine: Engine
+    deviation: float | None  # largest |output - golden|; None where the engine runs no network
+    seconds: float  # that all this took
+
+
+def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> LoadedModel:
+    """Verifies, loads and replays one artifact; `tokenizers` as in `open_model`.
 
     Raises:
         ArtifactError: the directory is not an artifact that works.
         SetupError: there is no such engine or task, or something it needs is not installed.
     """
     started = time.monotonic()
+    model = open_model(path, engine_name, tokenizers)
+    hosted, deviation = host(model.artifact, engine_name)
+    return LoadedModel(**vars(model), engine=hosted.engine, deviation=deviation, seconds=time.monotonic() - started)
+
+
+def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> Model:
+    """Verifies an artifact and makes its task.
+
+    `tokenizers`, by their SHA-256, are those of the models opened before: one that is equal is shared, which saves
+    15 MB and 0.1 s a model.
+
+    Raises:
+        ArtifactError: the directory is not an artifact, or not a consistent one.
+        SetupError: there is no such task.
+    """
     artifact = open_artifact(path)
-    task = _make_task(artifact, {} if tokenizers is None else tokenizers)
-    # One thread a call and one call a core: two calls side by side do more than two threads in one call.
-    engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
-    deviation = replay(artifact, engine) if engine.faithful else None
-    return Model(artifact, task, engine_name, engine, deviation, time.monotonic() - started)
+    return Model(artifact, _make_task(artifact, {} if tokenizers is None else tokenizers), engine_name)
 
 
 def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any, Any]:
@@ -159,17 +174,14 @@ async def _all(work: Sequence[Awaitable[Row]]) -> list[Row]:
 
 
 class Runtime:
-    """All lanes of the process, over one pool of cores."""
+    """All lanes of the process, over one crew."""
 
-    def __init__(self, settings: Settings, served: Sequence[Model]) -> None:
+    def __init__(self, settings: Settings, served: Sequence[Model], crew: Crew) -> None:
         """Raises SetupError where two models have one name."""
         self.settings = settings
-        self.ready = True
-        self.stuck = False  # whether closing left an engine call behind that does not end
-        self._crew = InProcess(
-            {model.manifest.name: Hosted(model.engine, model.manifest.width) for model in served}, settings.cores
-        )
-        self._pool = Pool(self._crew, settings.max_waiting_tokens)
+        self.draining = False
+        self._crew = crew
+        self._pool = Pool(crew, settings.max_waiting_tokens)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
         for model in served:
@@ -179,17 +191,50 @@ class Runtime:
             self.lanes[name] = Lane(model, Batcher(name, self._pool).submit, self._threads, settings.max_waiting_tokens)
 
     @classmethod
+    def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
+        """Over engines of this process."""
+        hosted = {model.manifest.name: Hosted(model.engine, model.manifest.width) for model in served}
+        return cls(settings, served, InProcess(hosted, settings.cores))
+
+    @classmethod
     def load(cls, settings: Settings) -> Runtime:
-        """Loads all models of the settings; blocks until they are ready.
+        """Loads all models of the settings into engines of this process; blocks until they are ready.
 
         Raises:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
         tokenizers: dict[str, Tokenizer] = {}
         served = [load_model(path, settings.engine, tokenizers) for path in locate(settings.models)]
-        if not settings.models:  # nobody chose an order: of the embedded models, the better answers first
-            served.sort(key=_measured, reverse=True)
-        return cls(settings, served)
+        return cls.of(settings, _in_order(settings, served))
+
+    @classmethod
+    def start(cls, settings: Settings) -> Runtime:
+        """As `load`, but the engines are in a process of their own."""
+        paths, tokenizers = locate(settings.models), dict[str, Tokenizer]()
+        crew = Workers(settings.engine, paths, settings.cores, log_level=settings.log_level)
+        try:
+            served = [open_model(path, settings.engine, tokenizers) for path in paths]
+            runtime = cls(settings, _in_order(settings, served), crew)
+            crew.load()
+        except BaseException:
+            crew.abandon()
+            raise
+        return runtime
+
+    async def open(self) -> None:
+        """Begins to watch over the engines, on the event loop that requests will come on."""
+        await self._crew.open()
+
+    def check_open(self) -> None:
+        """Raises Unavailable where no request is taken any more."""
+        if self.draining:
+            raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+
+    def check_ready(self) -> None:
+        """Raises Unavailable where a request could not be answered at once."""
+        self.check_open()
+        if not self._crew.ready:
+            raise Unavailable("engine_unavailable", "The engine does not work at the moment.", retry_after=1.0)
 
     @property
     def tasks(self) -> dict[str, Lane]:
@@ -220,7 +265,12 @@ class Runtime:
 
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""
-        self.ready = False
+        self.draining = True
         await self._pool.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.stuck = not await self._crew.close(CLOSE_S)
+        await self._crew.close(CLOSE_S)
+
+
+def _in_order(settings: Settings, served: list[M]) -> list[M]:
+    """Where nobody chose an order: of the embedded models, the better answers first."""
+    return served if settings.models else sorted(served, key=_measured, reverse=True)

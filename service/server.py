@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Callable
 
@@ -12,8 +11,6 @@ import uvicorn
 from service.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
-
-log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, announce: Callable[[str, Runtime], None]) -> None:
@@ -25,7 +22,7 @@ def serve(settings: Settings, announce: Callable[[str, Runtime], None]) -> None:
         ArtifactError, SetupError: a model cannot be served.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    runtime = Runtime.load(settings)
+    runtime = Runtime.start(settings)
     config = uvicorn.Config(
         create_app(runtime),
         host=settings.host,
@@ -42,10 +39,6 @@ def serve(settings: Settings, announce: Callable[[str, Runtime], None]) -> None:
         timeout_graceful_shutdown=settings.shutdown_timeout_s,
     )
     _Server(config, lambda url: announce(url, runtime)).run()
-    if runtime.stuck:
-        log.error("An engine call does not end; leaving without it.")
-        logging.shutdown()
-        os._exit(1)  # the interpreter would wait for its thread
 
 
 class _Server(uvicorn.Server):

@@ -16,7 +16,7 @@ from checkpoints import relative_error
 from models.artifact import ONNX, Artifact, find_artifacts, open_artifact
 from models.tokenizer import Tokenizer
 from service.release import golden_encodings
-from service.runtime import BUNDLED, Model, Runtime, load_model
+from service.runtime import BUNDLED, LoadedModel, Runtime, load_model
 from service.settings import Settings
 from service.types import Batch
 
@@ -36,7 +36,7 @@ def of_task(task: str) -> list[str]:
 
 
 @cache
-def model(name: str, engine: str = "onnx_cpu") -> Model:
+def model(name: str, engine: str = "onnx_cpu") -> LoadedModel:
     return load_model(BUNDLED / name, engine)
 
 
@@ -45,7 +45,7 @@ def artifact(name: str) -> Artifact:
 
 
 async def _ask(name: str, bodies: list[dict]) -> list:
-    runtime = Runtime(Settings(), [load_model(BUNDLED / name, "onnx_cpu")])
+    runtime = Runtime.of(Settings(), [load_model(BUNDLED / name, "onnx_cpu")])
     lane = runtime.lanes[name]
     try:
         requests = [lane.model.task.Request.model_validate(body) for body in bodies]

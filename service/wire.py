@@ -1,0 +1,82 @@
+"""What is said between the service and its engine process: arrays of numbers, little-endian, and no pickle.
+
+A message is its length in bytes as one int64, then that many bytes. A call is int64 throughout:
+
+    id, model, B, offsets (B + 1), focus_offsets (B + 1), input_ids (T), token_type_ids (T), focus (N)
+
+The names are those of `Batch`; `model` counts the models in the order in which they were hosted. Its answer is int64,
+then float32:
+
+    id, B, shapes (B, 2) | the numbers of all rows, one after the other
+
+A shape is (F, O); where an encoding has no row it is (-1, which of `CODES` says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.tokenizer import Encoding
+from service.crew import FAULTS
+from service.errors import Internal
+from service.types import Batch, Outcome
+
+HEAD_BYTES: Final = 8
+CODES: Final = tuple(FAULTS)
+
+_INT: Final = np.dtype("<i8")
+_FLOAT: Final = np.dtype("<f4")
+
+
+def length_of(head: bytes | bytearray) -> int:
+    """How many bytes follow the head of a message."""
+    return int.from_bytes(head[:HEAD_BYTES], "little")
+
+
+def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
+    """A call, head included."""
+    batch = Batch.of(encodings)
+    parts = batch.offsets, batch.focus_offsets, batch.input_ids, batch.token_type_ids, batch.focus
+    return _message(np.concatenate([[id_, model, len(batch)], *parts]).astype(_INT).tobytes())
+
+
+def unpack_call(message: bytes | bytearray) -> tuple[int, int, list[Encoding]]:
+    """The id, the model and the encodings of a call without its head. They are views of the message."""
+    numbers = np.frombuffer(message, _INT)
+    id_, model, size = numbers[:3].tolist()
+    offsets, focus_offsets, rest = np.split(numbers[3:], [size + 1, 2 * size + 2])
+    tokens = int(offsets[-1])
+    input_ids, token_type_ids, focus = np.split(rest, [tokens, 2 * tokens])
+    return id_, model, Batch(input_ids, token_type_ids, offsets, focus, focus_offsets).encodings()
+
+
+def pack_answer(id_: int, outcomes: Sequence[Outcome]) -> bytes:
+    """An answer, head included."""
+    shapes = [(-1, CODES.index(one.code)) if isinstance(one, Internal) else one.shape for one in outcomes]
+    rows = [np.asarray(one, _FLOAT).tobytes() for one in outcomes if not isinstance(one, Internal)]
+    numbers = np.array([id_, len(outcomes), *(n for shape in shapes for n in shape)], _INT)
+    return _message(numbers.tobytes(), *rows)
+
+
+def unpack_answer(message: bytes | bytearray) -> tuple[int, list[Outcome]]:
+    """The id and the outcomes of an answer without its head. Rows are copies: none holds another's numbers."""
+    id_, size = np.frombuffer(message, _INT, 2).tolist()
+    shapes = np.frombuffer(message, _INT, 2 * size, 2 * _INT.itemsize).reshape(size, 2).tolist()
+    outcomes: list[Outcome] = []
+    at = (2 + 2 * size) * _INT.itemsize
+    for rows, width in shapes:
+        if rows < 0:
+            outcomes.append(Internal(CODES[width], FAULTS[CODES[width]]))
+            continue
+        numbers: NDArray[np.float32] = np.frombuffer(message, _FLOAT, rows * width, at)
+        outcomes.append(numbers.reshape(rows, width).astype(np.float32))
+        at += numbers.nbytes
+    return id_, outcomes
+
+
+def _message(*parts: bytes) -> bytes:
+    return b"".join([sum(map(len, parts)).to_bytes(HEAD_BYTES, "little"), *parts])

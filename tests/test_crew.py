@@ -1,0 +1,72 @@
+"""Every encoding of a batch has an outcome of its own, whatever the engine does; a crew of threads gives them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from artifacts import make_artifact
+from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, encoding, row_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.artifact import ArtifactError
+from service.crew import FAULTS, Hosted, InProcess, host, run_batch
+from service.errors import Internal, SetupError
+
+
+def codes(outcomes) -> list[str | None]:
+    return [one.code if isinstance(one, Internal) else None for one in outcomes]
+
+
+@given(st.integers(1, 33), st.sets(st.integers(0, 32)))
+def test_only_those_fail_that_fail_alone(n, guilty):
+    def answer(asked):
+        if guilty & set(asked):
+            raise RuntimeError("cannot")
+        return [row_of(tag) for tag in asked]
+
+    outcomes = run_batch(Hosted(Engine(answer), WIDTH), [encoding(tag) for tag in range(n)])
+
+    assert codes(outcomes) == ["internal" if tag in guilty else None for tag in range(n)]
+    assert all(one.tolist() == row_of(tag).tolist() for tag, one in enumerate(outcomes) if tag not in guilty)
+
+
+def test_a_failure_has_the_sentence_of_its_code():
+    bad = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
+    outcomes = run_batch(Hosted(Engine(lambda _: bad), WIDTH), [encoding(tag) for tag in range(2)])
+
+    assert [one.detail for one in outcomes] == [FAULTS["invalid_engine_output"]] * 2
+
+
+def test_a_crew_of_threads_runs_as_many_calls_at_a_time_as_it_has_threads():
+    async def scenario():
+        engine = GatedEngine()
+        crew = InProcess({"model": Hosted(engine, WIDTH)}, size=2)
+        work = [asyncio.ensure_future(crew.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
+        calls = [await engine.called() for _ in work]
+
+        assert not await crew.close(0)
+        for call in calls:
+            call.finish()
+        assert [[row.tolist() for row in outcomes] for outcomes in await asyncio.gather(*work)] == [
+            [row_of(tag).tolist()] for tag in range(2)
+        ]
+        assert await crew.close(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_is_hosted_if_its_engine_answers_as_it_should(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    hosted, deviation = host(artifact, "onnx_cpu")
+
+    assert (hosted.width, deviation) == (3, 0.0)
+    assert host(artifact, "echo")[1] is None
+    artifact.file("model.onnx").write_bytes(b"no")
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        host(artifact, "onnx_cpu")
+    with pytest.raises(SetupError, match="no 'abacus'"):
+        host(artifact, "abacus")

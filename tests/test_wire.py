@@ -1,0 +1,61 @@
+"""What goes into one end of the wire comes out of the other."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from models.tokenizer import Encoding
+from service import wire
+from service.crew import FAULTS
+from service.errors import Internal
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@st.composite
+def encodings(draw):
+    tokens, focus = draw(st.integers(0, 20)), draw(st.integers(0, 5))
+    ids, types = (draw(arrays.arrays(np.int64, tokens, elements=INT64)) for _ in range(2))
+    return Encoding(ids, types, draw(arrays.arrays(np.int64, focus, elements=INT64)))
+
+
+ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(0, 50)))
+FAILURES = st.sampled_from(list(FAULTS)).map(lambda code: Internal(code, FAULTS[code]))
+
+
+def body(message: bytes) -> bytes:
+    """A message without its head, which tells its length."""
+    assert wire.length_of(message) == len(message) - wire.HEAD_BYTES
+    return message[wire.HEAD_BYTES :]
+
+
+@given(INT64, st.integers(0, 100), st.lists(encodings(), min_size=1, max_size=20))
+def test_a_call_comes_through(id_, model, asked):
+    returned, model_returned, found = wire.unpack_call(body(wire.pack_call(id_, model, asked)))
+
+    assert (returned, model_returned) == (id_, model)
+    assert [[part.tolist() for part in vars(one).values()] for one in found] == [
+        [part.tolist() for part in vars(one).values()] for one in asked
+    ]
+
+
+@given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20))
+def test_an_answer_comes_through_bit_for_bit(id_, outcomes):
+    message = bytearray(body(wire.pack_answer(id_, outcomes)))
+    returned, found = wire.unpack_answer(message)
+    message[:] = bytes(len(message))  # what was unpacked does not live in it
+
+    assert returned == id_
+    assert len(found) == len(outcomes)
+    for one, other in zip(found, outcomes, strict=True):
+        if isinstance(other, Internal):
+            assert (one.code, one.detail) == (other.code, other.detail)
+        else:
+            assert (one.dtype, one.shape, one.tobytes()) == (np.float32, other.shape, other.tobytes())
+
+
+def test_every_error_that_an_encoding_may_have_has_its_sentence():
+    assert FAULTS.keys() == Internal.codes

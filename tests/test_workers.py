@@ -1,0 +1,407 @@
+"""An engine process may hang, crash or be killed: the guilty fail, everybody else is served, and nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from artifacts import make_artifact
+from engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
+from fakes import PATIENCE_S, encoding, row_of, submit
+
+from models.artifact import GOLDEN, ArtifactError, open_artifact, seal
+from service import workers
+from service.batching import Batcher, Pool
+from service.breaker import LIMIT
+from service.crew import Hosted, InProcess, host
+from service.errors import DeadlineExceeded, Internal, SetupError, Unavailable
+from service.runtime import BUNDLED, Runtime
+from service.settings import Settings
+from service.types import Batch, Lost
+from service.workers import Workers
+
+MODEL = "tiny-qa"  # its rows are two numbers wide, as those of the faulty engine
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    """A directory with one artifact, and room for the files that tell the faulty engine what to do."""
+    make_artifact(tmp_path, "qa")
+    return tmp_path
+
+
+def start(place: Path, size: int = 2, spare: bool = False) -> Workers:
+    crew = Workers("faulty", [place / MODEL], size, spare=spare, main="faulty_process")
+    crew.load()
+    return crew
+
+
+@asynccontextmanager
+async def opened(crew: Workers):
+    await crew.open()
+    try:
+        yield crew
+    finally:
+        assert await crew.close(PATIENCE_S)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Waits for what must happen outside of this process."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def pid(crew: Workers) -> int:
+    return crew._serving._popen.pid
+
+
+async def ask(crew: Workers, *tags: int, patience_s: float = PATIENCE_S) -> list:
+    outcomes = await crew.run(MODEL, [encoding(tag) for tag in tags], patience_s)
+    return [one.code if isinstance(one, Internal) else one.tolist() for one in outcomes]
+
+
+def rows(*tags: int) -> list:
+    return [row_of(tag).tolist() for tag in tags]
+
+
+# What an engine may do to a call
+
+
+def test_rows_and_errors_come_from_the_process_as_from_a_thread(place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            assert await ask(crew, 1, 2, 3) == rows(1, 2, 3)
+            assert await ask(crew, 1, RAISE, 3) == [*rows(1), "internal", *rows(3)]
+            assert await ask(crew, NAN, 2) == ["invalid_engine_output", *rows(2)]
+            assert await ask(crew, 1, FEW) == ["invalid_engine_output"] * 2
+            assert crew.cost(MODEL).max_tokens == 512
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", [CRASH, EXIT])
+def test_where_the_process_dies_every_call_may_have_been_the_cause(how, place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            died = pid(crew)
+            beside = asyncio.ensure_future(ask(crew, ONCE))
+            await until((place / "once").exists)
+            outcomes = await asyncio.gather(ask(crew, how), beside, return_exceptions=True)
+
+            assert [(type(one), one.guilty) for one in outcomes] == [(Lost, True)] * 2
+            assert not crew.ready
+            assert await ask(crew, 1) == rows(1)
+            assert crew.ready
+            assert pid(crew) != died
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", [HANG, SEIZE])
+def test_a_call_that_hangs_is_ended_with_its_process_and_the_others_are_not_to_blame(how, place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            died = pid(crew)
+            beside = asyncio.ensure_future(ask(crew, ONCE))
+            await until((place / "once").exists)
+            with pytest.raises(Lost) as lost:
+                await ask(crew, how, patience_s=0.1)
+            with pytest.raises(Lost) as other:
+                await beside
+
+            assert (lost.value.guilty, other.value.guilty) == (True, False)
+            await until(lambda: not alive(died))
+            assert await ask(crew, 1) == rows(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_of_the_machine_is_no_hang(place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            paused = pid(crew)
+            os.kill(paused, signal.SIGSTOP)
+            call = asyncio.ensure_future(ask(crew, 1, patience_s=0.5))
+            await asyncio.sleep(0)
+            time.sleep(1)  # this process stands still as well
+            os.kill(paused, signal.SIGCONT)
+
+            assert await call == rows(1)
+            assert pid(crew) == paused
+
+    asyncio.run(scenario())
+
+
+# What the pool makes of it
+
+
+async def outcomes_of(crew: Workers, tags: list[int], patience_s: float = PATIENCE_S) -> list:
+    pool = Pool(crew, 1 << 16, patience_s)
+    batcher = Batcher(MODEL, pool)
+    found = await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in tags), return_exceptions=True)
+    return [one.code if isinstance(one, Internal) else one.tolist() for one in found]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_of_sixteen_only_the_one_that_kills_the_process_fails(size, place):
+    async def scenario():
+        async with opened(start(place, size)) as crew:
+            tags = [*range(10), CRASH, *range(10, 15)]
+
+            assert await outcomes_of(crew, tags) == [*rows(*range(10)), "internal", *rows(*range(10, 15))]
+
+    asyncio.run(scenario())
+
+
+def test_of_several_only_the_one_that_hangs_fails(place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            assert await outcomes_of(crew, [1, 2, HANG, 3], patience_s=0.1) == [*rows(1, 2), "internal", *rows(3)]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_under_way_when_the_process_was_killed_is_answered_by_the_spare(place):
+    async def scenario():
+        async with opened(start(place, spare=True)) as crew:
+            await until(lambda: crew._spare)
+            work = asyncio.ensure_future(outcomes_of(crew, [1, 2, ONCE, 4, 5]))
+            await until((place / "once").exists)
+            died, spare = pid(crew), crew._spare
+            os.kill(died, signal.SIGKILL)
+            await until(lambda: crew._serving is spare)
+
+            assert crew.ready
+            assert await work == rows(1, 2, ONCE, 4, 5)
+            await until(lambda: crew._spare)
+            assert not alive(died)
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
+    async def scenario():
+        async with opened(start(place, 1)) as crew:
+            batcher = Batcher(MODEL, Pool(crew, 1 << 16, patience_s=0.6))
+            hangs = asyncio.ensure_future(submit(batcher, encoding(HANG), time.monotonic() + 0.2))
+            await until(lambda: crew._serving._patience)
+            other = asyncio.ensure_future(submit(batcher, encoding(1), soon()))
+            with pytest.raises(DeadlineExceeded):
+                await hangs
+
+            assert (await other).tolist() == row_of(1).tolist()
+
+    asyncio.run(scenario())
+
+
+# What becomes of the processes
+
+
+def test_a_spare_that_dies_is_replaced(place):
+    async def scenario():
+        async with opened(start(place, spare=True)) as crew:
+            await until(lambda: crew._spare)
+            spare = crew._spare
+            os.kill(spare._popen.pid, signal.SIGKILL)
+            await until(lambda: crew._spare not in (None, spare))
+
+            assert crew.ready
+
+    asyncio.run(scenario())
+
+
+def test_where_no_process_can_be_started_callers_are_told_until_one_can(place, monkeypatch):
+    monkeypatch.setattr(workers, "BACK_OFF_S", (0.01,))
+
+    async def scenario():
+        async with opened(start(place)) as crew:
+            (place / "refuse").touch()
+            os.kill(pid(crew), signal.SIGKILL)
+            await until(lambda: not crew.ready)
+            with pytest.raises(Unavailable) as refusal:
+                await ask(crew, 1)
+
+            assert refusal.value.code == "engine_unavailable"
+            assert refusal.value.retry_after
+            (place / "refuse").unlink()
+            await until(lambda: crew.ready)
+            assert await ask(crew, 1) == rows(1)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found_to_work_again(place, monkeypatch):
+    monkeypatch.setattr(workers, "PROBE_S", 0.01)
+
+    async def scenario():
+        async with opened(start(place, 1)) as crew:
+            first = pid(crew)
+            (place / "broken").touch()
+            for _ in range(LIMIT):
+                assert await ask(crew, 1) == ["internal"]
+            assert not crew.ready
+            await until(lambda: crew.ready)
+            assert pid(crew) != first
+            for _ in range(LIMIT):
+                assert await ask(crew, 1, 2) == ["internal"] * 2
+            assert not crew.ready
+            with pytest.raises(Unavailable) as refusal:
+                await ask(crew, 1)
+
+            assert refusal.value.code == "engine_unavailable"
+            (place / "broken").unlink()
+            await until(lambda: crew.ready)
+            assert await ask(crew, 1) == rows(1)
+
+    asyncio.run(scenario())
+
+
+def test_twenty_kills_leave_nothing_behind(place):
+    def holds() -> tuple[int, int]:
+        children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True, text=True)
+        return len(os.listdir("/proc/self/fd")), len(children.stdout.split())
+
+    async def scenario():
+        async with opened(start(place, 1)) as crew:
+            for n in range(21):
+                assert await ask(crew, n) == rows(n)
+                if n == 0:
+                    before, threads = holds(), threading.active_count()
+                if n < 20:
+                    os.kill(pid(crew), signal.SIGKILL)
+                    await until(lambda: not crew.ready)
+            await until(lambda: holds() == before)
+
+            assert threading.active_count() <= threads + 8  # those of the event loop's executor
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from fakes import encoding
+from service.workers import Workers
+
+async def main():
+    crew = Workers("faulty", [Path(sys.argv[1])], 1, spare=False, main="faulty_process")
+    crew.load()
+    await crew.open()
+    print(crew._serving._popen.pid, flush=True)
+    await crew.run("tiny-qa", [encoding(int(sys.argv[2]))], 1000)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("tag", [1, HANG, SEIZE], ids=["idle", "hangs", "hangs with the lock"])
+def test_the_process_dies_with_its_parent(tag, place):
+    command = [sys.executable, "-c", PARENT, str(place / MODEL), str(tag)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.kill()
+    asyncio.run(until(lambda: not alive(child)))
+
+
+def test_the_process_leaves_signals_to_its_parent(place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            for which in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid(crew), which)
+
+            assert await ask(crew, 1) == rows(1)
+            assert os.getpgid(pid(crew)) != os.getpgrp()
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_a_process_that_hangs(place):
+    async def scenario():
+        crew = start(place, 1)
+        await crew.open()
+        child = pid(crew)
+        call = asyncio.ensure_future(ask(crew, SEIZE))
+        await until(lambda: crew._serving._patience)
+
+        assert await crew.close(PATIENCE_S)
+        assert not alive(child)
+        assert not crew.ready
+        with pytest.raises(Lost):
+            await call
+        with pytest.raises(Unavailable):
+            await ask(crew, 1)
+
+    asyncio.run(scenario())
+
+
+# Start-up
+
+
+def test_what_keeps_a_model_from_being_hosted_is_said_in_the_same_sentence(place, capfd):
+    artifact = open_artifact(place / MODEL)
+    artifact.file(GOLDEN).write_bytes(b"no")
+    seal(artifact.path, replace(artifact.manifest))
+    for settings, kind in (
+        (Settings(models=(str(artifact.path),), cores=1), ArtifactError),
+        (Settings(models=(str(artifact.path),), engine="abacus"), SetupError),
+        (Settings(models=(str(place / "none"),)), SetupError),
+        (Settings(models=(str(artifact.path),) * 2, engine="echo"), SetupError),
+    ):
+        with pytest.raises(kind) as isolated:
+            Runtime.start(settings)
+        with pytest.raises(kind) as plain:
+            Runtime.load(settings)
+
+        assert str(isolated.value) == str(plain.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_process_that_ends_while_it_loads_is_said_to():
+    with pytest.raises(SetupError, match="ended before the models were loaded"):
+        Workers("echo", [], 1, main="this_module_is_not_there").load()
+
+
+@pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
+def test_rows_are_those_of_a_thread_bit_for_bit(name):
+    artifact = open_artifact(BUNDLED / name)
+    with np.load(artifact.file(GOLDEN)) as file:
+        arrays = {key: file[key] for key in file if key not in ("rows", "columns")}
+    encodings = Batch(**arrays).encodings()
+
+    async def scenario():
+        threads = InProcess({name: Hosted(*host(artifact, "onnx_cpu")[0])}, 1)
+        crew = Workers("onnx_cpu", [artifact.path], 1, spare=False)
+        crew.load()
+        async with opened(crew):
+            return [await one.run(name, encodings, PATIENCE_S) for one in (threads, crew)]
+
+    here, there = asyncio.run(scenario())
+    assert [(row.shape, row.dtype, row.tobytes()) for row in here] == [
+        (row.shape, row.dtype, row.tobytes()) for row in there
+    ]
