@@ -8,6 +8,7 @@
     ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
     ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
     │                             answer_too_large
+    ├── TooManyRequests 429       quota_exceeded
     ├── Internal 500              internal, invalid_engine_output
     ├── Unavailable 503           overloaded, draining, engine_unavailable
     └── DeadlineExceeded 504      deadline_exceeded
@@ -97,6 +98,13 @@ class Unprocessable(SwiftletError):
     codes = frozenset(
         {"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks", "answer_too_large"}
     )
+
+
+class TooManyRequests(SwiftletError):
+    status = 429
+    title = "This client sends more than its share"
+    codes = frozenset({"quota_exceeded"})
+    retryable = True
 
 
 class Internal(SwiftletError):

@@ -21,7 +21,7 @@ from service.batching import Batcher, Pool
 from service.crew import Hosted, InProcess, host
 from service.errors import DeadlineExceeded, Fault, Internal, NotFound, SetupError, Unavailable, Unprocessable
 from service.settings import Settings
-from service.types import Crew, Deadline, Engine, Row, Submit, Task
+from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task
 from service.workers import Workers
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
@@ -131,7 +131,7 @@ class Lane:
         self._threads = threads
         self._max_tokens = max_tokens
 
-    async def answer(self, request: BaseModel, deadline: Deadline) -> Any:
+    async def answer(self, request: BaseModel, deadline: Deadline, priority: Priority = "interactive") -> Any:
         """The response to a request of this lane's task, as JSON-serialisable values.
 
         Raises:
@@ -144,7 +144,7 @@ class Lane:
                     parts = await self._aside(partial.encode, task, request)
                 encodings = [encoding for part in parts for encoding in part.encodings]
                 self._check_size(encodings)
-                work = [self._submit(encoding, deadline) for encoding in encodings]
+                work = self._submit(encodings, deadline, priority) if encodings else []
                 outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
                 with timings.measure("decode"):
                     if sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal)) <= LIGHT:
@@ -270,6 +270,14 @@ class Runtime:
         if lane is None or lane.model.manifest.task != task:
             raise NotFound("unknown_model", "No model of that name serves this task; /models lists those there are.")
         return lane
+
+    def check(self, left_s: float, priority: Priority) -> None:
+        """Refuses a request before it is read, where none could be answered in time.
+
+        Raises:
+            Unavailable: too much waits for what is left of the deadline.
+        """
+        self._pool.check(left_s, priority)
 
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""

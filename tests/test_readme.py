@@ -100,7 +100,7 @@ def test_the_table_of_settings_is_the_settings():
 
 
 def _default(value: Any) -> str:
-    return "–" if callable(value) or value in ((), "") else f"`{value}`"
+    return "–" if callable(value) or value in (None, (), "") else f"`{value}`"
 
 
 def test_the_table_of_errors_is_the_tree():
