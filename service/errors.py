@@ -1,14 +1,17 @@
 """Everything that can go wrong with a request, as one tree. Each error carries its own status and code.
 
     SwiftletError
-    ├── InvalidRequest 400        invalid_json, invalid_utf8
+    ├── InvalidRequest 400        bad_framing, invalid_json, invalid_utf8
     ├── NotFound 404              unknown_route, unknown_model
     ├── MethodNotAllowed 405      method_not_allowed
+    ├── ReceiveTimeout 408        receive_timeout
     ├── BodyTooLarge 413          body_too_large
+    ├── UriTooLong 414            uri_too_long
     ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
     ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
     │                             answer_too_large
     ├── TooManyRequests 429       quota_exceeded
+    ├── HeadersTooLarge 431       headers_too_large
     ├── Internal 500              internal, invalid_engine_output
     ├── Unavailable 503           overloaded, draining, engine_unavailable
     └── DeadlineExceeded 504      deadline_exceeded
@@ -65,7 +68,7 @@ class SwiftletError(Exception):
 class InvalidRequest(SwiftletError):
     status = 400
     title = "The request could not be read"
-    codes = frozenset({"invalid_json", "invalid_utf8"})
+    codes = frozenset({"bad_framing", "invalid_json", "invalid_utf8"})
 
 
 class NotFound(SwiftletError):
@@ -80,10 +83,23 @@ class MethodNotAllowed(SwiftletError):
     codes = frozenset({"method_not_allowed"})
 
 
+class ReceiveTimeout(SwiftletError):
+    status = 408
+    title = "The request did not arrive in time"
+    codes = frozenset({"receive_timeout"})
+    retryable = True
+
+
 class BodyTooLarge(SwiftletError):
     status = 413
     title = "The request body is too large"
     codes = frozenset({"body_too_large"})
+
+
+class UriTooLong(SwiftletError):
+    status = 414
+    title = "The address is too long"
+    codes = frozenset({"uri_too_long"})
 
 
 class UnsupportedMedia(SwiftletError):
@@ -105,6 +121,12 @@ class TooManyRequests(SwiftletError):
     title = "This client sends more than its share"
     codes = frozenset({"quota_exceeded"})
     retryable = True
+
+
+class HeadersTooLarge(SwiftletError):
+    status = 431
+    title = "The request's head is too large"
+    codes = frozenset({"headers_too_large"})
 
 
 class Internal(SwiftletError):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from service.errors import SwiftletError
+from service.errors import Internal, SwiftletError, report
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_FAULTS: Final = 16
@@ -40,7 +43,15 @@ class Problem(BaseModel):
 
 
 def render(error: SwiftletError, request_id: str) -> Response:
-    """The response to a request that failed."""
+    """The response to a request that failed. This cannot fail itself: there is one made beforehand."""
+    try:
+        return _render(error, request_id)
+    except Exception as mistake:
+        report(log, f"the error of request {request_id} could not be rendered", mistake)
+        return Response(LAST_RESORT, 500, media_type=MEDIA_TYPE)
+
+
+def _render(error: SwiftletError, request_id: str) -> Response:
     problem = Problem(
         type=f"urn:swiftlet:error:{error.code}",
         title=error.title,
@@ -57,3 +68,6 @@ def render(error: SwiftletError, request_id: str) -> Response:
     if error.retry_after is not None:
         headers = headers | {"retry-after": str(math.ceil(error.retry_after))}
     return Response(problem.model_dump_json(exclude_none=True), error.status, headers, MEDIA_TYPE)
+
+
+LAST_RESORT: Final = bytes(_render(Internal("internal", "The server made a mistake."), "unknown").body)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import uvicorn
 
 from service.app import create_app
+from service.protocol import Limits, limited
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -28,7 +29,7 @@ def serve(settings: Settings, announce: Callable[[str, Runtime], None]) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",  # refuses malformed framing, which the other parser lets pass
+        http=limited(Limits()),
         ws="none",
         lifespan="on",
         access_log=False,

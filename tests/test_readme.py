@@ -23,6 +23,7 @@ from service.app import create_app
 from service.cli import main
 from service.errors import Fault, SwiftletError, Unprocessable
 from service.problems import render
+from service.protocol import MOST_CONNECTIONS, Limits
 from service.runtime import BUNDLED, Runtime
 from service.settings import Settings
 from service.tasks import classify, fill_mask, qa
@@ -134,6 +135,22 @@ def test_the_table_of_limits_is_what_the_code_refuses_at():
         "tokens for each mask (`top_k`), fill-mask": f"{top_k['fill-mask']}",
         "characters of all sequences of the answer, fill-mask": f"{fill_mask.MAX_WRITTEN}",
         "targets, fill-mask": f"{most} of {long} characters each",
+    }
+
+
+def test_the_table_of_a_connections_limits_is_the_limits():
+    limits = Limits(connections=MOST_CONNECTIONS)
+
+    assert dict(table("Of a connection", "At most")) == {
+        "a request's head": f"{limits.head_bytes} bytes",
+        "headers": f"{limits.headers}",
+        "the address": f"{limits.target_bytes} bytes",
+        "until the head has arrived": f"{limits.head_s:g} s",
+        "until the whole request has arrived": f"{limits.receipt_s:g} s",
+        "until the client reads what it asked for": f"{limits.write_s:g} s",
+        "without a request": f"{limits.idle_s:g} s",
+        "requests at a time": "1; what is pipelined behind it is answered in order",
+        "connections": f"{limits.connections}, and half of the files the process may open (`ulimit -n`)",
     }
 
 

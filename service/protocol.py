@@ -1,0 +1,453 @@
+"""HTTP/1.1 as clients that are not our own get it: with deadlines and bounds on all that a connection may hold.
+
+uvicorn's protocol over httptools is the base. httptools refuses every malformed framing tried on it, where h11 answers
+some of them, and it takes a body in thousands of chunks without stalling the loop. What uvicorn 0.54 lacks is added
+here. It waits for ever for the rest of a request, and for a client that does not read. It takes heads of any size,
+several Hosts or none, and as many pipelined requests as arrive in one read. It takes trailers for headers, and the body
+of a request that offers an upgrade for the next request. Its own errors are plain text. And its one bound on
+connections counts the idle ones, so that a flood of those shuts everybody out.
+
+A connection is in one phase at a time:
+
+    IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ ANSWER ──▶ IDLE ...        any ──▶ CLOSING
+
+The parser is fed one request at a time. What comes while that one is answered is left unread, and nobody can have
+more than one request parsed or more than one read's bytes waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import re
+import resource
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service import problems
+from service.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    ReceiveTimeout,
+    SwiftletError,
+    Unavailable,
+    UriTooLong,
+)
+
+log = logging.getLogger(__name__)
+
+END: Final = b"\r\n\r\n"
+"""What every head ends with, and every chunked body: reads are cut there, and no piece has parts of two requests."""
+
+HOST: Final = re.compile(rb"[A-Za-z0-9._~%\[\]:-]*")
+LOG_EVERY_S: Final = 10.0
+MOST_CONNECTIONS: Final = 4096
+
+
+def capacity() -> int:
+    """Connections that one server holds: half of the files this process may open, the rest being for all else."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 2))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a connection may bring, and how long it may take. Every time is absolute: no byte extends it."""
+
+    head_bytes: int = 16_384
+    headers: int = 64
+    target_bytes: int = 8_192
+    head_s: float = 5.0  # from a request's first byte to the end of its head
+    receipt_s: float = 10.0  # from its first byte to its last; and from a connection's begin to its first byte
+    write_s: float = 10.0  # until a client reads what it asked for
+    idle_s: float = 75.0  # between requests: longer than balancers keep theirs (60 s), or they would use a closed one
+    linger_s: float = 1.0  # for a client to read an error while it still sends
+    connections: int = field(default_factory=capacity)
+
+    @property
+    def shortest_s(self) -> float:
+        return min(self.head_s, self.receipt_s, self.write_s, self.idle_s)
+
+
+class Room:
+    """What the connections of one server share: the places, who may have to give up theirs, and one line of log."""
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their client's next head; the longest first
+        self._refused: Counter[str] = Counter()
+        self._tell_at = -math.inf
+
+    def tell(self, error: SwiftletError, now: float) -> None:
+        """Logs an error's code, at most one line in a while; the next one has what was left out."""
+        self._refused[error.code] += 1
+        if now >= self._tell_at:
+            level = logging.INFO if error.status < 500 else logging.WARNING
+            counts = ", ".join(f"{code} ({count})" for code, count in sorted(self._refused.items()))
+            log.log(level, "Requests refused before the application saw them: %s", counts)
+            self._refused.clear()
+            self._tell_at = now + LOG_EVERY_S
+
+
+class Phase(enum.Enum):
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    CLOSING = enum.auto()
+
+
+IDLE, HEAD, BODY, ANSWER, CLOSING = Phase  # a class's attribute takes a while to look up where it is an enum's
+RECEIVING: Final = (IDLE, HEAD, BODY)
+
+
+def limited(limits: Limits) -> type[Connection]:
+    """The protocol of one server, for `uvicorn.Config(http=...)`."""
+    return type("Limited", (Connection,), {"limits": limits, "room": Room()})
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    limits: ClassVar[Limits]
+    room: ClassVar[Room]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.url = b""
+        self._phase = IDLE
+        self._last = False  # whether the request under way is the last
+        self._began = 0.0  # when its first byte came
+        self._head_bytes = 0
+        self._tail = b""  # the head's last bytes, since its end may come in two reads
+        self._body_bytes: int | None = None  # still to come; None: it is chunked
+        self._framing_bytes = 0  # since the last byte of a chunked body that is content
+        self._ahead = b""  # what came while a request was answered
+        # One timer per connection: it looks at the deadlines now and then, so that setting one costs nothing.
+        self._due = math.inf
+        self._write_due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What the transport tells
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) <= self.limits.connections or self._take_place():
+            self.room.waiting[self] = None
+            self._set_due(self.loop.time() + self.limits.receipt_s)
+        elif len(self.connections) <= self.limits.connections * 5 // 4:
+            detail = "The server has as many connections as it can hold, and each has a request under way."
+            self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
+        else:
+            transport.abort()  # so many are being refused that a sentence for each would cost what is left of files
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_due = self.loop.time() + self.limits.write_s
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_due = math.inf
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._phase = CLOSING
+        self.room.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Receiving
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what belongs to the request being received. What follows it waits until that one is answered."""
+        start = 0
+        try:
+            while start < len(data) and self._phase in RECEIVING:
+                start = self._read_body(data, start) if self._phase is BODY else self._read_head(data, start)
+        except SwiftletError as error:
+            self._refuse(error)
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # what a callback raised
+            unreadable = InvalidRequest("bad_framing", "The request is not well-formed HTTP/1.1.")
+            self._refuse(cause if isinstance(cause, SwiftletError) else unreadable)
+        else:
+            if self._phase is BODY:
+                self.cycle.transport = _Lingering(self)  # type: ignore[assignment]  # it has what a cycle uses
+            elif self._phase is ANSWER and start < len(data):
+                self._ahead += data[start:]
+                self.flow.pause_reading()
+
+    def _read_head(self, data: bytes, start: int) -> int:
+        """Feeds the parser a head, or what has come of it, and says how far that was.
+
+        Raises:
+            UriTooLong, HeadersTooLarge: there is more of it than there may be.
+        """
+        if self._phase is IDLE:
+            self._phase = HEAD
+            self._head_bytes, self._tail = 0, b""
+            self._began = self.loop.time()
+            self._due = self._began + self.limits.head_s
+            self.room.waiting.move_to_end(self)
+        end = self._end(data, start)
+        if end - start > self.limits.head_bytes - self._head_bytes:
+            end = start + self.limits.head_bytes - self._head_bytes
+        part = data[start:end]
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer that is not taken: the request is one as any other
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _UpgradeOffered):
+                raise
+            self._decline()
+        if self._phase is HEAD:
+            self._head_bytes += len(part)
+            self._tail = (self._tail + part[-3:])[-3:]
+            if self._head_bytes >= self.limits.head_bytes:
+                self._check_target()
+                raise HeadersTooLarge("headers_too_large", f"A head has at most {self.limits.head_bytes} bytes.")
+        return end
+
+    def _read_body(self, data: bytes, start: int) -> int:
+        """Feeds the parser a body, or what has come of it, and says how far that was.
+
+        Raises:
+            HeadersTooLarge: a chunked body's framing or trailers have as many bytes as a head may have.
+        """
+        if self._body_bytes is None:
+            end = self._end(data, start)
+            self._tail = (self._tail + data[max(start, end - 3) : end])[-3:]
+        else:
+            end = min(len(data), start + self._body_bytes)
+            self._body_bytes -= end - start
+        self._framing_bytes += end - start
+        self.parser.feed_data(data[start:end])
+        if self._phase is BODY:
+            if self._framing_bytes > self.limits.head_bytes:
+                raise HeadersTooLarge("headers_too_large", f"Trailers have at most {self.limits.head_bytes} bytes.")
+            if len(self.cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            self.cycle.message_event.set()
+        return end
+
+    def _end(self, data: bytes, start: int) -> int:
+        """Where a head, or a chunked body, may end; or how much there is."""
+        if self._tail:
+            straddling = (self._tail + data[start : start + 3]).find(END)
+            if straddling >= 0:
+                return start + straddling + len(END) - len(self._tail)
+        end = data.find(END, start)
+        return end + len(END) if end >= 0 else len(data)
+
+    def _decline(self) -> None:
+        """Has the head of a request with a body read again, without its offer of an upgrade.
+
+        The parser takes what follows the offer for another protocol, and would read the body as the next request.
+        Java's own client makes one (h2c) with whatever it posts.
+        """
+        first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"\r\n".join([first, *lines]) + END)
+
+    # What the parser tells
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        if self._body_bytes != 0 and self.parser.should_upgrade():
+            raise _UpgradeOffered
+        super().on_headers_complete()
+        self.headers = []  # the request has its list; trailers go into this one, which nobody reads
+        self._phase = BODY
+        self._due = self._began + self.limits.receipt_s
+        self._tail = b""
+        self._framing_bytes = 0
+        self.room.waiting.pop(self)
+        if self._last:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        if not self.cycle.response_complete:
+            self.cycle.body += body
+
+    def on_message_complete(self) -> None:
+        if self.cycle.response_complete:
+            self._rest()
+        else:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+            self._phase = ANSWER
+            self._due = math.inf  # the application has its own
+
+    def _check_target(self) -> None:
+        if len(self.url) > self.limits.target_bytes:
+            raise UriTooLong("uri_too_long", f"An address has at most {self.limits.target_bytes} bytes.")
+
+    def _check_head(self) -> None:
+        """Raises what is wrong in a head that the parser lets pass, and finds out how long the body is."""
+        self._check_target()
+        fields = dict(self.headers)
+        if len(self.headers) > self.limits.headers:
+            raise HeadersTooLarge("headers_too_large", f"A request has at most {self.limits.headers} headers.")
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise InvalidRequest("bad_framing", "HTTP/1.1 and 1.0 are spoken here.")
+        host = fields.get(b"host", None if version == "1.1" else b"")
+        if host is None or not HOST.fullmatch(host) or self._is_repeated(b"host", fields):
+            raise InvalidRequest("bad_framing", "A request has exactly one Host.")
+        if not self.url.startswith(b"/"):
+            self._check_form(host)
+        coding = fields.get(b"transfer-encoding")
+        if coding is None:
+            # The parser has seen to it that this is a number, and the only one.
+            self._body_bytes = int(fields.get(b"content-length", 0))
+        elif coding.lower() == b"chunked" and version == "1.1" and not self._is_repeated(b"transfer-encoding", fields):
+            self._body_bytes = None
+        else:
+            raise InvalidRequest("bad_framing", "The only transfer coding read here is chunked, in HTTP/1.1.")
+
+    def _is_repeated(self, name: bytes, fields: dict[bytes, bytes]) -> bool:
+        return len(fields) < len(self.headers) and sum(header[0] == name for header in self.headers) > 1
+
+    def _check_form(self, host: bytes) -> None:
+        """Raises what is wrong in a target that is no path. Absolute ones are what clients send to proxies."""
+        if self.parser.get_method() == b"CONNECT":
+            detail = "This address does not take that method."
+            raise MethodNotAllowed("method_not_allowed", detail, headers={"allow": "GET, POST"})
+        scheme, _, rest = self.url.partition(b"://")
+        absolute = scheme.lower() in (b"http", b"https") and rest.partition(b"/")[0].lower() == host.lower()
+        if self.url != b"*" and not absolute:
+            raise InvalidRequest("bad_framing", "The address is neither a path nor one at the request's Host.")
+
+    # Between requests
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self._phase is CLOSING or self.transport.is_closing():
+            return
+        if self._phase is ANSWER:
+            self._rest()
+        self.flow.resume_reading()
+        if self._ahead and self._phase is IDLE:
+            data, self._ahead = self._ahead, b""
+            self.data_received(data)
+
+    def _rest(self) -> None:
+        self._phase = IDLE
+        self._due = self.loop.time() + self.limits.idle_s
+        self.room.waiting[self] = None
+        if self._last:
+            self._leave()
+
+    # Ending
+
+    def shutdown(self) -> None:
+        """What has not begun will not; what has is the connection's last."""
+        self._last = True
+        if self._phase is IDLE:
+            self._leave()
+        elif self._phase in (BODY, ANSWER):
+            self.cycle.keep_alive = False
+
+    def _take_place(self) -> bool:
+        """Ends the connection that has waited longest for its client, if there is one."""
+        if not self.room.waiting:
+            return False
+        longest = next(iter(self.room.waiting))
+        if longest._phase is IDLE:
+            longest._leave()
+        else:
+            longest._refuse(Unavailable("overloaded", "The connection is needed for another client.", retry_after=1.0))
+        return True
+
+    def _set_due(self, due: float) -> None:
+        self._due = due
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(min(due, self.loop.time() + self.limits.shortest_s), self._check)
+
+    def _check(self) -> None:
+        """Acts on a deadline that has passed, or looks again in a while.
+
+        No deadline set from now on is nearer than the shortest limit, so looking again by then misses none.
+        """
+        now = self.loop.time()
+        if self.transport.is_closing() and self._phase is not CLOSING:
+            self._phase = CLOSING  # the application's last answer has not left yet
+            self._due = now + self.limits.write_s
+        if now < min(self._due, self._write_due):
+            self._set_due(self._due)
+        elif self._phase is CLOSING or now >= self._write_due:
+            self.transport.abort()
+        elif self._phase is IDLE:
+            self._leave()
+        else:
+            limit = self.limits.head_s if self._phase is HEAD else self.limits.receipt_s
+            self._refuse(ReceiveTimeout("receive_timeout", f"The request did not arrive within {limit:g} seconds."))
+
+    def _refuse(self, error: SwiftletError) -> None:
+        """Answers the request being received with an error, and ends the connection."""
+        self.room.tell(error, self.loop.time())
+        if self._phase is BODY:
+            if self.cycle.response_started:
+                self.transport.abort()  # it has an answer, or a part of one
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        request_id = uuid.uuid4().hex
+        response = problems.render(error, request_id)
+        own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
+        headers = [*self.server_state.default_headers, *response.raw_headers, *own]
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)]))
+        self._leave(lingering=True)
+
+    def _leave(self, lingering: bool = False) -> None:
+        """Closes the connection.
+
+        Lingering: a socket that is closed while the client sends is reset, and the client may never see the answer. So
+        only our side is closed, and what still comes is thrown away until the client closes its own.
+        """
+        self._phase = CLOSING
+        self.room.waiting.pop(self, None)
+        self._set_due(self.loop.time() + self.limits.linger_s)
+        if lingering and self.transport.can_write_eof():
+            self.flow.resume_reading()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+
+class _UpgradeOffered(Exception):
+    """Not an error; it is how a callback ends the parser's work."""
+
+
+class _Lingering:
+    """The transport of a request whose body is still coming, as far as uvicorn's cycle uses one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.write: Callable[[bytes], None] = connection.transport.write
+        self.is_closing: Callable[[], bool] = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection._leave(lingering=self._connection._phase is BODY)
