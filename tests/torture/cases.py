@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import random
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import uvloop
@@ -126,10 +128,8 @@ def deliveries(shelf: Path, scale: float) -> list[Outcome]:
 
 async def _deliver(shelf: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(shelf)))
-    runtime = Runtime.load(Settings(models=models, engine="stand_in", cores=2))
-    for lane in runtime.lanes.values():
-        if isinstance(lane.model.engine, stand_in.StandIn):
-            lane.model.engine.faults = FAULTS
+    with mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)}):
+        runtime = Runtime.load(Settings(models=models, engine="stand_in", cores=2))
     pick, seen = random.Random(3), Counter[str]()
     wrong = 0
 
