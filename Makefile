@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint clean
+.PHONY: help run test torture lint clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 14
@@ -17,6 +17,9 @@ run: $(SERVICE)/ready ## serve the embedded models on this machine's CPU
 
 test: $(DEVELOPMENT)/ready ## run the tests
 	$(DEVELOPMENT)/bin/pytest
+
+torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input: an hour, and a table
+	PYTHONPATH=.:tests:loadtest $(DEVELOPMENT)/bin/python -m torture
 
 lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff check

@@ -23,12 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import bodies, openapi, problems, timings
+from service.admission import Quota
 from service.errors import (
     Fault,
     Internal,
     MethodNotAllowed,
     NotFound,
     SwiftletError,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
     Unprocessable,
@@ -37,10 +39,13 @@ from service.errors import (
 from service.keys import Keys
 from service.proxies import client, is_trusted
 from service.runtime import Runtime
+from service.types import Priority
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_HEADER: Final = "x-request-timeout-ms"
+PRIORITY_HEADER: Final = "x-request-priority"
+PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
 MAX_TIMEOUT_MS: Final = 600_000
 LIVE: Final = "/health/live"
 READY: Final = "/health/ready"
@@ -85,8 +90,10 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
     app.add_middleware(Edge, runtime=runtime, keys=keys)
     if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
+    rate = runtime.settings.client_rate
+    quota = None if rate is None else Quota(rate)
     for task in runtime.tasks:
-        app.add_api_route(f"/{task}", _answering(runtime, task), methods=["POST"], **openapi.task(runtime, task))
+        app.add_api_route(f"/{task}", _answering(runtime, task, quota), methods=["POST"], **openapi.task(runtime, task))
     app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, _live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
@@ -108,24 +115,42 @@ def create_admin(runtime: Runtime) -> Starlette:
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def _answering(runtime: Runtime, task: str) -> Handler:
+def _answering(runtime: Runtime, task: str, quota: Quota | None) -> Handler:
     model = runtime.tasks[task].model.task.Request
 
     async def answer(request: Request) -> Response:
         started = time.monotonic()
         runtime.check_open()
-        deadline = started + _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
+        timeout_s = _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
+        priority = _priority(request.headers)
+        if quota is not None:
+            _check_quota(quota, _client(request), started)
+        runtime.check(timeout_s, priority)  # here, since to read and parse what is then refused would cost the others
+        deadline = started + timeout_s
         body = bodies.parse(model, await bodies.read(request, runtime.settings.max_body_bytes))
         lane = runtime.lane(task, body.model)
         with timings.collect() as stages:
-            answer = await _while_connected(request, lane.answer(body, deadline))
+            answer = await _while_connected(request, lane.answer(body, deadline, priority))
         headers = {
             "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
             "x-compute-time": f"{time.monotonic() - started:.3f}",  # seconds, as the Inference API gives it
         }
-        return JSONResponse(answer, headers=headers)
+        response = JSONResponse(answer, headers=headers)
+        _check_answer(len(response.body), runtime.settings.max_answer_bytes)
+        return response
 
     return answer
+
+
+def _check_answer(size: int, most: int) -> None:
+    """Whoever sends little shall not have much sent back.
+
+    Raises:
+        Unprocessable: the answer is larger than may be sent.
+    """
+    if size > most:
+        detail = f"The answer has more than {most} bytes: ask for fewer, or send fewer inputs."
+        raise Unprocessable("answer_too_large", detail, faults=[Fault("", "answer_too_large", most)])
 
 
 def _listing(runtime: Runtime) -> Handler:
@@ -167,6 +192,32 @@ def _timeout_ms(headers: Headers, default: int) -> int:
         detail = f"X-Request-Timeout-Ms has to be a whole number from 1 to {MAX_TIMEOUT_MS}."
         raise Unprocessable("validation_failed", detail, faults=[Fault("", "timeout_header", MAX_TIMEOUT_MS)])
     return int(value)
+
+
+def _priority(headers: Headers) -> Priority:
+    """Who waits for the answer.
+
+    Raises:
+        Unprocessable: the header names no class there is.
+    """
+    priority = PRIORITIES.get(headers.get(PRIORITY_HEADER, "interactive"))
+    if priority is None:
+        detail = f"X-Request-Priority has to be one of: {', '.join(PRIORITIES)}."
+        raise Unprocessable("validation_failed", detail, faults=[Fault("", "priority_header")])
+    return priority
+
+
+def _client(request: Request) -> str:
+    """Who asks: what `Edge` found out, else the address."""
+    known = request.scope.get("state", {}).get("client")
+    return known or (request.client.host if request.client else "")
+
+
+def _check_quota(quota: Quota, client: str, now: float) -> None:
+    wait_s = quota.take(client, now)
+    if wait_s:
+        detail = "This client makes more requests a second than it may."
+        raise TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,15 +1,19 @@
 """Batches form by themselves out of what waits.
 
-    submit ─▶ Batcher   what waits for one engine, oldest first; one for each model
+    submit ─▶ Batcher   what waits for one model, in the order of turns; one for each model
                  │ plan
-              Pool      the cores, each running one call of any engine at a time; one for the process
+              Pool      the cores of a crew, each running one call of any engine at a time; one for the process
                  │ run
               Crew ─▶ each row to the caller who waits for it
 
 An idle core starts at once with its share of what waits: no core idles while there is work, and no batch waits to be
 filled. While all cores are busy work gathers, and the next batch is the larger for it. Nothing here polls or paces
-itself; the one clock is the caller's deadline. A caller who has gone, or whose deadline has passed, is dropped before
-a batch is formed.
+itself. A caller who has gone, or who cannot be answered within the deadline, is dropped before a batch is formed.
+
+What waits is known in seconds, since each engine's pace is learned from its calls. A request that would wait too long
+is refused at once and whole. Interactive work goes before bulk, of which one batch in `BULK_EVERY` is, so that it gets
+on. Within a class turns go by arrival; only the second of a request's encodings takes its turn as if it had come
+when the first is done, and so on: a request of many lets others pass between.
 
 An engine may be lost in the middle of a call (`Lost`). Rows of a call that had no part in it go back to the front of
 their queue. Those of a call that may have been the cause are suspects: each runs alone, one suspect at a time, so that
@@ -23,63 +27,81 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from models.tokenizer import Encoding
 from service import timings
+from service.admission import Load, Pace, admissible, retry_after_s
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable, report
-from service.types import Cost, Crew, Deadline, Lost, Outcome, Row
+from service.types import Crew, Deadline, Lost, Outcome, Priority, Row
 
 log = logging.getLogger(__name__)
 
 LOOKAHEAD: Final = 256
 """Encodings that are looked at to form a batch, if it cannot hold more: so a decision is cheap however many wait."""
 
+BULK_EVERY: Final = 20
+"""While work of both classes waits, one batch in so many is bulk."""
+
 PATIENCE_S: Final = 10.0
-"""How long a call may take. A batch is at most a few hundred tokens, and so takes well under a second."""
+"""How long a call may take while it is not known how long calls take."""
+OVERDUE: Final = 20
+"""A call that takes so many times as long as it should is given up; though never within `OVERDUE_S` seconds."""
+OVERDUE_S: Final = 1.0
 
 
-def plan(lengths: Sequence[int], cost: Cost, share: int) -> list[int]:
+def plan(lengths: Sequence[int], left_s: Sequence[float], pace: Pace, share: int) -> list[int]:
     """Decides which of the waiting encodings make the next batch.
 
     The oldest always goes, so nothing starves. The others follow by nearness to its length, each while the batch stays
-    within the engine's limits, this core takes no more than its share, and padding costs less than another call would.
+    within the engine's limits, this core takes no more than its share, the row makes the call no longer than a call of
+    its own would be, and everyone in the batch has their answer in time.
 
     Args:
         lengths: tokens of each encoding, oldest first; at least one.
-        cost: what a batch costs the engine.
+        left_s: for how many seconds each one's answer is of use.
+        pace: what calls of the engine take, and its limits.
         share: tokens that this core should take, so that idle cores share what waits.
 
     Returns:
         Indices into `lengths`.
     """
-    oldest = lengths[0]
-    batch, tokens, longest, charge = [0], oldest, oldest, oldest
+    cost, oldest = pace.cost, lengths[0]
+    batch, tokens, squares, longest, left = [0], oldest, oldest * oldest, oldest, left_s[0]
+    seconds = pace.alone_s(oldest)
     for i in sorted(range(1, len(lengths)), key=lambda i: abs(lengths[i] - oldest)):
         if len(batch) == cost.max_rows:
             break
-        more_tokens, new_longest = tokens + lengths[i], max(longest, lengths[i])
-        new_charge = (len(batch) + 1) * new_longest if cost.padded else more_tokens
-        padding = new_charge - charge - lengths[i]
-        if more_tokens <= share and new_charge <= cost.max_tokens and padding <= cost.call_tokens:
+        rows, length = len(batch) + 1, lengths[i]
+        new_longest = max(longest, length)
+        charge = rows * new_longest if cost.padded else tokens + length
+        if tokens + length > share or charge > cost.max_tokens:
+            continue
+        new_seconds = pace.call_s(rows, tokens + length, squares + length * length, new_longest)
+        if new_seconds <= seconds + pace.alone_s(length) and new_seconds <= min(left, left_s[i]):
             batch.append(i)
-            tokens, longest, charge = more_tokens, new_longest, new_charge
+            tokens, squares, longest = tokens + length, squares + length * length, new_longest
+            seconds, left = new_seconds, min(left, left_s[i])
     return batch
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """One encoding and the caller who waits for its row. Times are of `time.monotonic()`."""
+    """One encoding and the caller who waits for its row. Times are those of the pool's clock."""
 
     encoding: Encoding
     deadline: Deadline
+    priority: Priority
+    turn: float  # the time of arrival that decides when it runs
+    submitted: float
     answer: asyncio.Future[Row]
-    submitted: float = field(default_factory=time.monotonic)
     started: float = math.nan
     finished: float = math.nan
     suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
@@ -88,115 +110,231 @@ class Waiting:
         return len(self.encoding.input_ids)
 
 
+class Line:
+    """Encodings in the order of their turns; those of one turn, in the order they came."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.squares = 0  # the sum of all lengths squared
+        self._items: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._items)
+
+    @property
+    def turn(self) -> float:
+        """Of the first; there must be one."""
+        return self._items[0].turn
+
+    def add(self, item: Waiting) -> None:
+        insort(self._items, item, key=_turn)
+        self.tokens += len(item)
+        self.squares += len(item) ** 2
+
+    def discard(self, item: Waiting) -> None:
+        """Removes an item from anywhere, if it is there."""
+        at = bisect_left(self._items, item.turn, key=_turn)
+        while at < len(self._items) and self._items[at].turn == item.turn:
+            if self._items[at] is item:
+                del self._items[at]
+                self.tokens -= len(item)
+                self.squares -= len(item) ** 2
+                return
+            at += 1
+
+
+def _turn(item: Waiting) -> float:
+    return item.turn
+
+
 class Batcher:
     """What waits for one model. Its `submit` is a `Submit`."""
 
     def __init__(self, model: str, pool: Pool) -> None:
         """Joins the pool; `model` is the name that its crew knows."""
         self.model = model
-        self.tokens = 0  # of all that waits
-        self._waiting: dict[Waiting, None] = {}  # a queue that can be left from anywhere
+        self.lines: dict[Priority, Line] = {"interactive": Line(), "bulk": Line()}
+        self.calls = 0  # that run
         self._pool = pool
         pool.join(self)
 
-    async def submit(self, encoding: Encoding, deadline: Deadline) -> Row:
-        """Answers by the deadline, whatever the engine does.
+    @cached_property
+    def pace(self) -> Pace:
+        """What its calls take. The crew knows its engine's cost only once that is loaded."""
+        return Pace(self._pool.crew.cost(self.model))
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"
+    ) -> list[asyncio.Future[Row]]:
+        """Lets all encodings of a request wait, or none.
+
+        Each answer is the row, or Internal where the engine failed on the encoding, or DeadlineExceeded where it could
+        not begin in time. At the deadline itself nothing happens: it is the caller who then waits no longer.
 
         Raises:
-            Unavailable: too much waits already, or the pool is closing.
-            DeadlineExceeded: the row was not there in time.
-            Internal: the engine failed on this encoding.
+            Unavailable: the request would not be answered in time, too much waits, or the pool is closing.
         """
-        item = Waiting(encoding, deadline, asyncio.get_running_loop().create_future())
-        self._pool.admit(len(item))
-        self._waiting[item] = None
-        self.tokens += len(item)
-        try:
-            async with asyncio.timeout(deadline - item.submitted):
-                row = await item.answer
-        except TimeoutError:
-            raise _too_late() from None
-        finally:
-            self._remove(item)
-        timings.record("queue", item.started - item.submitted)
-        timings.record("infer", item.finished - item.started)
-        return row
+        now = self._pool.clock()
+        self._pool.admit(self, [len(encoding.input_ids) for encoding in encodings], deadline - now, priority)
+        loop, turn, answers = asyncio.get_running_loop(), now, []
+        for encoding in encodings:
+            item = Waiting(encoding, deadline, priority, turn, now, loop.create_future())
+            item.answer.add_done_callback(partial(self._settle, item))
+            self.lines[priority].add(item)
+            answers.append(item.answer)
+            turn += self.pace.backlog_s(1, len(item), len(item) ** 2)
+        return answers
+
+    def _settle(self, item: Waiting, answer: asyncio.Future[Row]) -> None:
+        """Runs in the context of the request, whatever became of it."""
+        self.lines[item.priority].discard(item)
+        if not answer.cancelled() and answer.exception() is None:
+            timings.record("queue", item.started - item.submitted)
+            timings.record("infer", item.finished - item.started)
 
     @property
-    def oldest(self) -> float:
-        """When the encoding that has waited longest was submitted; there must be one."""
-        return next(iter(self._waiting)).submitted
+    def tokens(self) -> int:
+        """Of all that waits."""
+        return sum(line.tokens for line in self.lines.values())
 
-    def take(self, share: int, suspects: bool) -> list[Waiting]:
-        """Removes the next batch from the queue: a suspect alone, if `suspects` may run, else some of the others.
+    @property
+    def at_most(self) -> int:
+        """How many calls may run at the same time."""
+        return min(self._pool.crew.size, self.pace.cost.calls or self._pool.crew.size)
 
+    def backlog_s(self, priority: Priority) -> float:
+        """Seconds of one core, for what waits of that class."""
+        line = self.lines[priority]
+        return self.pace.backlog_s(len(line), line.tokens, line.squares)
+
+    def own_s(self, lengths: Sequence[int]) -> float:
+        """Seconds of one core, for a request with encodings of these lengths."""
+        alone = self.pace.alone_s(max(lengths))
+        return max(alone, self.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths)))
+
+    def take(self, priority: Priority, share: int, *, suspects: bool, idle: bool) -> list[Waiting]:
+        """Removes the next batch from a line: a suspect alone, if `suspects` may run, else some of the others.
+
+        Whoever cannot be answered in time is told so. Only if all is `idle`, what is thought to take too long is tried.
         Empty where there are none of which somebody waits for the row.
         """
-        now, cost = time.monotonic(), self._pool.crew.cost(self.model)
+        line, now = self.lines[priority], self._pool.clock()
         wanted = []
-        for item in list(islice(self._waiting, max(LOOKAHEAD, cost.max_rows))):
-            if not item.answer.done() and item.deadline > now:
+        for item in list(islice(line, max(LOOKAHEAD, self.pace.cost.max_rows))):
+            left = item.deadline - now
+            if not item.answer.done() and left > 0 and (idle or left >= self.pace.alone_s(len(item))):
                 wanted.append(item)
                 continue
-            self._remove(item)
+            line.discard(item)
             if not item.answer.done():
                 item.answer.set_exception(_too_late())
-        suspected = [item for item in wanted if item.suspect]
-        others = [item for item in wanted if not item.suspect]
-        if suspected and suspects:
-            batch = suspected[:1]
-        elif others:
-            batch = [others[i] for i in plan([len(item) for item in others], cost, share)]
-        else:
-            batch = []
+        batch = [item for item in wanted if item.suspect][:1] if suspects else []
+        if not batch and (others := [item for item in wanted if not item.suspect]):
+            lengths, left_s = [len(item) for item in others], [item.deadline - now for item in others]
+            batch = [others[i] for i in plan(lengths, left_s, self.pace, share)]
         for item in batch:
-            self._remove(item)
+            line.discard(item)
         return batch
 
     def put_back(self, batch: Sequence[Waiting]) -> None:
-        """Puts what was taken back to the front, in the order of submission, unless its caller has gone."""
-        items = [item for item in batch if not item.answer.done()]
-        self.tokens += sum(len(item) for item in items)
-        self._waiting = dict.fromkeys(sorted([*items, *self._waiting], key=lambda item: item.submitted))
+        """Gives what was taken its turn again, unless its caller has gone."""
+        for item in batch:
+            if not item.answer.done():
+                self.lines[item.priority].add(item)
 
-    def _remove(self, item: Waiting) -> None:
-        if item in self._waiting:
-            del self._waiting[item]
-            self.tokens -= len(item)
+
+class Call(NamedTuple):
+    """A batch that runs."""
+
+    batcher: Batcher
+    batch: list[Waiting]
+    started: float
+    expected_s: float
+
+    def left_s(self, now: float) -> float:
+        """What is overdue by a second is thought to need another."""
+        return abs(self.started + self.expected_s - now)
 
 
 class Pool:
     """The cores of a crew, shared by all batchers."""
 
-    def __init__(self, crew: Crew, max_waiting_tokens: int, patience_s: float = PATIENCE_S) -> None:
-        """`patience_s` is after how long a call is given up, and the engine with it."""
+    def __init__(
+        self,
+        crew: Crew,
+        max_waiting_tokens: int,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`patience_s` is after how long any call is given up, and the engine with it."""
         self.crew = crew
         self.max_waiting_tokens = max_waiting_tokens
         self.patience_s = patience_s
-        self._idle = crew.size
-        self._suspect_runs = False
+        self.clock = clock
         self._batchers: list[Batcher] = []
-        self._calls: set[asyncio.Future[list[Outcome]]] = set()
-        self._seconds_per_token = 0.0  # of one core, averaged over recent calls
+        self._calls: dict[asyncio.Future[list[Outcome]], Call] = {}
+        self._suspect_runs = False
+        self._interactive = Load(crew.size)
+        self._since_bulk = 0  # batches of interactive work that went before waiting bulk
+        self._jitter = random.Random()  # noqa: S311  # spreads out when clients come back; no secret
         self._awake = False
         self._closing = False
 
     def join(self, batcher: Batcher) -> None:
         self._batchers.append(batcher)
 
-    def admit(self, tokens: int) -> None:
-        """Lets an encoding wait, and sees to it that an idle core looks at it.
+    def admit(self, batcher: Batcher, lengths: Sequence[int], left_s: float, priority: Priority) -> None:
+        """Lets a request's encodings wait, and sees to it that an idle core looks at them.
 
         Raises:
-            Unavailable: the queue is full, or the pool is closing.
+            Unavailable: as `check`, or there is too much of it.
+        """
+        self.check(left_s, priority, batcher, batcher.own_s(lengths))
+        if self.waiting_tokens + sum(lengths) > self.max_waiting_tokens:
+            raise self._overloaded(self.wait_s(priority, batcher))
+        self._wake()
+
+    def check(self, left_s: float, priority: Priority, batcher: Batcher | None = None, own_s: float = 0.0) -> None:
+        """Refuses what cannot be answered in time; of a request that was not read yet, only what no request could be.
+
+        Raises:
+            Unavailable: there is no use in waiting, or the pool is closing.
         """
         if self._closing:
             raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
-        waiting = self.waiting_tokens
-        if waiting + tokens > self.max_waiting_tokens:
-            backlog = waiting * self._seconds_per_token / self.crew.size
-            raise Unavailable("overloaded", "Too much work waits already.", retry_after=max(1.0, backlog))
-        self._wake()
+        wait_s = self.wait_s(priority, batcher)
+        if not admissible(wait_s, own_s, left_s, priority):
+            raise self._overloaded(wait_s)
+
+    def _overloaded(self, wait_s: float) -> Unavailable:
+        after = retry_after_s(wait_s, self._jitter.random())
+        return Unavailable("overloaded", "Too much work waits to answer this within its deadline.", retry_after=after)
+
+    def wait_s(self, priority: Priority, batcher: Batcher | None = None) -> float:
+        """Seconds until a newcomer would begin to run; without a batcher, at least."""
+        free = len(self._calls) < self.crew.size and (batcher is None or batcher.calls < batcher.at_most)
+        if free and not self.waiting_tokens:
+            return 0.0
+        now = self.clock()
+        calls, batchers = list(self._calls.values()), self._batchers
+        wait_s = self._drained_s(priority, now, calls, batchers, self.crew.size)
+        if batcher is not None and batcher.at_most < self.crew.size:
+            calls = [call for call in calls if call.batcher is batcher]
+            wait_s = max(wait_s, self._drained_s(priority, now, calls, [batcher], batcher.at_most))
+        return wait_s
+
+    def _drained_s(
+        self, priority: Priority, now: float, calls: Sequence[Call], batchers: Sequence[Batcher], cores: int
+    ) -> float:
+        """Seconds until so many cores have done these calls and what waits; bulk has only what others leave."""
+        ahead = sum(call.left_s(now) for call in calls) + sum(one.backlog_s("interactive") for one in batchers)
+        if priority == "interactive":
+            return ahead / cores
+        spare = max(1 / BULK_EVERY, 1 - self._interactive.share(now))
+        return (ahead + sum(one.backlog_s("bulk") for one in batchers) / spare) / cores
 
     @property
     def waiting_tokens(self) -> int:
@@ -205,9 +343,9 @@ class Pool:
     async def close(self, grace_s: float) -> bool:
         """Admits nothing more, and finishes what waits; says whether all of it was done in time."""
         self._closing = True
-        ends = time.monotonic() + grace_s
+        ends = self.clock() + grace_s
         self._dispatch()
-        while self._calls and (left := ends - time.monotonic()) > 0:
+        while self._calls and (left := ends - self.clock()) > 0:
             await asyncio.wait(self._calls, timeout=left)
             self._dispatch()
         return not self._calls
@@ -221,36 +359,48 @@ class Pool:
     def _dispatch(self) -> None:
         """Starts idle cores on what waits."""
         self._awake = False
-        while self._idle and (found := self._next()):
+        while len(self._calls) < self.crew.size and (found := self._next()):
             self._start(*found)
 
     def _next(self) -> tuple[Batcher, list[Waiting]] | None:
-        """The next batch, from the batcher that has waited longest; None where there is nothing to start."""
-        for batcher in sorted((one for one in self._batchers if one.tokens), key=lambda one: one.oldest):
-            share = math.ceil(self.waiting_tokens / self._idle)
-            if batch := batcher.take(share, suspects=not self._suspect_runs):
-                return batcher, batch
+        """The next batch, of the batcher whose turn it is; None where there is nothing to start."""
+        bulk_waits = any(one.lines["bulk"] for one in self._batchers)
+        classes: list[Priority] = ["interactive", "bulk"]
+        if self._since_bulk >= BULK_EVERY - 1:
+            classes.reverse()
+        for priority in classes:
+            waiting = [one for one in self._batchers if one.lines[priority] and one.calls < one.at_most]
+            for batcher in sorted(waiting, key=lambda one: one.lines[priority].turn):
+                idle = min(self.crew.size - len(self._calls), batcher.at_most - batcher.calls)
+                share = math.ceil(self.waiting_tokens / idle)
+                batch = batcher.take(priority, share, suspects=not self._suspect_runs, idle=not self._calls)
+                if batch:
+                    self._since_bulk = self._since_bulk + 1 if bulk_waits and priority == "interactive" else 0
+                    return batcher, batch
         return None
 
     def _start(self, batcher: Batcher, batch: list[Waiting]) -> None:
-        self._idle -= 1
         self._suspect_runs |= batch[0].suspect
-        now = time.monotonic()
+        batcher.calls += 1
+        now, lengths = self.clock(), [len(item) for item in batch]
         for item in batch:
             item.started = now
-        call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], self.patience_s))
-        self._calls.add(call)
-        call.add_done_callback(partial(self._finish, batcher, batch))
+        expected_s = batcher.pace.call_s(len(batch), sum(lengths), sum(n * n for n in lengths), max(lengths))
+        patience_s = min(self.patience_s, max(OVERDUE_S, OVERDUE * expected_s) if batcher.pace.known else math.inf)
+        call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
+        self._calls[call] = Call(batcher, batch, now, expected_s)
+        call.add_done_callback(self._finish)
 
-    def _finish(self, batcher: Batcher, batch: list[Waiting], call: asyncio.Future[list[Outcome]]) -> None:
-        """Frees the core first, then hands every caller who still waits what is theirs."""
-        self._idle += 1
+    def _finish(self, future: asyncio.Future[list[Outcome]]) -> None:
+        """Frees the core first, then hands every caller who still waits what is theirs, and learns last."""
+        batcher, batch, started, _ = self._calls.pop(future)
+        batcher.calls -= 1
         self._suspect_runs &= not batch[0].suspect
-        self._calls.discard(call)
         self._wake()
-        now = time.monotonic()
+        now, ended = self.clock(), False
         try:
-            outcomes: Sequence[Row | SwiftletError] = call.result()
+            outcomes: Sequence[Row | SwiftletError] = future.result()
+            ended = True
         except Lost as lost:
             if not (lost.guilty and batch[0].suspect):
                 for item in batch:
@@ -263,9 +413,6 @@ class Pool:
         except (Exception, asyncio.CancelledError) as error:  # only a fault of ours
             report(log, "an engine call was lost", error)
             outcomes = [Internal("internal", "The model failed.") for _ in batch]
-        else:
-            pace = (now - batch[0].started) / sum(len(item) for item in batch)
-            self._seconds_per_token += (pace - self._seconds_per_token) / 8
         for item, outcome in zip(batch, outcomes, strict=True):
             item.finished = now
             if item.answer.done():
@@ -274,6 +421,10 @@ class Pool:
                 item.answer.set_exception(outcome)
             else:
                 item.answer.set_result(outcome)
+        if batch[0].priority == "interactive":
+            self._interactive.add(now - started, now)
+        if ended:
+            batcher.pace.learn([len(item) for item in batch], now - started)
 
 
 def _too_late() -> DeadlineExceeded:

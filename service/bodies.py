@@ -21,6 +21,9 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 """Where pydantic's errors keep the limit that was broken."""
 
+MAX_LISTED: Final = 1000
+"""Errors that are looked at: a megabyte can have 90,000, and to list them would hold everybody up for seconds."""
+
 
 async def read(request: Request, max_bytes: int) -> bytes:
     """The body as it came.
@@ -57,6 +60,9 @@ def parse(model: type[RequestT], body: bytes) -> RequestT:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > MAX_LISTED:
+            detail = f"The body is not as described, in more than {MAX_LISTED} places."
+            raise Unprocessable("validation_failed", detail) from None
         if any(one["type"] == "json_invalid" for one in error.errors(include_url=False, include_input=False)):
             raise InvalidRequest("invalid_json", "The body is not JSON.") from None
         faults = list(dict.fromkeys(_faults(error, _names(model))))

@@ -9,7 +9,9 @@
     ├── BodyTooLarge 413          body_too_large
     ├── UriTooLong 414            uri_too_long
     ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
-    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks
+    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
+    │                             answer_too_large
+    ├── TooManyRequests 429       quota_exceeded
     ├── HeadersTooLarge 431       headers_too_large
     ├── Internal 500              internal, invalid_engine_output
     ├── Unavailable 503           overloaded, draining, engine_unavailable
@@ -116,7 +118,16 @@ class UnsupportedMedia(SwiftletError):
 class Unprocessable(SwiftletError):
     status = 422
     title = "The request was understood but cannot be answered"
-    codes = frozenset({"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks"})
+    codes = frozenset(
+        {"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks", "answer_too_large"}
+    )
+
+
+class TooManyRequests(SwiftletError):
+    status = 429
+    title = "This client sends more than its share"
+    codes = frozenset({"quota_exceeded"})
+    retryable = True
 
 
 class HeadersTooLarge(SwiftletError):

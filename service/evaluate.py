@@ -160,7 +160,8 @@ class _Weighing:
 
     def __init__(self, task: Task[Any, Any]) -> None:
         self._task = task
-        self.Request, self.Response, self.encode = task.Request, task.Response, task.encode
+        self.Request, self.Response = task.Request, task.Response
+        self.encode, self.split, self.single = task.encode, task.split, task.single
 
     def decode(self, request: qa.QaRequest, encodings: Sequence[Window], rows: Sequence[Row]) -> object:
         """The served answer, `best`, which is not empty, and `difference`: the log of how much likelier none is."""

@@ -22,6 +22,13 @@ PARAMETERS: Final = [
         "schema": {"type": "integer", "minimum": 1, "maximum": 600_000},
     },
     {
+        "name": "X-Request-Priority",
+        "in": "header",
+        "description": "Who waits for the answer: a person, or a program that has time. Interactive requests go before "
+        "bulk ones, and bulk ones are refused first.",
+        "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},
+    },
+    {
         "name": "X-Request-Id",
         "in": "header",
         "description": "An id for this request, which the response and the log will have. One that is not of letters, "

@@ -14,18 +14,19 @@ from pydantic import BaseModel
 
 import models
 from models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
-from models.tokenizer import Tokenizer
+from models.tokenizer import Encoding, Tokenizer
 from models.vocabulary import TokenizerError
-from service import plugins, tasks, timings
+from service import partial, plugins, tasks, timings
 from service.batching import Batcher, Pool
 from service.crew import Hosted, InProcess, host
-from service.errors import DeadlineExceeded, Fault, NotFound, SetupError, Unavailable, Unprocessable
+from service.errors import DeadlineExceeded, Fault, Internal, NotFound, SetupError, Unavailable, Unprocessable
 from service.settings import Settings
-from service.types import Crew, Deadline, Engine, Row, Submit, Task
+from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task
 from service.workers import Workers
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
 LIGHT: Final = 256  # numbers: to decode so few takes less time than to ask a thread for it (0.03 ms, 0.06 ms)
+MAX_ROWS: Final = 256  # of one request: what comes back of them is held until the last is there
 CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: what runs then, nobody waits for
 
 P = ParamSpec("P")
@@ -130,7 +131,7 @@ class Lane:
         self._threads = threads
         self._max_tokens = max_tokens
 
-    async def answer(self, request: BaseModel, deadline: Deadline) -> Any:
+    async def answer(self, request: BaseModel, deadline: Deadline, priority: Priority = "interactive") -> Any:
         """The response to a request of this lane's task, as JSON-serialisable values.
 
         Raises:
@@ -140,13 +141,15 @@ class Lane:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 with timings.measure("encode"):
-                    encodings = await self._aside(task.encode, request)
-                self._check_size(sum(len(encoding.input_ids) for encoding in encodings))
-                rows = await _all([self._submit(encoding, deadline) for encoding in encodings])
+                    parts = await self._aside(partial.encode, task, request)
+                encodings = [encoding for part in parts for encoding in part.encodings]
+                self._check_size(encodings)
+                work = self._submit(encodings, deadline, priority) if encodings else []
+                outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
                 with timings.measure("decode"):
-                    if sum(row.size for row in rows) <= LIGHT:
-                        return task.decode(request, encodings, rows)
-                    return await self._aside(task.decode, request, encodings, rows)
+                    if sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal)) <= LIGHT:
+                        return partial.decode(task, parts, outcomes)
+                    return await self._aside(partial.decode, task, parts, outcomes)
         except TimeoutError:
             raise DeadlineExceeded("deadline_exceeded", "The answer was not ready within the deadline.") from None
 
@@ -154,17 +157,28 @@ class Lane:
         """Runs `function` on a thread, so that nobody else waits for a long text."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def _check_size(self, tokens: int) -> None:
+    def _check_size(self, encodings: Sequence[Encoding]) -> None:
         """A request that could never be admitted is refused for good, not asked to come again."""
-        if tokens > self._max_tokens:
-            limit = self._max_tokens
-            fault = Fault("/inputs", "input_too_long", limit)
-            detail = f"The inputs come to more than {limit} tokens, the most that one request may bring."
-            raise Unprocessable("input_too_long", detail, faults=[fault])
+        for count, limit, unit in (
+            (len(encodings), MAX_ROWS, "rows"),
+            (sum(len(encoding.input_ids) for encoding in encodings), self._max_tokens, "tokens"),
+        ):
+            if count > limit:
+                fault = Fault("/inputs", "input_too_long", limit)
+                detail = f"The inputs come to more than {limit} {unit}, the most that one request may bring."
+                raise Unprocessable("input_too_long", detail, faults=[fault])
 
 
-async def _all(work: Sequence[Awaitable[Row]]) -> list[Row]:
-    """All rows, in order; if one fails or the caller goes, nobody works on the rest."""
+async def _spared(work: Awaitable[Row]) -> Row | Internal:
+    """A row that cannot be had is no reason to give up the others."""
+    try:
+        return await work
+    except Internal as error:
+        return error
+
+
+async def _all(work: Sequence[Awaitable[Row | Internal]]) -> list[Row | Internal]:
+    """All outcomes, in order; if one fails or the caller goes, nobody works on the rest."""
     submitted = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*submitted)
@@ -257,6 +271,14 @@ class Runtime:
         if lane is None or lane.model.manifest.task != task:
             raise NotFound("unknown_model", "No model of that name serves this task; /models lists those there are.")
         return lane
+
+    def check(self, left_s: float, priority: Priority) -> None:
+        """Refuses a request before it is read, where none could be answered in time.
+
+        Raises:
+            Unavailable: too much waits for what is left of the deadline.
+        """
+        self._pool.check(left_s, priority)
 
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""

@@ -98,7 +98,16 @@ class Settings(BaseSettings):
         ge=1,
         description="Deadline of a request that brings no X-Request-Timeout-Ms header, in milliseconds.",
     )
+    client_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Requests a second that each client may make, and a second's worth of them at once; beyond it, "
+        "requests get a 429. Unset: as many as can be served.",
+    )
     max_body_bytes: int = Field(1 << 20, ge=1, description="Largest request body that is read, in bytes.")
+    max_answer_bytes: int = Field(
+        1 << 16, ge=1, description="Largest answer that is sent, in bytes; a request that asks for more gets a 422."
+    )
     max_waiting_tokens: int = Field(
         1 << 17,
         ge=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,14 @@ Outcome = Row | Internal
 Deadline = float
 """When an answer stops being of use, in seconds of `time.monotonic()`."""
 
-Submit = Callable[[Encoding, Deadline], Awaitable[Row]]
-"""The seam of the service: one encoding in, its row out. A `Batcher` is one; so is a fake in a test."""
+Priority = Literal["interactive", "bulk"]
+"""Who waits for an answer: a person, or a program that has time."""
+
+Submit = Callable[[Sequence[Encoding], Deadline, Priority], Sequence[Awaitable[Row]]]
+"""The seam of the service: all encodings of a request in, for each its row out, or all are refused at once.
+
+A `Batcher` is one; so is a fake in a test. Whoever no longer wants a row cancels it.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +99,7 @@ class Cost:
     call_tokens: int  # what a call costs before its first token: a row that would pad more is better off in another
     max_tokens: int  # of a batch, as charged
     max_rows: int
+    calls: int | None = None  # at the same time, beyond which nothing is gained; None: as many as there are cores
 
 
 class Engine(Protocol):
@@ -179,4 +186,12 @@ class Task(Protocol[RequestT, EncodingT]):
 
     def decode(self, request: RequestT, encodings: Sequence[EncodingT], rows: Sequence[Row]) -> object:
         """The response, as JSON-serialisable values; `rows[i]` belongs to `encodings[i]`."""
+        ...
+
+    def split(self, request: RequestT) -> list[RequestT]:
+        """For each input a request with it alone. Raises errors.Unprocessable for what no request may bring."""
+        ...
+
+    def single(self, response: Any) -> object:
+        """Of the response to a request with one input, what stands for it in the response to several."""
         ...

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from models.tokenizer import Encoding
+from service.batching import Batcher
+from service.errors import DeadlineExceeded
 from service.types import Batch, Cost, Outcome, Row
 
 PATIENCE_S = 30.0  # how long a test waits for what must happen; only a failing test ever waits that long
@@ -29,6 +32,16 @@ def tags(batch: Batch) -> list[int]:
 
 def row_of(tag: int) -> Row:
     return np.array([[tag, -tag]], np.float32)
+
+
+async def submit(batcher: Batcher, encoding: Encoding, deadline: float) -> Row:
+    """One encoding's row, waited for no longer than to the deadline, as a lane does."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            (answer,) = batcher.submit([encoding], deadline)
+            return await answer
+    except TimeoutError:
+        raise DeadlineExceeded("deadline_exceeded", "It was not.") from None
 
 
 class Call:

@@ -8,17 +8,17 @@ import time
 
 import numpy as np
 import pytest
-from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of
-from hypothesis import example, given, settings
+from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of, submit
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import timings
+from service.admission import Pace
 from service.batching import Batcher, Pool, plan
 from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
 from service.types import Cost, Lost
 
-LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=60)
 COSTS = st.builds(
     Cost,
     padded=st.booleans(),
@@ -58,38 +58,70 @@ def pool_of(cores: int, max_waiting_tokens: int, **engines) -> Pool:
 # plan
 
 
-@given(LENGTHS, COSTS, SHARES)
-def test_a_plan_is_the_oldest_and_some_others(lengths, cost, share):
-    batch = plan(lengths, cost, share)
+def total_s(pace: Pace, lengths: list[int]) -> float:
+    return pace.call_s(len(lengths), sum(lengths), sum(n * n for n in lengths), max(lengths))
+
+
+def plan_of(lengths: list[int], cost: Cost, share: int) -> list[int]:
+    """Where nobody is in a hurry, and nothing has been learnt."""
+    return plan(lengths, [math.inf] * len(lengths), Pace(cost), share)
+
+
+@st.composite
+def queues(draw) -> tuple[list[int], list[float]]:
+    """Encodings that wait: their lengths, and for how long their answers are of use."""
+    queue = draw(st.lists(st.tuples(st.integers(1, 512), st.floats(0, 1)), min_size=1, max_size=60))
+    return [length for length, _ in queue], [left for _, left in queue]
+
+
+@st.composite
+def paces(draw) -> Pace:
+    """What may have been learnt of an engine."""
+    pace = Pace(draw(COSTS))
+    for length, seconds in draw(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-6, 10)), max_size=20)):
+        pace.learn([length], seconds)
+    return pace
+
+
+@given(queues(), paces(), SHARES)
+def test_a_plan_is_the_oldest_and_some_others(queue, pace, share):
+    batch = plan(*queue, pace, share)
 
     assert batch[0] == 0
     assert len(set(batch)) == len(batch)
-    assert set(batch) <= set(range(len(lengths)))
+    assert set(batch) <= set(range(len(queue[0])))
 
 
-@given(LENGTHS, COSTS, SHARES)
-def test_a_plan_of_several_stays_within_every_limit(lengths, cost, share):
-    batch = [lengths[i] for i in plan(lengths, cost, share)]
+@given(queues(), paces(), SHARES)
+def test_a_plan_of_several_stays_within_every_limit(queue, pace, share):
+    batch = [queue[0][i] for i in plan(*queue, pace, share)]
 
-    assert len(batch) <= cost.max_rows
+    assert len(batch) <= pace.cost.max_rows
     if len(batch) > 1:
-        assert charge(batch, cost) <= cost.max_tokens
+        assert charge(batch, pace.cost) <= pace.cost.max_tokens
         assert sum(batch) <= share
 
 
-@given(LENGTHS, COSTS, SHARES)
-@example([100, 10], Cost(padded=True, call_tokens=80, max_tokens=512, max_rows=8), 1000)
-def test_no_row_joins_whose_padding_costs_more_than_a_call(lengths, cost, share):
-    batch = [lengths[i] for i in plan(lengths, cost, share)]
+@given(queues(), paces(), SHARES)
+def test_a_batch_takes_no_longer_than_its_rows_one_by_one(queue, pace, share):
+    batch = [queue[0][i] for i in plan(*queue, pace, share)]
 
-    assert charge(batch, cost) - sum(batch) <= cost.call_tokens * (len(batch) - 1)
+    assert total_s(pace, batch) <= sum(pace.alone_s(length) for length in batch) * (1 + 1e-9)
+
+
+@given(queues(), paces(), SHARES)
+def test_nobody_is_taken_into_a_batch_that_makes_anybody_late(queue, pace, share):
+    batch = plan(*queue, pace, share)
+
+    if len(batch) > 1:
+        assert total_s(pace, [queue[0][i] for i in batch]) <= min(queue[1][i] for i in batch) * (1 + 1e-9)
 
 
 @given(st.integers(1, 64), st.integers(1, 200), COSTS, SHARES)
 def test_equal_lengths_fill_the_batch_to_the_first_limit(length, n, cost, share):
     expected = min(n, cost.max_rows, cost.max_tokens // length, share // length)
 
-    assert len(plan([length] * n, cost, share)) == max(1, expected)
+    assert len(plan_of([length] * n, cost, share)) == max(1, expected)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8))
@@ -98,22 +130,33 @@ def test_idle_cores_share_what_waits_evenly(length, n, idle):
     sizes = []
     for cores in range(min(idle, n), 0, -1):
         left = n - sum(sizes)
-        sizes.append(len(plan([length] * left, unlimited, math.ceil(left * length / cores))))
+        sizes.append(len(plan_of([length] * left, unlimited, math.ceil(left * length / cores))))
 
     assert sum(sizes) == n
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_a_row_joins_where_padding_costs_less_than_a_call_as_learnt():
+    cost = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
+    dear, cheap = Pace(cost), Pace(cost)
+    for length in [10, 100, 200, 400] * 100:  # calls of 50 ms and of next to nothing, whatever was declared
+        dear.learn([length], 50e-3 + 1e-5 * length)
+        cheap.learn([length], 1e-5 + 1e-4 * length)
+
+    assert plan([60, 20], [math.inf] * 2, dear, 1000) == [0, 1]
+    assert plan([60, 20], [math.inf] * 2, cheap, 1000) == [0]
+
+
 def test_neighbours_in_length_are_taken_before_older_ones():
     cost = Cost(padded=True, call_tokens=64, max_tokens=512, max_rows=64)
 
-    assert plan([20, 300, 22, 40, 18], cost, 1000) == [0, 2, 4, 3]
+    assert plan_of([20, 300, 22, 40, 18], cost, 1000) == [0, 2, 4, 3]
 
 
 def test_among_equals_the_older_goes_first():
     cost = Cost(padded=True, call_tokens=0, max_tokens=60, max_rows=64)
 
-    assert plan([20, 20, 20, 20], cost, 1000) == [0, 1, 2]
+    assert plan_of([20, 20, 20, 20], cost, 1000) == [0, 1, 2]
 
 
 # Batcher and Pool
@@ -122,7 +165,7 @@ def test_among_equals_the_older_goes_first():
 def test_every_caller_gets_their_own_row():
     async def scenario():
         _, batcher = one_core(Engine())
-        rows = await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(50)))
+        rows = await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in range(50)))
 
         assert [row.tolist() for row in rows] == [row_of(tag).tolist() for tag in range(50)]
 
@@ -133,7 +176,7 @@ def test_what_arrives_in_one_tick_is_one_batch():
     async def scenario():
         engine = Engine()
         _, batcher = one_core(engine)
-        await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(4)))
+        await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in range(4)))
 
         assert engine.asked == [[0, 1, 2, 3]]
 
@@ -144,7 +187,7 @@ def test_two_idle_cores_share_what_arrives_in_one_tick():
     async def scenario():
         engine = GatedEngine()
         batcher = Batcher("model", pool_of(2, 1000, model=engine))
-        work = asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(4)))
+        work = asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in range(4)))
         first, second = await engine.called(), await engine.called()
 
         assert sorted([first.tags, second.tags]) == [[0, 1], [2, 3]]
@@ -159,10 +202,10 @@ def test_an_idle_core_starts_at_once_and_a_busy_one_gathers():
     async def scenario():
         engine = GatedEngine()
         _, batcher = one_core(engine)
-        work = [asyncio.ensure_future(batcher.submit(encoding(0), soon()))]
+        work = [asyncio.ensure_future(submit(batcher, encoding(0), soon()))]
         first = await engine.called()
         for tag in (1, 2, 3):
-            work.append(asyncio.ensure_future(batcher.submit(encoding(tag), soon())))
+            work.append(asyncio.ensure_future(submit(batcher, encoding(tag), soon())))
             await settle()
         first.finish()
         second = await engine.called()
@@ -179,10 +222,10 @@ def test_models_share_the_cores_and_the_longest_waiting_goes_first():
         one, other = GatedEngine(), GatedEngine()
         pool = pool_of(1, 1000, one=one, other=other)
         ones, others = Batcher("one", pool), Batcher("other", pool)
-        work = [asyncio.ensure_future(ones.submit(encoding(0), soon()))]
+        work = [asyncio.ensure_future(submit(ones, encoding(0), soon()))]
         running = await one.called()
         for batcher, tag in ((others, 1), (ones, 2), (others, 3)):
-            work.append(asyncio.ensure_future(batcher.submit(encoding(tag), soon())))
+            work.append(asyncio.ensure_future(submit(batcher, encoding(tag), soon())))
             await settle()
 
         assert one.calls.empty()
@@ -202,9 +245,9 @@ def test_work_whose_caller_has_gone_is_never_started():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        running = asyncio.ensure_future(batcher.submit(encoding(0), soon()))
+        running = asyncio.ensure_future(submit(batcher, encoding(0), soon()))
         first = await engine.called()
-        gone, stays = (asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (1, 2))
+        gone, stays = (asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (1, 2))
         await settle()
         gone.cancel()
         await settle()
@@ -224,7 +267,7 @@ def test_a_caller_who_goes_in_the_tick_of_the_dispatch_is_dropped():
     async def scenario():
         engine = Engine()
         pool, batcher = one_core(engine)
-        gone = asyncio.ensure_future(batcher.submit(encoding(1), soon()))
+        gone = asyncio.ensure_future(submit(batcher, encoding(1), soon()))
         await asyncio.sleep(0)
         gone.cancel()
         await settle()
@@ -239,7 +282,7 @@ def test_a_caller_who_goes_while_the_batch_runs_costs_the_others_nothing():
     async def scenario():
         engine = GatedEngine()
         _, batcher = one_core(engine)
-        gone, *stay = (asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in range(3))
+        gone, *stay = (asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in range(3))
         call = await engine.called()
         gone.cancel()
         await settle()
@@ -256,7 +299,7 @@ def test_an_encoding_that_comes_too_late_is_refused_and_never_started():
         engine = Engine()
         _, batcher = one_core(engine)
         with pytest.raises(DeadlineExceeded):
-            await batcher.submit(encoding(1), time.monotonic() - 1)
+            await submit(batcher, encoding(1), time.monotonic() - 1)
 
         assert engine.asked == []
 
@@ -267,15 +310,15 @@ def test_callers_are_answered_at_their_deadline_however_slow_the_engine():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        runs = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
+        runs = asyncio.ensure_future(submit(batcher, encoding(0), time.monotonic() + 0.5))
         call = await engine.called()
-        waits = asyncio.ensure_future(batcher.submit(encoding(1), time.monotonic() + 0.02))
+        waits = asyncio.ensure_future(submit(batcher, encoding(1), time.monotonic() + 0.5))
         outcomes = await asyncio.gather(runs, waits, return_exceptions=True)
 
         assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
         assert pool.waiting_tokens == 0
         call.finish()
-        later = asyncio.ensure_future(batcher.submit(encoding(2), soon()))
+        later = asyncio.ensure_future(submit(batcher, encoding(2), soon()))
         call = await engine.called()
         call.finish()
         assert (await later).tolist() == row_of(2).tolist()
@@ -295,7 +338,7 @@ def test_one_guilty_encoding_fails_alone(guilty):
         engine = Engine(answer)
         _, batcher = one_core(engine)
         outcomes = await asyncio.gather(
-            *(batcher.submit(encoding(tag), soon()) for tag in range(16)), return_exceptions=True
+            *(submit(batcher, encoding(tag), soon()) for tag in range(16)), return_exceptions=True
         )
 
         failed = [tag for tag, outcome in enumerate(outcomes) if isinstance(outcome, Internal)]
@@ -311,7 +354,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad):
     async def scenario():
         _, batcher = one_core(Engine(lambda asked: [np.array([[tag, bad if tag == 2 else 0.0]]) for tag in asked]))
         outcomes = await asyncio.gather(
-            *(batcher.submit(encoding(tag), soon()) for tag in range(4)), return_exceptions=True
+            *(submit(batcher, encoding(tag), soon()) for tag in range(4)), return_exceptions=True
         )
 
         assert [getattr(outcome, "code", None) for outcome in outcomes] == [None, None, "invalid_engine_output", None]
@@ -337,7 +380,7 @@ def test_rows_that_do_not_fit_their_encodings_are_all_refused(answer):
         engine = Engine(answer)
         _, batcher = one_core(engine)
         outcomes = await asyncio.gather(
-            *(batcher.submit(encoding(tag), soon()) for tag in range(3)), return_exceptions=True
+            *(submit(batcher, encoding(tag), soon()) for tag in range(3)), return_exceptions=True
         )
 
         assert [outcome.code for outcome in outcomes] == ["invalid_engine_output"] * 3
@@ -352,10 +395,10 @@ def test_a_fault_that_nobody_foresaw_is_an_error_and_the_core_works_on(answer):
         engine = Engine(answer)
         _, batcher = one_core(engine)
         with pytest.raises(Internal):
-            await batcher.submit(encoding(1), soon())
+            await submit(batcher, encoding(1), soon())
         engine.answer = lambda asked: [row_of(tag) for tag in asked]
 
-        assert (await batcher.submit(encoding(2), soon())).tolist() == row_of(2).tolist()
+        assert (await submit(batcher, encoding(2), soon())).tolist() == row_of(2).tolist()
 
     asyncio.run(scenario())
 
@@ -381,7 +424,7 @@ def test_of_a_batch_that_kills_the_engine_only_the_guilty_fails():
         batcher = Batcher("model", Pool(crew, 1 << 16))
         answering = poisoned(crew, {5})
         outcomes = await asyncio.gather(
-            *(batcher.submit(encoding(tag), soon()) for tag in range(16)), return_exceptions=True
+            *(submit(batcher, encoding(tag), soon()) for tag in range(16)), return_exceptions=True
         )
         answering.cancel()
 
@@ -396,12 +439,12 @@ def test_suspects_run_one_at_a_time_and_others_beside_them():
     async def scenario():
         crew = ScriptedCrew(2)
         batcher = Batcher("model", Pool(crew, 1 << 16))
-        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (0, 1)]
+        work = [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (0, 1)]
         await settle()
         for _ in range(2):
             (await crew.calls.get()).set_exception(Lost(guilty=True))
         await settle()
-        work.append(asyncio.ensure_future(batcher.submit(encoding(2), soon())))
+        work.append(asyncio.ensure_future(submit(batcher, encoding(2), soon())))
         await settle()
 
         assert crew.asked == [[0], [1], [0], [2]]
@@ -420,9 +463,9 @@ def test_what_was_lost_by_the_fault_of_another_call_runs_again_first_and_as_a_ba
         crew = ScriptedCrew(1)
         pool = Pool(crew, 1 << 16)
         batcher = Batcher("model", pool)
-        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in range(3)]
+        work = [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in range(3)]
         await settle()
-        work += [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (3, 4)]
+        work += [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (3, 4)]
         work[1].cancel()
         await settle()
         (await crew.calls.get()).set_exception(Lost(guilty=False))
@@ -439,7 +482,7 @@ def test_what_was_lost_and_is_late_is_not_tried_again():
     async def scenario():
         crew = ScriptedCrew(1)
         batcher = Batcher("model", Pool(crew, 1 << 16))
-        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
+        work = asyncio.ensure_future(submit(batcher, encoding(0), time.monotonic() + 0.2))
         call = await crew.calls.get()
         with pytest.raises(DeadlineExceeded):
             await work
@@ -455,7 +498,7 @@ def test_where_there_is_no_engine_every_caller_of_the_call_is_told_so():
     async def scenario():
         crew = ScriptedCrew(1)
         batcher = Batcher("model", Pool(crew, 1 << 16))
-        work = [asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in range(3)]
+        work = [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in range(3)]
         (await crew.calls.get()).set_exception(Unavailable("engine_unavailable", "There is no engine."))
         outcomes = await asyncio.gather(*work, return_exceptions=True)
 
@@ -468,18 +511,18 @@ def test_a_full_queue_refuses_says_when_to_come_back_and_has_room_again():
     async def scenario():
         engine = GatedEngine()
         _, batcher = one_core(engine, max_waiting_tokens=8)
-        running = asyncio.ensure_future(batcher.submit(encoding(0), soon()))
+        running = asyncio.ensure_future(submit(batcher, encoding(0), soon()))
         call = await engine.called()
-        first, second = (asyncio.ensure_future(batcher.submit(encoding(tag), soon())) for tag in (1, 2))
+        first, second = (asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (1, 2))
         await settle()
         with pytest.raises(Unavailable) as refusal:
-            await batcher.submit(encoding(3), soon())
+            await submit(batcher, encoding(3), soon())
 
         assert refusal.value.code == "overloaded"
         assert refusal.value.retry_after >= 1
         first.cancel()
         await settle()
-        fourth = asyncio.ensure_future(batcher.submit(encoding(4), soon()))
+        fourth = asyncio.ensure_future(submit(batcher, encoding(4), soon()))
         await settle()
         call.finish()
         call = await engine.called()
@@ -494,14 +537,14 @@ def test_closing_finishes_what_was_admitted_and_admits_nothing_more():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        work = [asyncio.ensure_future(batcher.submit(encoding(0), soon()))]
+        work = [asyncio.ensure_future(submit(batcher, encoding(0), soon()))]
         first = await engine.called()
-        work.append(asyncio.ensure_future(batcher.submit(encoding(1), soon())))
+        work.append(asyncio.ensure_future(submit(batcher, encoding(1), soon())))
         await settle()
         closing = asyncio.ensure_future(pool.close(PATIENCE_S))
         await settle()
         with pytest.raises(Unavailable) as refusal:
-            await batcher.submit(encoding(2), soon())
+            await submit(batcher, encoding(2), soon())
 
         assert refusal.value.code == "draining"
         first.finish()
@@ -517,7 +560,7 @@ def test_closing_does_not_wait_for_an_engine_that_hangs():
     async def scenario():
         engine = GatedEngine()
         pool, batcher = one_core(engine)
-        work = asyncio.ensure_future(batcher.submit(encoding(0), time.monotonic() + 0.2))
+        work = asyncio.ensure_future(submit(batcher, encoding(0), time.monotonic() + 0.2))
         call = await engine.called()
 
         assert not await pool.close(0.01)
@@ -532,7 +575,7 @@ def test_the_time_in_the_queue_and_in_the_engine_is_recorded():
     async def scenario():
         _, batcher = one_core(Engine())
         with timings.collect() as collected:
-            await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in range(3)))
+            await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in range(3)))
 
         assert collected.keys() == {"queue", "infer"}
         assert all(seconds >= 0 for seconds in collected.values())
@@ -579,7 +622,7 @@ def test_every_submit_has_exactly_one_outcome_and_it_is_its_own(steps, cores):
                 if step == "late":
                     late.add(tag)
                 deadline = soon() if step == "submit" else time.monotonic()
-                tasks.append(asyncio.ensure_future(batcher.submit(encoding(tag, number), deadline)))
+                tasks.append(asyncio.ensure_future(submit(batcher, encoding(tag, number), deadline)))
             elif step == "cancel":
                 if number < len(tasks) and tasks[number].cancel():
                     cancelled.add(number)

@@ -117,10 +117,13 @@ def test_the_table_of_limits_is_what_the_code_refuses_at():
     top_k = {task: _maximum(parameters, "top_k") for task, parameters in PARAMETERS.items()}
     targets = fill_mask.FillMaskParameters.model_json_schema()["properties"]["targets"]["anyOf"]
     most, long = next((one["maxItems"], one["items"]["maxLength"]) for one in targets if "maxItems" in one)
-    bytes_, tokens = (Settings.model_fields[name].default for name in ("max_body_bytes", "max_waiting_tokens"))
+    bytes_, answer, tokens = (
+        Settings.model_fields[name].default for name in ("max_body_bytes", "max_answer_bytes", "max_waiting_tokens")
+    )
 
     assert dict(table("What", "At most")) == {
         "the body": f"{bytes_} bytes (`max_body_bytes`)",
+        "the answer": f"{answer} bytes (`max_answer_bytes`)",
         "texts or questions": f"{tasks.MAX_INPUTS}",
         "tokens, of all inputs together": f"{tokens} (`max_waiting_tokens`)",
         "labels (`top_k`), classify": f"{top_k['classify']}",
@@ -130,6 +133,7 @@ def test_the_table_of_limits_is_what_the_code_refuses_at():
         "tokens of an answer (`max_answer_len`), qa": f"{_maximum(qa.QaParameters, 'max_answer_len')}",
         "masks, fill-mask": f"{fill_mask.MAX_MASKS}",
         "tokens for each mask (`top_k`), fill-mask": f"{top_k['fill-mask']}",
+        "characters of all sequences of the answer, fill-mask": f"{fill_mask.MAX_WRITTEN}",
         "targets, fill-mask": f"{most} of {long} characters each",
     }
 

@@ -170,7 +170,12 @@ def test_two_models_of_one_name_are_refused(shelf):
 
 
 def lane(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Lane:
-    return Lane(load_model(shelf / f"tiny-{task}", "echo"), submit, ThreadPoolExecutor(1), max_tokens)
+    """A lane whose encodings are answered one by one by `submit(encoding, deadline)`."""
+
+    def submit_all(encodings, deadline, priority):
+        return [submit(encoding, deadline) for encoding in encodings]
+
+    return Lane(load_model(shelf / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
 
 
 def test_an_answer_has_the_time_of_every_stage(shelf):

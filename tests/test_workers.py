@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from artifacts import make_artifact
 from engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
-from fakes import PATIENCE_S, encoding, row_of
+from fakes import PATIENCE_S, encoding, row_of, submit
 
 from models.artifact import GOLDEN, ArtifactError, open_artifact, seal
 from service import wire, workers
@@ -179,7 +179,7 @@ def test_an_answer_that_makes_no_sense_or_belongs_to_another_call_is_nobodys(ans
 async def outcomes_of(crew: Workers, tags: list[int], patience_s: float = PATIENCE_S) -> list:
     pool = Pool(crew, 1 << 16, patience_s)
     batcher = Batcher(MODEL, pool)
-    found = await asyncio.gather(*(batcher.submit(encoding(tag), soon()) for tag in tags), return_exceptions=True)
+    found = await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in tags), return_exceptions=True)
     return [one.code if isinstance(one, Internal) else one.tolist() for one in found]
 
 
@@ -224,9 +224,9 @@ def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
     async def scenario():
         async with opened(start(place, 1)) as crew:
             batcher = Batcher(MODEL, Pool(crew, 1 << 16, patience_s=0.6))
-            hangs = asyncio.ensure_future(batcher.submit(encoding(HANG), time.monotonic() + 0.2))
+            hangs = asyncio.ensure_future(submit(batcher, encoding(HANG), time.monotonic() + 0.2))
             await until(lambda: crew._serving._patience)
-            other = asyncio.ensure_future(batcher.submit(encoding(1), soon()))
+            other = asyncio.ensure_future(submit(batcher, encoding(1), soon()))
             with pytest.raises(DeadlineExceeded):
                 await hangs
 

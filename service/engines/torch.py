@@ -36,7 +36,7 @@ class Torch:
     def cost(self) -> Cost:
         # On the CPU as `onnx_cpu`. A GPU is idle until a batch holds thousands of tokens.
         if self._device.type == "cuda":
-            return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512)
+            return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, calls=1)
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
 
     @torch.inference_mode()

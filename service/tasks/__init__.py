@@ -40,6 +40,21 @@ class Request(Strict):
         Field(description="The name of a served model; if left out, the first that serves this task.", max_length=64),
     ] = None
     options: Annotated[Options | None, Field(description="Options of the Hugging Face clients.")] = None
+    partial: Annotated[
+        bool,
+        Field(
+            description="Whether each of several inputs has its own answer or error, rather than one that is wrong "
+            "failing all. Has no effect where there is one input."
+        ),
+    ] = False
+
+
+class Failure(BaseModel):
+    """Why one input of a request that asked for `partial` has no answer; it stands in the answer's place."""
+
+    error: Annotated[str, Field(description="A sentence for a person.")]
+    error_type: Annotated[str, Field(description="The code again, where TEI's clients look for it.")]
+    code: Annotated[str, Field(description="What to decide upon: a code that errors have, too.")]
 
 
 def empty_input(pointer: str) -> Unprocessable:

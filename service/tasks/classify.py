@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from models.artifact import Manifest, Problem
 from models.tokenizer import Encoding, Text, Tokenizer, TooLong
 from service import tasks
-from service.tasks import MAX_INPUTS, Floats, Strict, softmax
+from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from service.types import Row
 
 Function = Literal["softmax", "sigmoid", "none"]
@@ -74,7 +74,7 @@ class Classify:
     """One encoding for each text; one row, the labels' logits, for each encoding."""
 
     Request = ClassifyRequest
-    Response = list[list[Label]]
+    Response = list[list[Label] | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self._tokenizer = tokenizer
@@ -102,6 +102,15 @@ class Classify:
         parameters = request.parameters or ClassifyParameters()
         apply = FUNCTIONS[parameters.function_to_apply or self._default]
         return [self._ranked(apply(row[0].astype(np.float64)), parameters.top_k) for row in rows]
+
+    def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
+        """For each text a request with it alone."""
+        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        return [request.model_copy(update={"inputs": one}) for one in inputs]
+
+    def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The labels of the one text."""
+        return response[0]
 
     def _ranked(self, scores: Floats, top_k: int | None) -> list[dict[str, Any]]:
         best = np.argsort(-scores, kind="stable")[:top_k]

@@ -17,10 +17,12 @@ from models.artifact import Manifest
 from models.tokenizer import Encoding, Tokenizer, TooLong
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Floats, Strict, softmax
+from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from service.types import Row
 
 MAX_MASKS: Final = 64  # in one request: each brings the whole vocabulary's logits back
+MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fifth of a second of decoding
+USUAL_CHARACTERS: Final = 8  # of a token, at most, in prose: what is read of a longer text is cut off
 DEFAULT_TOP_K: Final = 5
 
 Target = Annotated[str, Field(max_length=200)]
@@ -82,7 +84,7 @@ class FillMask:
     """One encoding for each text; one row, with the vocabulary's logits for each mask, for each encoding."""
 
     Request = FillMaskRequest
-    Response = Tokens | list[Tokens]
+    Response = Tokens | list[Tokens | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         if tokenizer.mask is None:
@@ -92,13 +94,17 @@ class FillMask:
         self._max_tokens = manifest.max_tokens
 
     def encode(self, request: FillMaskRequest) -> list[Encoding]:
-        """Raises errors.Unprocessable: no mask, too many, one beyond what is read, or targets that mean nothing."""
+        """Raises errors.Unprocessable: no mask, too many, one beyond what is read, targets that mean nothing, or an
+        answer that would be too long."""
         texts = _inputs(request)
         where = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
         self._targets(parameters)
-        masks = [text.count(self._mask) for text in texts]
-        self._check_masks(masks, where)
+        masks = self._count(texts, parameters.top_k)
+        for count, pointer in zip(masks, where, strict=True):
+            if count == 0:
+                detail = f"A text has no {self._mask}, the mask token of this model."
+                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
         try:
             encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
         except TooLong as error:
@@ -119,14 +125,34 @@ class FillMask:
         ]
         return filled[0] if len(filled) == 1 else filled
 
-    def _check_masks(self, masks: Sequence[int], where: Sequence[str]) -> None:
-        for count, pointer in zip(masks, where, strict=True):
-            if count == 0:
-                detail = f"A text has no {self._mask}, the mask token of this model."
-                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
+    def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
+        """For each text a request with it alone.
+
+        Raises:
+            errors.Unprocessable: they have too many masks together, or their answers would be too long.
+        """
+        texts = _inputs(request)
+        self._count(texts, (request.parameters or FillMaskParameters()).top_k)
+        return [request.model_copy(update={"inputs": text}) for text in texts]
+
+    def single(self, response: object) -> object:
+        """The tokens of the one text."""
+        return response
+
+    def _count(self, texts: Sequence[str], top_k: int) -> list[int]:
+        """How many masks each text has, once it is clear that neither they nor the answer are too many."""
+        masks = [text.count(self._mask) for text in texts]
         if sum(masks) > MAX_MASKS:
             detail = f"The texts have more than {MAX_MASKS} masks."
             raise Unprocessable("too_many_masks", detail, faults=[Fault("/inputs", "too_many_masks", MAX_MASKS)])
+        # Each token comes with the whole text: a few kilobytes could ask for megabytes.
+        read = [min(len(text), USUAL_CHARACTERS * self._max_tokens) for text in texts]
+        once = sum(count * length for count, length in zip(masks, read, strict=True))
+        if once * top_k > MAX_WRITTEN:
+            detail = f"The answer would repeat the texts to more than {MAX_WRITTEN} characters."
+            fault = Fault("/parameters/top_k", "answer_too_large", MAX_WRITTEN // once)
+            raise Unprocessable("answer_too_large", detail, faults=[fault])
+        return masks
 
     def _fill(self, encoding: Encoding, row: Row, top_k: int, targets: Ids | None) -> list[Any]:
         scores = softmax(row.astype(np.float64))

@@ -18,7 +18,7 @@ from models.artifact import Manifest
 from models.tokenizer import CHARACTERS_PER_TOKEN, Reading, Tokenizer, Window
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Floats, Strict, softmax
+from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from service.types import Row
 
 MAX_CHARACTERS: Final = 1 << 18  # of all different texts of a request: about a quarter of a second of tokenising
@@ -120,7 +120,7 @@ class Qa:
     """One encoding for each window of each context; one row, start and end logits of its tokens, for each encoding."""
 
     Request = QaRequest
-    Response = Answer | list[Answer | list[Answer]]
+    Response = Answer | list[Answer | list[Answer] | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self._tokenizer = tokenizer
@@ -155,6 +155,24 @@ class Qa:
             best = answers(one.context, windows, parameters)
             responses.append(best[0] if parameters.wanted == 1 else best)
         return responses[0] if len(responses) == 1 else responses
+
+    def split(self, request: QaRequest) -> list[QaRequest]:
+        """For each question a request with it alone.
+
+        Raises:
+            errors.Unprocessable: there are not as many contexts as questions, or too much to read: each question's
+                context is read anew, and counts anew.
+        """
+        asked = questions(request)
+        if len(asked) > 1 and sum(len(one.question) + len(one.context) for one in asked) > MAX_CHARACTERS:
+            detail = f"The texts, with each question's own context, have more than {MAX_CHARACTERS} characters."
+            raise tasks.input_too_long("/inputs", detail, MAX_CHARACTERS)
+        samples = [Sample(question=one.question, context=one.context) for one in asked]
+        return [request.model_copy(update={"inputs": sample}) for sample in samples]
+
+    def single(self, response: object) -> object:
+        """The answer, or the answers, to the one question."""
+        return response
 
     def _max_seq_len(self, parameters: QaParameters) -> int:
         max_seq_len = parameters.max_seq_len or min(self._max_tokens, DEFAULT_MAX_SEQ_LEN)

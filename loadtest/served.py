@@ -1,0 +1,86 @@
+"""Swiftlet as a process, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parent.parent
+STAND_IN = Path(__file__).parent / "stand_in"
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A server that answers."""
+
+    process: subprocess.Popen[str]
+    port: int
+    log: IO[str]
+
+    def family(self) -> list[int]:
+        """Its process and those that it started, oldest first."""
+        found = [self.process.pid]
+        for pid in found:
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                found += map(int, task.read_text().split())
+        return found
+
+    def resident_kib(self) -> int:
+        """The resident memory of all its processes."""
+        lines = (Path(f"/proc/{pid}/status").read_text() for pid in self.family())
+        return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
+
+    def stop(self) -> int:
+        """Tells it to stop, and says with which status it did."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def said(self) -> str:
+        """Everything it logged."""
+        self.log.seek(0)
+        return self.log.read()
+
+
+@contextmanager
+def serving(
+    models: Sequence[str | Path],
+    engine: str,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    port: int = 0,
+) -> Iterator[Served]:
+    """A server of these models on a port that the system chose, which is ended in any case."""
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--engine", engine]
+    command += ["--models", ",".join(map(str, models)), *options]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
+    paths = os.pathsep.join([str(STAND_IN), str(ROOT)])
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=inherited | {"PYTHONPATH": paths} | dict(environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None  # noqa: S101  # it is a pipe
+            found = re.search(r"http://\S+?:(\d+)", process.stdout.readline())
+            if found is None:
+                log.seek(0)
+                raise SystemExit(f"the server did not start:\n{log.read()}")
+            yield Served(process, int(found[1]), log)
+        finally:
+            process.kill()

@@ -1,0 +1,15 @@
+"""The short version of `make torture`: the goals that do not hang on how busy the machine is."""
+
+from __future__ import annotations
+
+import pytest
+from torture.cases import CASES, table
+
+SCALES = {"hostile": 0.01, "deliveries": 0.01, "restarts": 0.1, "memory": 0.004}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_no_goal_is_missed(case, shelf):
+    outcomes = CASES[case](shelf, SCALES[case])
+
+    assert all(one.passed for one in outcomes), table(outcomes)

@@ -1,0 +1,1 @@
+"""The figures that Swiftlet promises on its worst day, each as a case that measures it."""
