@@ -181,7 +181,7 @@ class Runtime:
         self.settings = settings
         self.draining = False
         self._crew = crew
-        self._pool = Pool(crew, settings.max_waiting_tokens)
+        self._pool = Pool(crew, settings.max_waiting_tokens, scheduler=settings.scheduler)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
         for model in served:
