@@ -29,7 +29,7 @@ import logging
 import math
 import random
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -40,7 +40,7 @@ from models.tokenizer import Encoding
 from service import timings
 from service.admission import Load, Pace, admissible, retry_after_s
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable, report
-from service.types import Crew, Deadline, Lost, Outcome, Priority, Row
+from service.types import Crew, Deadline, Lost, Outcome, Priority, Row, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,12 @@ class Line:
         """Of the first; there must be one."""
         return self._items[0].turn
 
+    def before(self, turn: float) -> tuple[int, int, int]:
+        """Rows, tokens and squares of what goes before a newcomer of that turn."""
+        later = self._items[bisect_right(self._items, turn, key=_turn) :]
+        tokens, squares = sum(len(item) for item in later), sum(len(item) ** 2 for item in later)
+        return len(self) - len(later), self.tokens - tokens, self.squares - squares
+
     def add(self, item: Waiting) -> None:
         insort(self._items, item, key=_turn)
         self.tokens += len(item)
@@ -158,6 +164,7 @@ class Batcher:
         self.model = model
         self.lines: dict[Priority, Line] = {"interactive": Line(), "bulk": Line()}
         self.calls = 0  # that run
+        self.usual_s = 0.0  # what calls take, averaged over those of late
         self._pool = pool
         pool.join(self)
 
@@ -205,15 +212,14 @@ class Batcher:
         """How many calls may run at the same time."""
         return min(self._pool.crew.size, self.pace.cost.calls or self._pool.crew.size)
 
-    def backlog_s(self, priority: Priority) -> float:
-        """Seconds of one core, for what waits of that class."""
-        line = self.lines[priority]
-        return self.pace.backlog_s(len(line), line.tokens, line.squares)
+    def backlog_s(self, priority: Priority, turn: float) -> float:
+        """Seconds of one core, for what waits of that class and goes before a newcomer of that turn."""
+        return self.pace.backlog_s(*self.lines[priority].before(turn))
 
     def own_s(self, lengths: Sequence[int]) -> float:
-        """Seconds of one core, for a request with encodings of these lengths."""
-        alone = self.pace.alone_s(max(lengths))
-        return max(alone, self.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths)))
+        """Seconds of one core for a request with encodings of these lengths, in batches like those of late."""
+        all_s = self.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
+        return max(self.usual_s, self.pace.alone_s(max(lengths)), all_s)
 
     def take(self, priority: Priority, share: int, *, suspects: bool, idle: bool) -> list[Waiting]:
         """Removes the next batch from a line: a suspect alone, if `suspects` may run, else some of the others.
@@ -225,7 +231,8 @@ class Batcher:
         wanted = []
         for item in list(islice(line, max(LOOKAHEAD, self.pace.cost.max_rows))):
             left = item.deadline - now
-            if not item.answer.done() and left > 0 and (idle or left >= self.pace.alone_s(len(item))):
+            in_time = idle or not self._pool.by_deadline or left >= self.pace.alone_s(len(item))
+            if not item.answer.done() and left > 0 and in_time:
                 wanted.append(item)
                 continue
             line.discard(item)
@@ -233,7 +240,8 @@ class Batcher:
                 item.answer.set_exception(_too_late())
         batch = [item for item in wanted if item.suspect][:1] if suspects else []
         if not batch and (others := [item for item in wanted if not item.suspect]):
-            lengths, left_s = [len(item) for item in others], [item.deadline - now for item in others]
+            lengths = [len(item) for item in others]
+            left_s = [item.deadline - now if self._pool.by_deadline else math.inf for item in others]
             batch = [others[i] for i in plan(lengths, left_s, self.pace, share)]
         for item in batch:
             line.discard(item)
@@ -268,12 +276,17 @@ class Pool:
         max_waiting_tokens: int,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
+        scheduler: Scheduler = "deadlines",
     ) -> None:
-        """`patience_s` is after how long any call is given up, and the engine with it."""
+        """`patience_s` is after how long any call is given up, and the engine with it.
+
+        The scheduler "fifo" is there to be compared with: it admits by count alone and starts whatever is not yet late.
+        """
         self.crew = crew
         self.max_waiting_tokens = max_waiting_tokens
         self.patience_s = patience_s
         self.clock = clock
+        self.by_deadline = scheduler == "deadlines"
         self._batchers: list[Batcher] = []
         self._calls: dict[asyncio.Future[list[Outcome]], Call] = {}
         self._suspect_runs = False
@@ -292,9 +305,10 @@ class Pool:
         Raises:
             Unavailable: as `check`, or there is too much of it.
         """
-        self.check(left_s, priority, batcher, batcher.own_s(lengths))
+        own_s = batcher.own_s(lengths)
+        self.check(left_s, priority, batcher, own_s)
         if self.waiting_tokens + sum(lengths) > self.max_waiting_tokens:
-            raise self._overloaded(self.wait_s(priority, batcher))
+            raise self._overloaded(self.wait_s(priority, batcher, own_s))
         self._wake()
 
     def check(self, left_s: float, priority: Priority, batcher: Batcher | None = None, own_s: float = 0.0) -> None:
@@ -305,36 +319,42 @@ class Pool:
         """
         if self._closing:
             raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
-        wait_s = self.wait_s(priority, batcher)
-        if not admissible(wait_s, own_s, left_s, priority):
+        wait_s = self.wait_s(priority, batcher, own_s)
+        if self.by_deadline and not admissible(wait_s, own_s, left_s, priority):
             raise self._overloaded(wait_s)
 
     def _overloaded(self, wait_s: float) -> Unavailable:
         after = retry_after_s(wait_s, self._jitter.random())
         return Unavailable("overloaded", "Too much work waits to answer this within its deadline.", retry_after=after)
 
-    def wait_s(self, priority: Priority, batcher: Batcher | None = None) -> float:
-        """Seconds until a newcomer would begin to run; without a batcher, at least."""
+    def wait_s(self, priority: Priority, batcher: Batcher | None = None, own_s: float = 0.0) -> float:
+        """Seconds of what goes before a newcomer, up to the last of its turns; without a batcher, at least."""
         free = len(self._calls) < self.crew.size and (batcher is None or batcher.calls < batcher.at_most)
         if free and not self.waiting_tokens:
             return 0.0
         now = self.clock()
         calls, batchers = list(self._calls.values()), self._batchers
-        wait_s = self._drained_s(priority, now, calls, batchers, self.crew.size)
+        wait_s = self._drained_s(priority, now, now + own_s, calls, batchers, self.crew.size)
         if batcher is not None and batcher.at_most < self.crew.size:
             calls = [call for call in calls if call.batcher is batcher]
-            wait_s = max(wait_s, self._drained_s(priority, now, calls, [batcher], batcher.at_most))
+            wait_s = max(wait_s, self._drained_s(priority, now, now + own_s, calls, [batcher], batcher.at_most))
         return wait_s
 
     def _drained_s(
-        self, priority: Priority, now: float, calls: Sequence[Call], batchers: Sequence[Batcher], cores: int
+        self,
+        priority: Priority,
+        now: float,
+        turn: float,
+        calls: Sequence[Call],
+        batchers: Sequence[Batcher],
+        cores: int,
     ) -> float:
         """Seconds until so many cores have done these calls and what waits; bulk has only what others leave."""
-        ahead = sum(call.left_s(now) for call in calls) + sum(one.backlog_s("interactive") for one in batchers)
+        ahead = sum(call.left_s(now) for call in calls) + sum(one.backlog_s("interactive", turn) for one in batchers)
         if priority == "interactive":
             return ahead / cores
         spare = max(1 / BULK_EVERY, 1 - self._interactive.share(now))
-        return (ahead + sum(one.backlog_s("bulk") for one in batchers) / spare) / cores
+        return (ahead + sum(one.backlog_s("bulk", turn) for one in batchers) / spare) / cores
 
     @property
     def waiting_tokens(self) -> int:
@@ -360,7 +380,13 @@ class Pool:
         """Starts idle cores on what waits."""
         self._awake = False
         while len(self._calls) < self.crew.size and (found := self._next()):
-            self._start(*found)
+            batcher, batch = found
+            try:
+                self._start(batcher, batch)
+            except Exception as error:  # only a fault of ours
+                report(log, "a batch could not be started", error)
+                for item in batch:
+                    item.answer.set_exception(Internal("internal", "The model failed."))
 
     def _next(self) -> tuple[Batcher, list[Waiting]] | None:
         """The next batch, of the batcher whose turn it is; None where there is nothing to start."""
@@ -380,13 +406,14 @@ class Pool:
         return None
 
     def _start(self, batcher: Batcher, batch: list[Waiting]) -> None:
-        self._suspect_runs |= batch[0].suspect
-        batcher.calls += 1
         now, lengths = self.clock(), [len(item) for item in batch]
-        for item in batch:
-            item.started = now
         expected_s = batcher.pace.call_s(len(batch), sum(lengths), sum(n * n for n in lengths), max(lengths))
         patience_s = min(self.patience_s, max(OVERDUE_S, OVERDUE * expected_s) if batcher.pace.known else math.inf)
+        batcher.usual_s += (expected_s - batcher.usual_s) / 8
+        self._suspect_runs |= batch[0].suspect
+        batcher.calls += 1
+        for item in batch:
+            item.started = now
         call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
         self._calls[call] = Call(batcher, batch, now, expected_s)
         call.add_done_callback(self._finish)

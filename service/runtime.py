@@ -196,7 +196,7 @@ class Runtime:
         self.draining = False
         self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
         self._crew = crew
-        self._pool = Pool(crew, settings.max_waiting_tokens)
+        self._pool = Pool(crew, settings.max_waiting_tokens, scheduler=settings.scheduler)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
         for model in served:

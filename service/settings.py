@@ -9,6 +9,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, IPvAnyNetwork, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from service.types import Scheduler
+
 CGROUP: Final = Path("/sys/fs/cgroup")
 
 
@@ -112,6 +114,11 @@ class Settings(BaseSettings):
         1 << 17,
         ge=1,
         description="Work that may wait for a core, in tokens of all models together; beyond it, requests get a 503.",
+    )
+    scheduler: Scheduler = Field(
+        "deadlines",
+        description="What comes in: deadlines, what can be answered in time; or fifo, whatever there is room for, "
+        "which is here to be compared with.",
     )
     drain_s: float = Field(
         0,

@@ -27,6 +27,9 @@ Deadline = float
 Priority = Literal["interactive", "bulk"]
 """Who waits for an answer: a person, or a program that has time."""
 
+Scheduler = Literal["deadlines", "fifo"]
+"""What may come in: what can be answered by its deadline, or whatever there is room for."""
+
 Submit = Callable[[Sequence[Encoding], Deadline, Priority], Sequence[Awaitable[Row]]]
 """The seam of the service: all encodings of a request in, for each its row out, or all are refused at once.
 

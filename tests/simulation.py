@@ -18,7 +18,7 @@ import virtual
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import DeadlineExceeded, Unavailable
-from service.types import Cost, Outcome, Priority
+from service.types import Cost, Outcome, Priority, Scheduler
 
 ROW = np.zeros((1, 2), np.float32)
 SHORT, LONG = 25, 300
@@ -131,12 +131,15 @@ async def _send(batcher: Batcher, client: Client, until: float, results: list[Re
     await asyncio.gather(*tasks)
 
 
-def simulate(clients: Sequence[Client], until: float, crew: Crew | None = None) -> list[Result]:
+def simulate(
+    clients: Sequence[Client], until: float, crew: Crew | None = None, scheduler: Scheduler = "deadlines"
+) -> list[Result]:
     """The requests of all clients until then, in the order of their arrival."""
 
     async def main() -> list[Result]:
         loop = asyncio.get_running_loop()
-        batcher = Batcher("model", pool := Pool(crew or Crew(), 1 << 17, clock=loop.time))
+        pool = Pool(crew or Crew(), 1 << 17, clock=loop.time, scheduler=scheduler)
+        batcher = Batcher("model", pool)
         results: list[Result] = []
         await asyncio.gather(*(_send(batcher, client, until, results) for client in clients))
         assert pool.waiting_tokens == 0
@@ -171,16 +174,15 @@ def summary(results: Sequence[Result], until: float) -> dict[str, float]:
 
 
 def main() -> None:
-    for timeout in (0.25, 1.0, 10.0):
-        for load in (0.5, 1, 1.5, 3, 10):
-            until = 20.0 if timeout < 5 else 60.0
-            rate = load * capacity(Crew())
-            results = simulate([Client(lambda _, rate=rate: rate, timeout_s=timeout)], until)
-            figures = summary(results, until)
-            print(
-                f"{timeout:5} s {load:4}x of {rate / load:.0f}/s  "
-                + "  ".join(f"{k} {v:.3f}" for k, v in figures.items())
-            )
+    until, names = 20.0, ("deadlines", "fifo")
+    print("| load | scheduler | goodput, of capacity | tokens/s | late | refused | p99 of answers, s | long/short |")
+    print("|---|---|---|---|---|---|---|---|")
+    for load in (0.5, 1, 1.5, 3, 10):
+        rate = load * capacity(Crew())
+        for name in names:
+            figures = summary(simulate([Client(lambda _, rate=rate: rate)], until, Crew(), name), until)
+            cells = [figures["goodput"] * load / rate, *list(figures.values())[1:]]
+            print(f"| {load} | {name} | " + " | ".join(f"{cell:.3g}" for cell in cells) + " |")
 
 
 if __name__ == "__main__":

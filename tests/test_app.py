@@ -390,6 +390,59 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_what_cannot_be_answered_in_time_is_refused_before_it_is_read(shelf, monkeypatch):
+    """A body that is no JSON would be a 400, had anybody looked at it."""
+    runtime = make_runtime(shelf)
+    monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 5.0)
+    with TestClient(create_app(runtime)) as client:
+        refused, bulk = (
+            client.post("/classify", content="no", headers={"x-request-timeout-ms": timeout} | priority)
+            for timeout, priority in (("6000", {}), ("12000", {"x-request-priority": "bulk"}))
+        )
+        read = client.post("/classify", content="no", headers={"x-request-timeout-ms": "12000"})
+
+    for response in (refused, bulk):
+        is_problem(response, 503, "overloaded")
+        assert 5 <= int(response.headers["retry-after"]) <= 8
+    is_problem(read, 400, "invalid_json")
+
+
+def test_a_request_of_several_texts_is_admitted_whole_or_not_at_all(shelf):
+    runtime, engine = gated(shelf)
+    with TestClient(create_app(runtime)) as client:
+        runtime._pool.max_waiting_tokens = 8
+        response = client.post("/classify", json={"inputs": ["a", "b", "c", "d"]})
+
+        is_problem(response, 503, "overloaded")
+        assert runtime._pool.waiting_tokens == 0
+    assert engine.calls.empty()
+
+
+@pytest.mark.parametrize("value", ["", "high", "Bulk", "interactive, bulk", "\xff"])
+def test_a_priority_there_is_not_is_refused(value, client):
+    response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-priority": value.encode("latin-1")})
+
+    assert is_problem(response, 422, "validation_failed")["errors"] == [{"pointer": "", "code": "priority_header"}]
+
+
+def test_both_priorities_are_answered(client):
+    for priority in ("interactive", "bulk"):
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-priority": priority})
+        assert response.status_code == 200
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_back(shelf):
+    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2, client_rate=0.5))
+    with TestClient(create_app(runtime)) as client:
+        first, second = (client.post("/classify", json={"inputs": "a"}) for _ in range(2))
+
+        assert first.status_code == 200
+        is_problem(second, 429, "quota_exceeded")
+        assert 1 <= int(second.headers["retry-after"]) <= 2
+        assert client.get("/health/ready").status_code == 200
+
+
 def test_a_server_that_closes_is_alive_but_not_ready(shelf):
     runtime = make_runtime(shelf)
     with TestClient(create_app(runtime)) as client:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service import timings
 from service.admission import Pace
-from service.batching import Batcher, Pool, plan
+from service.batching import BULK_EVERY, Batcher, Pool, plan
 from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
 from service.types import Cost, Lost
@@ -237,6 +237,67 @@ def test_models_share_the_cores_and_the_longest_waiting_goes_first():
         third.finish()
         await asyncio.gather(*work)
         assert (second.tags, third.tags) == ([1, 3], [2])
+
+    asyncio.run(scenario())
+
+
+def test_a_device_that_takes_one_call_at_a_time_gathers_meanwhile_and_another_model_runs_beside():
+    async def scenario():
+        device = GatedEngine(Cost(padded=True, call_tokens=8, max_tokens=512, max_rows=64, calls=1))
+        other = GatedEngine()
+        pool = pool_of(2, 1000, device=device, other=other)
+        on_device, beside = Batcher("device", pool), Batcher("other", pool)
+        work = [asyncio.ensure_future(submit(on_device, encoding(0), soon()))]
+        first = await device.called()
+        for tag in (1, 2, 3):
+            work.append(asyncio.ensure_future(submit(on_device, encoding(tag), soon())))
+            await settle()
+        work.append(asyncio.ensure_future(submit(beside, encoding(4), soon())))
+        call = await other.called()
+
+        assert device.calls.empty()
+        call.finish()
+        first.finish()
+        second = await device.called()
+        second.finish()
+        await asyncio.gather(*work)
+        assert (second.tags, call.tags) == ([1, 2, 3], [4])
+
+    asyncio.run(scenario())
+
+
+def test_interactive_work_goes_first_and_one_batch_in_so_many_is_bulk():
+    async def scenario():
+        crew = ScriptedCrew(1, Cost(padded=False, call_tokens=0, max_tokens=4, max_rows=1))
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        bulk = batcher.submit([encoding(100), encoding(101)], soon(), "bulk")
+        await settle()
+        rest = batcher.submit([encoding(tag) for tag in range(30)], soon())
+        while not all(answer.done() for answer in [*bulk, *rest]):
+            (await crew.calls.get()).set_result([row_of(0)])
+            await settle()
+
+        asked = [tag for (tag,) in crew.asked]
+        assert asked == [100, *range(BULK_EVERY - 1), 101, *range(BULK_EVERY - 1, 30)]
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_done_in_time_is_told_so_and_not_begun_unless_all_is_idle():
+    async def scenario():
+        crew = ScriptedCrew(2)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        for _ in range(8):
+            batcher.pace.learn([4], 100.0)
+        (tried,) = batcher.submit([encoding(0)], soon())  # for 30 seconds, and who knows
+        await settle()
+        (hopeless,) = batcher.submit([encoding(1)], soon())
+        with pytest.raises(DeadlineExceeded):
+            await hopeless
+
+        (await crew.calls.get()).set_result([row_of(0)])
+        assert (await tried).tolist() == row_of(0).tolist()
+        assert crew.asked == [[0]]
 
     asyncio.run(scenario())
 
