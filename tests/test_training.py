@@ -595,7 +595,7 @@ def test_a_layer_with_fewer_neurons_starts_with_those_that_say_most(teacher, dea
 
     assert torch.equal(layer.query.weight, source.query.weight)
     if dead == 48:
-        assert error < 1e-6 * wanted.square().mean()
+        assert error < 1e-5 * wanted.square().mean()
     else:
         assert 0 < error < 0.95 * cut
 

@@ -176,10 +176,13 @@ def narrow_pair(query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]
 
 
 def narrow_value(given: Tensor, output: Tensor, width: int) -> Tensor:
-    """The directions (D, width) of a head's values that say most, given (N, D), in what the output (H, D) makes."""
+    """The directions (D, width) of a head's values that say most, given (N, D), in what the output (H, D) makes.
+
+    Their size is shared between the values and the output, so that neither learns faster than the other.
+    """
     spread = root(covariance(given))
-    _, _, right = torch.linalg.svd(output @ spread, full_matrices=False)
-    found: Tensor = inverse(spread) @ right[:width].T
+    _, size, right = torch.linalg.svd(output @ spread, full_matrices=False)
+    found: Tensor = inverse(spread) @ right[:width].T * size[:width].sqrt()
     return found
 
 
@@ -211,7 +214,7 @@ def covariance(x: Tensor) -> Tensor:
 def root(matrix: Tensor) -> Tensor:
     """The square root of a covariance, which is kept invertible."""
     sizes, directions = torch.linalg.eigh(matrix)
-    found: Tensor = (directions * sizes.clamp(min=1e-7 * float(sizes.max())).sqrt()) @ directions.T
+    found: Tensor = (directions * sizes.clamp(min=1e-4 * float(sizes.max())).sqrt()) @ directions.T
     return found
 
 
