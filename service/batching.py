@@ -379,14 +379,27 @@ class Pool:
     def _dispatch(self) -> None:
         """Starts idle cores on what waits."""
         self._awake = False
-        while len(self._calls) < self.crew.size and (found := self._next()):
-            batcher, batch = found
+        while len(self._calls) < self.crew.size:
+            batch: list[Waiting] = []
             try:
+                found = self._next()
+                if found is None:
+                    return
+                batcher, batch = found
                 self._start(batcher, batch)
-            except Exception as error:  # only a fault of ours
+            except Exception as error:  # only a fault of ours; the oldest fails, so that the rest gets on
                 report(log, "a batch could not be started", error)
-                for item in batch:
-                    item.answer.set_exception(Internal("internal", "The model failed."))
+                for item in batch or self._give_up():
+                    if not item.answer.done():
+                        item.answer.set_exception(Internal("internal", "The model failed."))
+
+    def _give_up(self) -> list[Waiting]:
+        """Removes the oldest of what waits."""
+        lines = [line for batcher in self._batchers for line in batcher.lines.values() if line]
+        line = min(lines, key=lambda line: line.turn)
+        item = next(iter(line))
+        line.discard(item)
+        return [item]
 
     def _next(self) -> tuple[Batcher, list[Waiting]] | None:
         """The next batch, of the batcher whose turn it is; None where there is nothing to start."""
