@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -34,7 +35,7 @@ LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
 HANGS = """
 import asyncio
 from service.runtime import Lane
-async def answer(self, request, deadline):
+async def answer(self, *_):
     print("asked", flush=True)
     await asyncio.Event().wait()
 Lane.answer = answer
@@ -192,8 +193,10 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
 
 
 def _line(stream, wanted: str) -> None:
-    while wanted not in stream.readline():
-        pass
+    said = ""
+    while wanted not in said:
+        assert select.select([stream], [], [], PATIENCE_S)[0], f"it never said {wanted!r}"
+        said = stream.readline()
 
 
 def test_a_client_who_comes_while_the_listener_closes_is_refused_not_reset():
