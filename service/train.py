@@ -79,26 +79,27 @@ def train_body(
     report: Callable[[str], None],
     progress: Progress | None,
     device: str,
+    ends: Sequence[str] = (),
 ) -> tuple[Model, Path]:
     """Pre-trains the recipe's body, and before it those of other recipes that it continues or that guide it.
 
+    `ends` are the recipes for which that is done.
+
     Raises:
         DeviceError: there is no such device.
-        SetupError: there is no such recipe, another one guides or begins it in turn, or it has other words.
+        SetupError: there is no such recipe, it needs this one in turn, or it has other words.
     """
     place, bodies = find_device(device), []
     for part, name in (("guide", _guide(recipe)), ("be continued", recipe.pretraining.continues)):
         body = None
         if name:
             other = _recipe(name)
-            if other.pretraining.continues:
-                raise SetupError(f"The recipe {other.name!r} cannot {part}: it continues another.")
-            if _guide(other):
-                raise SetupError(f"The recipe {other.name!r} cannot {part}: another one guides it.")
+            if other.name in {recipe.name, *ends}:
+                raise SetupError(f"The recipe {other.name!r} cannot {part}: it needs itself for that.")
             if not other.same_pieces(recipe):
                 raise SetupError(f"The recipe {other.name!r} cannot {part}: its vocabulary is made of something else.")
             say = partial(say_of, report, other.name)
-            body, _ = pretrain(other, data, runs / other.name, say, device=place, progress=progress)
+            body, _ = train_body(other, data, runs, say, progress, device, (*ends, recipe.name))
         bodies.append(body)
     guide, begin = bodies
     return pretrain(recipe, data, runs / recipe.name, report, body=guide, begin=begin, device=place, progress=progress)

@@ -722,8 +722,8 @@ def test_a_linear_layer_is_fitted_to_what_it_should_say():
     with torch.no_grad():
         start.fit(layer, inputs, wanted(inputs))
 
-    assert torch.allclose(layer.weight, wanted.weight, atol=1e-5)
-    assert torch.allclose(layer.bias, wanted.bias, atol=1e-5)
+    assert torch.allclose(layer.weight, wanted.weight, atol=2e-3)  # the ridge takes a thousandth of it
+    assert torch.allclose(layer.bias, wanted.bias, atol=2e-3)
 
 
 # --- Fine-tuning
@@ -1206,22 +1206,31 @@ def test_what_a_guide_says_changes_what_is_learnt(workshop, guide, tmp_path):
     assert all(not p.requires_grad for p in guide.parameters())
 
 
-def test_a_recipe_that_continues_another_begins_with_its_body(made, workshop, tmp_path):
+def test_a_recipe_that_continues_others_begins_with_their_bodies(made, workshop, tmp_path):
     text, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ncontinues = "{workshop / "tiny.toml"}"')
     text = text.replace('name = "tiny"', 'name = "on"').replace("seed = 1", "seed = 2")
     (tmp_path / "on.toml").write_text(text, "utf-8")
-    follow(str(tmp_path / "on.toml"), (), workshop / "data", workshop / "runs", tmp_path / "out", SILENT)
-    (tmp_path / "further.toml").write_text(
-        text.replace(str(workshop / "tiny.toml"), str(tmp_path / "on.toml")), "utf-8"
-    )
-    ends = [
-        torch.load(workshop / "runs" / name / "checkpoint.pt", weights_only=True)["model"] for name in ("tiny", "on")
-    ]
+    further = text.replace(str(workshop / "tiny.toml"), str(tmp_path / "on.toml")).replace('name = "on"', 'name = "up"')
+    (tmp_path / "further.toml").write_text(further, "utf-8")
+    follow(str(tmp_path / "further.toml"), (), workshop / "data", workshop / "runs", tmp_path / "out", SILENT)
+    names = ("tiny", "on", "up")
+    ends = [torch.load(workshop / "runs" / name / "checkpoint.pt", weights_only=True)["model"] for name in names]
 
-    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-6) for name in ends[0])
-    with pytest.raises(SetupError, match="'on' cannot be continued: it continues another"):
-        follow(str(tmp_path / "further.toml"), (), workshop / "data", workshop / "runs", tmp_path / "out", SILENT)
+    assert all(torch.allclose(ends[0][name], end[name], atol=1e-6) for end in ends[1:] for name in end)
+
+
+@pytest.mark.parametrize(("part", "said"), [("continues", "be continued"), ("recipe", "guide")])
+def test_a_recipe_that_needs_itself_is_refused(workshop, tmp_path, part, said):
+    for name, other in (("one", "two"), ("two", "one")):
+        line = f'{part} = "{tmp_path / other}.toml"'
+        text = (workshop / "tiny.toml").read_text("utf-8").replace('name = "tiny"', f'name = "{name}"')
+        where = "feature_weight = 1.0" if part == "recipe" else "learning_rate = 1e-3"
+        assert where in text
+        (tmp_path / f"{name}.toml").write_text(text.replace(where, f"{where}\n{line}", 1), "utf-8")
+
+    with pytest.raises(SetupError, match=f"'one' cannot {said}: it needs itself for that"):
+        follow(str(tmp_path / "one.toml"), (), workshop / "data", tmp_path / "runs", tmp_path / "out", SILENT)
 
 
 def test_only_a_body_of_the_same_shape_is_continued(made, workshop, tmp_path):
@@ -1338,15 +1347,6 @@ def test_the_recipe_of_a_guide_is_followed_first(made, workshop, tmp_path, monke
     assert said[first].startswith("guide: step 12/12 mlm ")
     assert said[second].startswith("step 12/12 mlm ")
     assert (tmp_path / "out/tiny-mask").is_dir()
-
-
-def test_a_guide_has_no_guide_of_its_own(workshop, tmp_path):
-    text = (workshop / "tiny.toml").read_text("utf-8")
-    path = tmp_path / "tiny.toml"
-    path.write_text(text.replace("feature_weight = 1.0", f'recipe = "{path}"'), "utf-8")
-
-    with pytest.raises(SetupError, match="'tiny' cannot guide"):
-        follow(str(path), (), workshop / "data", tmp_path / "runs", tmp_path / "out", SILENT)
 
 
 def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
