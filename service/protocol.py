@@ -243,7 +243,7 @@ class Connection(HttpToolsProtocol):
         if self._phase is BODY:
             if self._framing_bytes > self.limits.head_bytes:
                 raise HeadersTooLarge("headers_too_large", f"Trailers have at most {self.limits.head_bytes} bytes.")
-            if len(self.cycle.body) > HIGH_WATER_LIMIT:
+            if len(self.cycle.body) > HIGH_WATER_LIMIT and not self.cycle.response_complete:
                 self.flow.pause_reading()
             self.cycle.message_event.set()
         return end

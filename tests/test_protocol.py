@@ -560,6 +560,29 @@ def test_an_early_answer_can_be_read_while_the_body_is_still_sent():
     run(scenario())
 
 
+def test_a_large_body_that_nobody_read_does_not_hold_up_the_next_request():
+    """What is read ahead is bounded by pausing; once the answer is given there is nothing to bound."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:  # an application's shape
+        (connection,) = served[0].state.connections
+        await until(lambda: connection.flow.read_paused)
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    served: list[Service] = []
+
+    async def scenario() -> None:
+        async with serving(refuse) as service:
+            served.append(service)
+            client = await service.client()
+            for _ in range(3):
+                client.send(POST + b"Content-Length: 600000\r\n\r\n" + b"x" * 600_000)
+            assert [(await client.answer())[0] for _ in range(3)] == [404] * 3
+            client.writer.close()
+
+    run(scenario())
+
+
 def test_a_second_answer_is_never_sent():
     """The first came before the body, and that one turns out to be malformed."""
 

@@ -30,10 +30,9 @@ from service.runtime import Runtime, load_model, locate
 from service.settings import Settings
 from service.types import Batch
 
-if str(STAND_IN / "engines") not in service.engines.__path__:
-    service.engines.__path__.append(str(STAND_IN / "engines"))
-
-from service.engines import stand_in  # type: ignore[attr-defined]  # it lies beside the load generator
+ENGINES: Final = [*service.engines.__path__, str(STAND_IN / "engines")]
+with mock.patch.object(service.engines, "__path__", ENGINES):  # for a moment: it is none of the service's own
+    from service.engines import stand_in  # type: ignore[attr-defined]
 
 PATIENCE_S: Final = 60.0
 FAULTS: Final = 0.01  # of the encodings
@@ -128,7 +127,8 @@ def deliveries(shelf: Path, scale: float) -> list[Outcome]:
 
 async def _deliver(shelf: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(shelf)))
-    with mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)}):
+    faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)})
+    with faults, mock.patch.object(service.engines, "__path__", ENGINES):
         runtime = Runtime.load(Settings(models=models, engine="stand_in", cores=2))
     pick, seen = random.Random(3), Counter[str]()
     wrong = 0
