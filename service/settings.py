@@ -108,7 +108,10 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(1 << 20, ge=1, description="Largest request body that is read, in bytes.")
     max_answer_bytes: int = Field(
-        1 << 16, ge=1, description="Largest answer that is sent, in bytes; a request that asks for more gets a 422."
+        1 << 16,
+        ge=1,
+        description="Largest answer that is sent, in bytes, or 16 times the body where that is more; a request that "
+        "asks for a larger one gets a 422.",
     )
     max_waiting_tokens: int = Field(
         1 << 17,

@@ -13,6 +13,7 @@ TASKS: Final = ("classify", "qa", "fill-mask")
 CANARY: Final = re.compile(r"zqx[0-9a-f]{8}")
 MAX_ERROR_BYTES: Final = 2048
 MAX_ANSWER_BYTES: Final = 1 << 16
+ANSWER_SHARE: Final = 16  # of the body's bytes
 ECHOED: Final = frozenset({"answer", "sequence"})  # fields of an answer that hold text because the format demands it
 
 
@@ -218,7 +219,8 @@ def complaint(attack: Attack, status: int, headers: str, body: bytes) -> str | N
     """What is wrong with an answer to an attack; None where nothing is. It does not repeat the attack either."""
     if status >= 500:
         return f"status {status}"
-    if len(body) > (MAX_ANSWER_BYTES if status == 200 else MAX_ERROR_BYTES):
+    most = max(MAX_ANSWER_BYTES, ANSWER_SHARE * len(attack.body)) if status == 200 else MAX_ERROR_BYTES
+    if len(body) > most:
         return f"{len(body)} bytes with status {status}"
     if status != 200 and attack.method != "HEAD" and "application/problem+json" not in headers:
         return f"status {status} without a problem"

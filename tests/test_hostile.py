@@ -369,6 +369,15 @@ def test_a_small_body_cannot_ask_for_a_large_answer(client):
     assert response.json()["errors"] == [{"pointer": "", "code": "answer_too_large", "limit": MAX_ANSWER_BYTES}]
 
 
+def test_who_sends_much_is_answered_much(client):
+    """64 texts of some length are nothing that anybody should have to know a limit for."""
+    text = "[MASK]" + " it was me and you and him and her" * 4
+    answer = client.post("/fill-mask", json={"inputs": [text] * 64, "parameters": {"top_k": 10}})
+
+    assert answer.status_code == 200
+    assert len(answer.content) > MAX_ANSWER_BYTES
+
+
 def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(runtime):
     task = runtime.tasks["fill-mask"].model.task
     length = task._max_tokens

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from models.artifact import CARD, find_artifacts
 from service import engines, plugins, tasks
-from service.app import create_app
+from service.app import ANSWER_SHARE, create_app
 from service.cli import main
 from service.errors import Fault, SwiftletError, Unprocessable
 from service.problems import render
@@ -123,7 +123,7 @@ def test_the_table_of_limits_is_what_the_code_refuses_at():
 
     assert dict(table("What", "At most")) == {
         "the body": f"{bytes_} bytes (`max_body_bytes`)",
-        "the answer": f"{answer} bytes (`max_answer_bytes`)",
+        "the answer": f"{answer} bytes (`max_answer_bytes`), or {ANSWER_SHARE} times the body",
         "texts or questions": f"{tasks.MAX_INPUTS}",
         "tokens, of all inputs together": f"{tokens} (`max_waiting_tokens`)",
         "labels (`top_k`), classify": f"{top_k['classify']}",
