@@ -19,6 +19,7 @@ class Logs(QueueHandler):
     def __init__(self, level: str, writer: logging.Handler | None = None) -> None:
         self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         super().__init__(self._waiting)
+        self.setFormatter(logging.Formatter("%(message)s"))  # the writer adds the rest
         self._writer = writer or logging.StreamHandler()
         self._writer.setFormatter(logging.Formatter(FORMAT))
         self._dropped = 0

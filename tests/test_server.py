@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -434,6 +435,15 @@ def test_a_log_that_nobody_reads_holds_nobody_up_and_tells_what_it_dropped():
     dropped = int(re.match(r"\d+", told[0])[0])
     assert dropped in (100, 101)  # one record may be in the writer's hands
     assert len(written) == MAX_WAITING + 101 - dropped + len(told)
+
+
+def test_a_line_of_the_log_has_its_level_and_its_name_once():
+    written = io.StringIO()
+    logs = Logs("INFO", logging.StreamHandler(written))
+    logging.getLogger("somewhere").warning("what %s", "happened")
+
+    assert logs.end()
+    assert re.fullmatch(r"[-0-9]+ [:,0-9]+ WARNING somewhere: what happened\n", written.getvalue())
 
 
 def test_the_end_does_not_wait_for_a_log_that_nobody_reads():
