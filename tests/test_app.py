@@ -371,13 +371,13 @@ def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
     runtime, engine = gated(shelf)
     with TestClient(create_app(runtime)) as client:
         started = time.monotonic()
-        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "30"})
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "1000"})
         took = time.monotonic() - started
         is_problem(response, 504, "deadline_exceeded")
         engine.calls.get(timeout=PATIENCE_S).finish()
 
     assert response.json()["retryable"]
-    assert 0.03 <= took < PATIENCE_S / 2
+    assert 1 <= took < PATIENCE_S / 2
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
