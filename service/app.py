@@ -32,8 +32,8 @@ from service.errors import (
     SwiftletError,
     TooManyRequests,
     Unauthorized,
-    Unavailable,
     Unprocessable,
+    draining,
     report,
 )
 from service.keys import Keys
@@ -125,7 +125,7 @@ def _answering(runtime: Runtime, task: str, quota: Quota | None) -> Handler:
         timeout_s = _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
         priority = _priority(request.headers)
         if quota is not None:
-            _check_quota(quota, _client(request), started)
+            _check_quota(quota, request.state.client, started)
         runtime.check(timeout_s, priority)  # here, since to read and parse what is then refused would cost the others
         deadline = started + timeout_s
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
@@ -165,8 +165,6 @@ def _listing(runtime: Runtime) -> Handler:
 
 def _readiness(runtime: Runtime) -> Handler:
     async def ready(_: Request) -> Response:
-        if runtime.leaving:
-            raise _draining()
         runtime.check_ready()
         return JSONResponse({"ready": True})
 
@@ -175,10 +173,6 @@ def _readiness(runtime: Runtime) -> Handler:
 
 async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
-
-
-def _draining() -> Unavailable:
-    return Unavailable("draining", "The server is shutting down.", retry_after=1.0)
 
 
 def _timeout_ms(headers: Headers, default: int) -> int:
@@ -207,12 +201,6 @@ def _priority(headers: Headers) -> Priority:
         detail = f"X-Request-Priority has to be one of: {', '.join(PRIORITIES)}."
         raise Unprocessable("validation_failed", detail, faults=[Fault("", "priority_header")])
     return priority
-
-
-def _client(request: Request) -> str:
-    """Who asks: what `Edge` found out, else the address."""
-    known = request.scope.get("state", {}).get("client")
-    return known or (request.client.host if request.client else "")
 
 
 def _check_quota(quota: Quota, client: str, now: float) -> None:
@@ -283,13 +271,13 @@ class Edge:
 
         try:
             address = self._believe_proxies(scope, headers)
-            # Under this name the request is counted, where somebody counts.
+            # Under this name the request is counted, where there are quotas.
             scope.setdefault("state", {})["client"] = self._owner(scope, headers) or address
             await self.app(scope, receive, send_named)
         except ClientDisconnect:
             return  # nobody is left to answer
         except asyncio.CancelledError:  # the server leaves without waiting any longer
-            failure: SwiftletError = _draining()
+            failure: SwiftletError = draining()
         except SwiftletError as error:
             failure = error
         except Exception as error:

@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 from models.tokenizer import Encoding
 from service import timings
 from service.admission import Load, Pace, admissible, retry_after_s
-from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable, report
+from service.errors import Internal, SwiftletError, Unavailable, draining, report, too_late
 from service.types import Crew, Deadline, Lost, Outcome, Priority, Row, Scheduler
 
 log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Batcher:
                 continue
             line.discard(item)
             if not item.answer.done():
-                item.answer.set_exception(_too_late())
+                item.answer.set_exception(too_late())
         batch = [item for item in wanted if item.suspect][:1] if suspects else []
         if not batch and (others := [item for item in wanted if not item.suspect]):
             lengths = [len(item) for item in others]
@@ -294,7 +294,7 @@ class Pool:
         self._since_bulk = 0  # batches of interactive work that went before waiting bulk
         self._jitter = random.Random()  # noqa: S311  # spreads out when clients come back; no secret
         self._awake = False
-        self._closing = False
+        self.closing = False  # whether nothing more is admitted
 
     def join(self, batcher: Batcher) -> None:
         self._batchers.append(batcher)
@@ -317,8 +317,8 @@ class Pool:
         Raises:
             Unavailable: there is no use in waiting, or the pool is closing.
         """
-        if self._closing:
-            raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+        if self.closing:
+            raise draining()
         wait_s = self.wait_s(priority, batcher, own_s)
         if self.by_deadline and not admissible(wait_s, own_s, left_s, priority):
             raise self._overloaded(wait_s)
@@ -362,7 +362,7 @@ class Pool:
 
     async def close(self, grace_s: float) -> bool:
         """Admits nothing more, and finishes what waits; says whether all of it was done in time."""
-        self._closing = True
+        self.closing = True
         ends = self.clock() + grace_s
         self._dispatch()
         while self._calls and (left := ends - self.clock()) > 0:
@@ -465,7 +465,3 @@ class Pool:
             self._interactive.add(now - started, now)
         if ended:
             batcher.pace.learn([len(item) for item in batch], now - started)
-
-
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("deadline_exceeded", "The answer was not ready within the deadline.")

@@ -71,7 +71,7 @@ class InProcess:
     async def open(self) -> None:
         pass
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:  # noqa: ARG002
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:  # noqa: ARG002  # see above
         self._running += 1
         call = asyncio.get_running_loop().run_in_executor(self._threads, run_batch, self._models[model], encodings)
         call.add_done_callback(self._ended)

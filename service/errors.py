@@ -156,6 +156,21 @@ class DeadlineExceeded(SwiftletError):
     retryable = True
 
 
+def draining() -> Unavailable:
+    """Nothing new is taken."""
+    return Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+
+
+def no_engine() -> Unavailable:
+    """There is none that works; it is looked at again every second."""
+    return Unavailable("engine_unavailable", "The engine does not work at the moment.", retry_after=1.0)
+
+
+def too_late() -> DeadlineExceeded:
+    """The caller's time is up."""
+    return DeadlineExceeded("deadline_exceeded", "The answer was not ready within the deadline.")
+
+
 class SetupError(Exception):
     """The service cannot be started as asked; the message is one sentence that says what to change."""
 

@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
 
     # What the transport tells
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         if len(self.connections) <= self.limits.connections or self._take_place():
             self.room.waiting[self] = None

@@ -19,7 +19,7 @@ from models.vocabulary import TokenizerError
 from service import partial, plugins, tasks, timings
 from service.batching import Batcher, Pool
 from service.crew import Hosted, InProcess, host
-from service.errors import DeadlineExceeded, Fault, Internal, NotFound, SetupError, Unavailable, Unprocessable
+from service.errors import Fault, Internal, NotFound, SetupError, Unprocessable, draining, no_engine, too_late
 from service.settings import Settings
 from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task
 from service.workers import Workers
@@ -151,7 +151,7 @@ class Lane:
                         return partial.decode(task, parts, outcomes)
                     return await self._aside(partial.decode, task, parts, outcomes)
         except TimeoutError:
-            raise DeadlineExceeded("deadline_exceeded", "The answer was not ready within the deadline.") from None
+            raise too_late() from None
 
     async def _aside(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function` on a thread, so that nobody else waits for a long text."""
@@ -193,7 +193,6 @@ class Runtime:
     def __init__(self, settings: Settings, served: Sequence[Model], crew: Crew) -> None:
         """Raises SetupError where two models have one name."""
         self.settings = settings
-        self.draining = False
         self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
         self._crew = crew
         self._pool = Pool(crew, settings.max_waiting_tokens, scheduler=settings.scheduler)
@@ -242,16 +241,22 @@ class Runtime:
         """Begins to watch over the engines, on the event loop that requests will come on."""
         await self._crew.open()
 
+    @property
+    def draining(self) -> bool:
+        """Whether no request is taken any more."""
+        return self._pool.closing
+
     def check_open(self) -> None:
         """Raises Unavailable where no request is taken any more."""
         if self.draining:
-            raise Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+            raise draining()
 
     def check_ready(self) -> None:
-        """Raises Unavailable where a request could not be answered at once."""
-        self.check_open()
+        """Raises Unavailable where no new clients are wanted, or a request could not be answered at once."""
+        if self.leaving or self.draining:
+            raise draining()
         if not self._crew.ready:
-            raise Unavailable("engine_unavailable", "The engine does not work at the moment.", retry_after=1.0)
+            raise no_engine()
 
     @property
     def tasks(self) -> dict[str, Lane]:
@@ -282,7 +287,6 @@ class Runtime:
 
     async def close(self) -> None:
         """Admits nothing more, finishes what was admitted, and frees the engines."""
-        self.draining = True
         await self._pool.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._crew.close(CLOSE_S)

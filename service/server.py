@@ -157,7 +157,7 @@ class Port:
         return self._state.connections
 
     def _protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
+        return self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn declares a plain asyncio.Protocol
             config=self.config,
             server_state=self._state,
             app_state={},

@@ -1,47 +1,31 @@
 """A crew in a process of its own, which can hang or die without taking the service along.
 
-    Workers ─▶ Process ─▶ a line for each core ═══ socket pair ═══ a thread of the engine process ─▶ Engine
-
 One process hosts all models, so that weights are in memory once, and runs `size` calls at a time. A second one, loaded
 as well, stands by: when the first is lost it serves at once, and another is started in its place. A process is lost
 when it dies, when a call of its is overdue, or when nothing succeeds any more (`Breaker`).
-
-The processes are started afresh rather than forked. What goes over the lines is described in `service.wire`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import logging
-import math
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
-from models.artifact import ArtifactError
 from models.tokenizer import Encoding
-from service import wire
 from service.breaker import Breaker
-from service.engine_process import Loaded, Order
-from service.errors import Internal, SetupError, Unavailable
+from service.errors import Internal, SetupError, no_engine
+from service.process import Process
 from service.types import Cost, Lost, Outcome
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.05  # patience is counted in these
-START_S: Final = 300.0  # after which a process that has not loaded is given up
 TRIES: Final = 3  # to start a process; then callers are told that there is no engine
 BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # between tries; the last goes on
 REAP_S: Final = 5.0  # for a killed process to end
@@ -123,7 +107,7 @@ class Workers:
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
         if self._breaker.open:
-            raise _no_engine()
+            raise no_engine()
         return await self._call(model, encodings, patience_s)
 
     @property
@@ -149,7 +133,7 @@ class Workers:
     async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
         while self._serving is None:
             if self._closed or self._failures >= TRIES:
-                raise _no_engine()
+                raise no_engine()
             await self._changed.wait()
         process = self._serving
         try:
@@ -204,7 +188,7 @@ class Workers:
                 process = await self._started()
             except Exception as error:  # nothing may end this loop
                 self._failures += 1
-                log.error("an engine process did not start, try %d: %s", self._failures, error)  # noqa: TRY400
+                log.error("an engine process did not start, try %d: %s", self._failures, error)  # noqa: TRY400  # a sentence says it
                 if self._failures >= TRIES:
                     self._changed.set()
                 await asyncio.sleep(BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1])
@@ -241,208 +225,3 @@ class Workers:
         """Runs `work`, unless it is running."""
         if name not in self._tasks or self._tasks[name].done():
             self._tasks[name] = asyncio.get_running_loop().create_task(work(*args))
-
-
-class Process:
-    """An engine process: spawned, then loaded, then attached to an event loop, and lost in the end."""
-
-    def __init__(
-        self,
-        engine: str,
-        models: Sequence[Path],
-        size: int,
-        log_level: str,
-        main: str,
-        on_lost: Callable[[Process], None],
-    ) -> None:
-        """Spawns it. `on_lost` is called once, as soon as it is of no more use.
-
-        Raises:
-            SetupError: the system starts no more processes.
-        """
-        self._on_lost = on_lost
-        self._lost = False
-        self._numbers = itertools.count()
-        self._lines: list[Line] = []
-        self._free: list[Line] = []
-        self._patience: dict[Line, int] = {}  # ticks that the call on a line may still take
-        self._ticking = False
-        self._control, control = socket.socketpair()
-        # The service runs `size` calls at a time; the line more is for its probe.
-        pairs = [socket.socketpair() for _ in range(size + 1)]
-        self._sockets = [near for near, _ in pairs]
-        lines = [far for _, far in pairs]
-        handed = [end.fileno() for end in (control, *lines)]
-        order = Order(os.getpid(), handed[0], handed[1:], engine, [str(path) for path in models], log_level)
-        try:
-            self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing that anybody sent
-                [sys.executable, "-P", "-m", main, json.dumps(asdict(order))],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-                stdin=subprocess.DEVNULL,
-                pass_fds=handed,
-                process_group=0,  # ^C in a terminal is for the service alone
-            )
-        except OSError as error:
-            self._disconnect()
-            raise SetupError(f"The engine process cannot be started: {error.strerror}.") from error
-        finally:
-            for end in (control, *lines):
-                end.close()
-
-    def load(self) -> list[Loaded]:
-        """Blocks until it has loaded its models; what it says of each, in the order given.
-
-        Raises:
-            ArtifactError, SetupError: it cannot; the sentence is the process's own.
-        """
-        try:
-            self._control.settimeout(START_S)
-            with self._control.makefile("rb") as reader:
-                line = reader.readline()
-        except OSError:  # time is up, or it was lost
-            line = b""
-        if not line.endswith(b"\n"):
-            raise SetupError("The engine process ended before the models were loaded; the log may say why.")
-        said = json.loads(line)
-        if isinstance(said, dict):
-            raise (ArtifactError if said["kind"] == "ArtifactError" else SetupError)(said["message"])
-        return [Loaded(model["name"], Cost(**model["cost"])) for model in said]
-
-    async def attach(self) -> None:
-        """Connects the lines to the running event loop.
-
-        Raises:
-            SetupError: it has died meanwhile.
-        """
-        loop = asyncio.get_running_loop()
-        while self._sockets and not self._lost:
-            made = await loop.create_unix_connection(lambda: Line(self._answered, self._died), sock=self._sockets.pop())
-            self._lines.append(made[1])
-            self._free.append(made[1])
-        if self._lost:
-            raise SetupError("The engine process ended as soon as the models were loaded; the log may say why.")
-
-    async def call(self, model: int, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
-        """Runs a batch on a line that is free; there must be one.
-
-        Raises:
-            Lost: the process was lost before it answered, or makes no sense.
-        """
-        line, number = self._free.pop(), next(self._numbers)
-        answer = line.ask(wire.pack_call(number, model, encodings))
-        self._patience[line] = math.ceil(patience_s / TICK_S) + 1  # a tick may be about to end
-        if not self._ticking:
-            self._ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        message = await answer
-        with suppress(ValueError, IndexError):
-            returned, outcomes = wire.unpack_answer(message)
-            if (returned, len(outcomes)) == (number, len(encodings)):
-                return outcomes
-        self._died()
-        raise Lost(guilty=True)
-
-    def lose(self, guilty: Collection[Line] = ()) -> None:
-        """Kills the process; all calls that run are lost, those on `guilty` lines because of what they asked."""
-        if self._lost:
-            return
-        self._lost = True
-        self._popen.kill()
-        self._patience.clear()
-        for line in self._lines:
-            line.cut(guilty=line in guilty)
-        self._disconnect()
-        self._on_lost(self)
-
-    def reap(self, grace_s: float) -> bool:
-        """Waits for the end of a process that was lost; says whether it has come."""
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(grace_s)
-        return self.status is not None
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def status(self) -> int | None:
-        """How it has ended, negative where a signal ended it; None while it has not been reaped."""
-        return self._popen.returncode
-
-    def _answered(self, line: Line) -> None:
-        """A call has ended, and its line is free."""
-        del self._patience[line]
-        self._free.append(line)
-
-    def _died(self) -> None:
-        """It has hung up, or talks nonsense. Nobody can say which call was the cause."""
-        if not self._lost:
-            log.error("engine process %d has died, with %d calls under way", self.pid, len(self._patience))
-            self.lose(guilty=set(self._patience))
-
-    def _tick(self) -> None:
-        """Takes a tick of everybody's patience, while there are calls.
-
-        Ticks are counted rather than read off a clock: when this process or the whole machine has been stopped for a
-        while, one tick was long, and nothing else is known.
-        """
-        self._ticking = False
-        for line in self._patience:
-            self._patience[line] -= 1
-        if overdue := {line for line, ticks in self._patience.items() if ticks < 0}:
-            log.error("%d calls of engine process %d are overdue; it is killed", len(overdue), self.pid)
-            self.lose(overdue)
-        elif self._patience:
-            self._ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
-
-    def _disconnect(self) -> None:
-        for end in (self._control, *self._sockets):
-            end.close()
-
-
-class Line(asyncio.Protocol):
-    """One connection to an engine process: a call goes out, its answer comes in, one at a time."""
-
-    def __init__(self, on_answer: Callable[[Line], None], on_end: Callable[[], None]) -> None:
-        self._on_answer = on_answer
-        self._on_end = on_end
-        self._received = bytearray()
-        self._answer: asyncio.Future[memoryview] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not say what they are
-
-    def ask(self, message: bytes) -> asyncio.Future[memoryview]:
-        """The answer to come, without its head; fails with `Lost`."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(message)
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if len(self._received) < wire.HEAD_BYTES:
-            return
-        missing = wire.HEAD_BYTES + wire.length_of(self._received) - len(self._received)
-        if missing < 0 or self._answer is None:
-            self._on_end()
-        elif missing == 0:
-            answer, self._answer = self._answer, None
-            message, self._received = memoryview(self._received)[wire.HEAD_BYTES :], bytearray()
-            self._on_answer(self)
-            if not answer.done():
-                answer.set_result(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # any end is one too early
-        self._on_end()
-
-    def cut(self, *, guilty: bool) -> None:
-        """Ends the connection, and the call under way as `Lost`."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Lost(guilty=guilty))
-        self._answer = None
-        self._transport.abort()
-
-
-def _no_engine() -> Unavailable:
-    return Unavailable("engine_unavailable", "The engine does not work at the moment.", retry_after=PROBE_S)

@@ -141,9 +141,16 @@ class Client:
             self._connection = None
 
 
-async def load(port: int, clients: int, interval_s: float, stopped: asyncio.Event, keep: bool = True) -> Tally:
+async def load(
+    port: int,
+    clients: int,
+    interval_s: float,
+    stopped: asyncio.Event,
+    keep: bool = True,
+    tally: Tally | None = None,
+) -> Tally:
     """Each client asks every `interval_s`, or as soon as it was answered; with `keep`, half keep their connections."""
-    tally = Tally()
+    tally = Tally() if tally is None else tally
 
     async def one(number: int) -> None:
         client = Client(port, keep and number % 2 == 0, tally)

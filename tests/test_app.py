@@ -447,7 +447,7 @@ def test_a_server_that_closes_is_alive_but_not_ready(shelf):
     runtime = make_runtime(shelf)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").json() == {"ready": True}
-        runtime.draining = True
+        runtime._pool.closing = True
 
         assert client.get("/health/live").json() == {"live": True}
         is_problem(client.get("/health/ready"), 503, "draining")

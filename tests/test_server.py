@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from fakes import PATIENCE_S
-from processes import ask, load, read_response, request, serving
+from processes import Process, Tally, ask, load, read_response, request, serving
 from restarts import roll
 
 from service.cli import main
@@ -70,20 +70,23 @@ def test_a_rolling_restart_behind_a_balancer_loses_nothing(shelf):
     assert statuses == [0, 0]
 
 
+async def stop_under_load(server: Process, clients: int, interval_s: float) -> tuple[int, Tally]:
+    """Stops a server while clients come, each on a connection of its own. Its exit status, and what became of them."""
+    stopped, tally = asyncio.Event(), Tally()
+    loading = asyncio.ensure_future(load(server.port, clients, interval_s, stopped, keep=False, tally=tally))
+    while tally.answered < 3 * clients:
+        await asyncio.sleep(0)
+    server.stop()
+    status = await asyncio.to_thread(server.wait)
+    stopped.set()
+    return status, await loading
+
+
 def test_a_server_without_a_balancer_refuses_and_loses_nothing(shelf):
     """It stops at once, with connections in every state: whoever got one gets an answer."""
 
-    async def scenario():
-        stopped = asyncio.Event()
-        loading = asyncio.ensure_future(load(server.port, 30, 0, stopped, keep=False))
-        await asyncio.sleep(0.5)
-        server.stop()
-        status = await asyncio.to_thread(server.wait)
-        stopped.set()
-        return status, await loading
-
     with serving(shelf) as server:
-        status, tally = run(scenario())
+        status, tally = run(stop_under_load(server, 30, 0))
 
     assert status == 0
     assert server.complaints == ""
@@ -96,17 +99,8 @@ def test_a_new_server_takes_over_the_port_of_an_old_one(shelf):
         port = str(probe.getsockname()[1])
     shared = ("--reuse-port", "true", "--port", port)
 
-    async def scenario():
-        stopped = asyncio.Event()
-        loading = asyncio.ensure_future(load(old.port, 10, 0.05, stopped, keep=False))
-        await asyncio.sleep(0.5)
-        old.stop()
-        status = await asyncio.to_thread(old.wait)
-        stopped.set()
-        return status, await loading
-
     with serving(shelf, *shared) as old, serving(shelf, *shared):
-        status, tally = run(scenario())
+        status, tally = run(stop_under_load(old, 10, 0.05))
 
     assert status == 0
     assert (tally.lost, tally.refused) == ([], 0)

@@ -32,7 +32,7 @@ from service.types import Batch
 
 ENGINES: Final = [*service.engines.__path__, str(STAND_IN / "engines")]
 with mock.patch.object(service.engines, "__path__", ENGINES):  # for a moment: it is none of the service's own
-    from service.engines import stand_in  # type: ignore[attr-defined]
+    from service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
 
 PATIENCE_S: Final = 60.0
 FAULTS: Final = 0.01  # of the encodings
