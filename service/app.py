@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
@@ -23,33 +23,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import bodies, openapi, problems, timings
-from service.admission import Quota
 from service.errors import (
     Fault,
     Internal,
     MethodNotAllowed,
     NotFound,
     SwiftletError,
-    TooManyRequests,
-    Unauthorized,
     Unprocessable,
     draining,
     report,
 )
+from service.gate import LIVE, READY, Gate, Visit
 from service.keys import Keys
-from service.proxies import client, is_trusted
 from service.runtime import Runtime
-from service.types import Priority
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_HEADER: Final = "x-request-timeout-ms"
-PRIORITY_HEADER: Final = "x-request-priority"
-PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
-MAX_TIMEOUT_MS: Final = 600_000
 ANSWER_SHARE: Final = 16  # bytes of an answer for each of the body: 64 texts of prose in fill-mask make seven or eight
-LIVE: Final = "/health/live"
-READY: Final = "/health/ready"
 CORS: Final[Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": [
@@ -62,6 +52,7 @@ CORS: Final[Any] = {
     ],
     "expose_headers": ["Retry-After", "Server-Timing", "X-Compute-Time", "X-Request-Id"],
 }
+RANDOM: Final = random.Random()  # noqa: S311  # ids are no secrets, and this asks the system for nothing
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
 T = TypeVar("T")
@@ -88,13 +79,11 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate},
     )
-    app.add_middleware(Edge, runtime=runtime, keys=keys)
+    app.add_middleware(Edge, runtime=runtime, gate=Gate(runtime, keys, runtime.tasks))
     if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
-    rate = runtime.settings.client_rate
-    quota = None if rate is None else Quota(rate)
     for task in runtime.tasks:
-        app.add_api_route(f"/{task}", _answering(runtime, task, quota), methods=["POST"], **openapi.task(runtime, task))
+        app.add_api_route(f"/{task}", _answering(runtime, task), methods=["POST"], **openapi.task(runtime, task))
     app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, _live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
@@ -106,7 +95,7 @@ def create_admin(runtime: Runtime) -> Starlette:
     """What the own port has. It runs on another thread than the runtime, of which it only reads."""
     app = Starlette(
         routes=[Route(LIVE, _live, methods=["GET"]), Route(READY, _readiness(runtime), methods=["GET"])],
-        middleware=[Middleware(Edge, runtime=runtime)],
+        middleware=[Middleware(Edge, runtime=runtime, gate=Gate(runtime))],
         exception_handlers={HTTPException: _translate},
     )
     app.router.redirect_slashes = False
@@ -116,26 +105,19 @@ def create_admin(runtime: Runtime) -> Starlette:
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def _answering(runtime: Runtime, task: str, quota: Quota | None) -> Handler:
+def _answering(runtime: Runtime, task: str) -> Handler:
     model = runtime.tasks[task].model.task.Request
 
     async def answer(request: Request) -> Response:
-        started = time.monotonic()
-        runtime.check_open()
-        timeout_s = _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
-        priority = _priority(request.headers)
-        if quota is not None:
-            _check_quota(quota, request.state.client, started)
-        runtime.check(timeout_s, priority)  # here, since to read and parse what is then refused would cost the others
-        deadline = started + timeout_s
+        visit: Visit = request.state.visit  # the gate has let it in
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
         body = bodies.parse(model, raw)
         lane = runtime.lane(task, body.model)
         with timings.collect() as stages:
-            answer = await _while_connected(request, lane.answer(body, deadline, priority))
+            answer = await _while_connected(request, lane.answer(body, visit.deadline, visit.priority))
         headers = {
             "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
-            "x-compute-time": f"{time.monotonic() - started:.3f}",  # seconds, as the Inference API gives it
+            "x-compute-time": f"{time.monotonic() - visit.received:.3f}",  # seconds, as the Inference API gives it
         }
         response = JSONResponse(answer, headers=headers)
         _check_answer(len(response.body), max(runtime.settings.max_answer_bytes, ANSWER_SHARE * len(raw)))
@@ -175,41 +157,6 @@ async def _live(_: Request) -> Response:
     return JSONResponse({"live": True})
 
 
-def _timeout_ms(headers: Headers, default: int) -> int:
-    """How long the caller wants to wait.
-
-    Raises:
-        Unprocessable: the header is no number, or not one that makes sense.
-    """
-    value = headers.get(TIMEOUT_HEADER)
-    if value is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_TIMEOUT_MS:
-        detail = f"X-Request-Timeout-Ms has to be a whole number from 1 to {MAX_TIMEOUT_MS}."
-        raise Unprocessable("validation_failed", detail, faults=[Fault("", "timeout_header", MAX_TIMEOUT_MS)])
-    return int(value)
-
-
-def _priority(headers: Headers) -> Priority:
-    """Who waits for the answer.
-
-    Raises:
-        Unprocessable: the header names no class there is.
-    """
-    priority = PRIORITIES.get(headers.get(PRIORITY_HEADER, "interactive"))
-    if priority is None:
-        detail = f"X-Request-Priority has to be one of: {', '.join(PRIORITIES)}."
-        raise Unprocessable("validation_failed", detail, faults=[Fault("", "priority_header")])
-    return priority
-
-
-def _check_quota(quota: Quota, client: str, now: float) -> None:
-    wait_s = quota.take(client, now)
-    if wait_s:
-        detail = "This client makes more requests a second than it may."
-        raise TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
-
-
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client hangs up.
 
@@ -245,12 +192,12 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
 
 
 class Edge:
-    """The outermost layer: who asks and whether they may, an id for each request, and one kind of answer for errors."""
+    """The outermost layer: the gate, an id for each request, and one kind of answer for errors."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, keys: Keys | None = None) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, gate: Gate) -> None:
         self.app = app
         self._runtime = runtime
-        self._keys = keys
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -270,9 +217,7 @@ class Edge:
             await send(message)
 
         try:
-            address = self._believe_proxies(scope, headers)
-            # Under this name the request is counted, where there are quotas.
-            scope.setdefault("state", {})["client"] = self._owner(scope, headers) or address
+            self._gate.admit(scope, headers)
             await self.app(scope, receive, send_named)
         except ClientDisconnect:
             return  # nobody is left to answer
@@ -288,48 +233,10 @@ class Edge:
         if not started:
             await problems.render(failure, request_id)(scope, receive, send_named)
 
-    def _owner(self, scope: Scope, headers: Headers) -> str | None:
-        """Who the key belongs to; None where none is needed.
-
-        Raises:
-            Unauthorized: one is needed, and there is none or a wrong one.
-        """
-        if self._keys is None or scope["path"] in (LIVE, READY):
-            return None
-        key = _key(headers)
-        if key is None:
-            raise _unauthorized("missing_key", "Bearer")
-        owner = self._keys.owner(key)
-        if owner is None:
-            raise _unauthorized("bad_key", 'Bearer error="invalid_token"')
-        return owner
-
-    def _believe_proxies(self, scope: Scope, headers: Headers) -> str:
-        """The client's address, which the scope has from then on."""
-        trusted = self._runtime.settings.trusted_proxies
-        peer = scope["client"][0] if scope.get("client") else "unknown"
-        if not is_trusted(peer, trusted):
-            return peer
-        if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
-            scope["scheme"] = scheme
-        address = client(peer, headers.getlist("x-forwarded-for"), trusted)
-        scope["client"] = (address, 0)
-        return address
-
-
-def _key(headers: Headers) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
-
-
-def _unauthorized(code: str, challenge: str) -> Unauthorized:
-    detail = "An API key that is known here has to come as Authorization: Bearer KEY or X-API-Key: KEY."
-    return Unauthorized(code, detail, headers={"www-authenticate": challenge})
-
 
 def _request_id(headers: Headers) -> str:
     """The caller's own, if it is one that can stand in a log; else a new one."""
     for name in ("x-request-id", "x-amzn-trace-id"):
         if REQUEST_ID.fullmatch(headers.get(name, "")):
             return headers[name]
-    return uuid.uuid4().hex
+    return f"{RANDOM.getrandbits(128):032x}"

@@ -188,9 +188,7 @@ class Connection(HttpToolsProtocol):
             unreadable = InvalidRequest("bad_framing", "The request is not well-formed HTTP/1.1.")
             self._refuse(cause if isinstance(cause, SwiftletError) else unreadable)
         else:
-            if self._phase is BODY:
-                self.cycle.transport = _Lingering(self)  # type: ignore[assignment]  # it has what a cycle uses
-            elif self._phase is ANSWER and start < len(data):
+            if self._phase is ANSWER and start < len(data):
                 self._ahead += data[start:]
                 self.flow.pause_reading()
 
@@ -275,6 +273,7 @@ class Connection(HttpToolsProtocol):
         if self._body_bytes != 0 and self.parser.should_upgrade():
             raise _UpgradeOffered
         super().on_headers_complete()
+        self.cycle.transport = _Outlet(self)  # type: ignore[assignment]  # it has what a cycle uses
         self.headers = []  # the request has its list; trailers go into this one, which nobody reads
         self._phase = BODY
         self._due = self._began + self.limits.receipt_s
@@ -343,6 +342,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        self.cycle.transport.flush()  # type: ignore[attr-defined]  # it is an `_Outlet`
         if self._phase is CLOSING or self.transport.is_closing():
             return
         if self._phase is ANSWER:
@@ -444,13 +444,31 @@ class _UpgradeOffered(Exception):
     """Not an error; it is how a callback ends the parser's work."""
 
 
-class _Lingering:
-    """The transport of a request whose body is still coming, as far as uvicorn's cycle uses one."""
+class _Outlet:
+    """The transport of one request's answer, as far as uvicorn's cycle uses one.
+
+    The answer's head leaves with the first of its body: a system call is among the dearest things that an answer takes.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.write: Callable[[bytes], None] = connection.transport.write
+        self._head: bytes | None = None  # until it has left
         self.is_closing: Callable[[], bool] = connection.transport.is_closing
 
+    def write(self, data: bytes) -> None:
+        if self._head is None and self._connection.cycle.response_started:
+            self._head = data
+        elif self._head:
+            head, self._head = self._head, b""
+            self._connection.transport.write(head + data)
+        else:  # more of the body; or 100 Continue, before there is a head
+            self._connection.transport.write(data)
+
+    def flush(self) -> None:
+        """Lets a head go that has no body: that of an answer to HEAD."""
+        if self._head:
+            self.write(b"")
+
     def close(self) -> None:
+        self.flush()
         self._connection._leave(lingering=self._connection._phase is BODY)

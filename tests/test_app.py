@@ -407,6 +407,17 @@ def test_what_cannot_be_answered_in_time_is_refused_before_it_is_read(shelf, mon
     is_problem(read, 400, "invalid_json")
 
 
+def test_no_route_is_looked_for_to_refuse_a_request(shelf, monkeypatch):
+    """Where the routes are, most of what a request costs besides its text is spent."""
+    runtime = make_runtime(shelf)
+    app = create_app(runtime)
+    app.router.routes.clear()
+    with TestClient(app) as client:
+        is_problem(client.post("/classify", json={"inputs": "a"}), 404, "unknown_route")
+        monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 50.0)
+        is_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
+
+
 def test_a_request_of_several_texts_is_admitted_whole_or_not_at_all(shelf):
     runtime, engine = gated(shelf)
     with TestClient(create_app(runtime)) as client:

@@ -155,12 +155,12 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = b""
+        self.pieces: list[bytes] = []
         self.ended = self.paused = False
 
     def write(self, data: bytes) -> None:
         assert not self.ended
-        self.written += data
+        self.pieces.append(data)
 
     def close(self) -> None:
         self.ended = True
@@ -181,21 +181,28 @@ class Wire(asyncio.Transport):
         return default
 
 
-async def converse(app: App, pieces: list[bytes]) -> bytes:
-    """What one connection is told that sends these pieces, each once the one before has been read."""
+async def converse(app: App, pieces: list[bytes], wire: Wire | None = None) -> bytes:
+    """What one connection is told that sends these pieces, each once the one before has been read.
+
+    An empty one is a pause, in which the application has its turn.
+    """
+    wire = wire or Wire()
     kind = limited(Limits())
     config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
-    connection, wire = kind(config, ServerState(), {}), Wire()
+    connection = kind(config, ServerState(), {})
     connection.connection_made(wire)
     for piece in pieces:
         while wire.paused and not wire.ended:
             await asyncio.sleep(0)
-        connection.data_received(piece)
+        if piece:
+            connection.data_received(piece)
+        else:
+            await asyncio.sleep(0)
     while connection.tasks:
         await asyncio.sleep(0)
     connection.connection_lost(None)
-    return wire.written
+    return b"".join(wire.pieces)
 
 
 def cut(data: bytes, *places: int) -> list[bytes]:
@@ -581,6 +588,22 @@ def test_a_large_body_that_nobody_read_does_not_hold_up_the_next_request():
             client.writer.close()
 
     run(scenario())
+
+
+def test_an_answer_leaves_in_one_piece_and_a_head_alone_where_it_has_no_body():
+    wire = Wire()
+
+    async def scenario() -> None:
+        posted = [POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", b"", b"ab"]
+        await converse(App(), [*posted, b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"], wire)
+
+    run(scenario())
+
+    continued, answered, headed = wire.pieces
+    assert continued == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert answered.endswith(b"\r\n\r\nPOST|/||host,expect,content-length|ab")
+    assert headed.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert headed.endswith(b"\r\n\r\n")
 
 
 def test_a_second_answer_is_never_sent():

@@ -1,0 +1,153 @@
+"""Who asks, and whether they may, now: decided from a request's head, before any of its body is read.
+
+What is refused here has cost next to nothing: no route was looked for, and no body waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from service.admission import Quota
+from service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable
+from service.keys import Keys
+from service.proxies import client, is_trusted
+from service.runtime import Runtime
+from service.types import Deadline, Priority
+
+LIVE: Final = "/health/live"
+READY: Final = "/health/ready"
+TIMEOUT_HEADER: Final = "x-request-timeout-ms"
+PRIORITY_HEADER: Final = "x-request-priority"
+PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
+MAX_TIMEOUT_MS: Final = 600_000
+
+
+class Visit(NamedTuple):
+    """A request that was let in, for the route that answers it."""
+
+    received: float  # in seconds of the gate's clock
+    deadline: Deadline
+    priority: Priority
+
+
+class Gate:
+    """Lets requests in, or raises why not."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        keys: Keys | None = None,
+        tasks: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tasks` are those whose routes stand behind it; with `keys`, all but health is for who brings one."""
+        self._runtime = runtime
+        self._keys = keys
+        self._routes = {f"/{task}" for task in tasks}
+        self._quota = None if runtime.settings.client_rate is None else Quota(runtime.settings.client_rate)
+        self._clock = clock
+
+    def admit(self, scope: Scope, headers: Headers) -> None:
+        """Notes in the scope's state who asks, as `client`, and of requests to a task its `visit`.
+
+        Raises:
+            Unauthorized: a key is needed, and there is none or a wrong one.
+            Unprocessable: a header makes no sense.
+            TooManyRequests: this client makes more than it may.
+            Unavailable: nothing is taken any more, or too much waits for what is left of the deadline.
+        """
+        address = self._believe_proxies(scope, headers)
+        state = scope.setdefault("state", {})
+        # Under this name the request is counted, where there are quotas.
+        state["client"] = self._owner(scope, headers) or address
+        if scope["method"] == "POST" and scope["path"] in self._routes:
+            state["visit"] = self._visit(headers, state["client"])
+
+    def _visit(self, headers: Headers, client: str) -> Visit:
+        received = self._clock()
+        self._runtime.check_open()
+        timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
+        priority = _priority(headers)
+        if self._quota is not None:
+            _check_quota(self._quota, client, received)
+        self._runtime.check(timeout_s, priority)
+        return Visit(received, received + timeout_s, priority)
+
+    def _owner(self, scope: Scope, headers: Headers) -> str | None:
+        """Who the key belongs to; None where none is needed.
+
+        Raises:
+            Unauthorized: one is needed, and there is none or a wrong one.
+        """
+        if self._keys is None or scope["path"] in (LIVE, READY):
+            return None
+        key = _key(headers)
+        if key is None:
+            raise _unauthorized("missing_key", "Bearer")
+        owner = self._keys.owner(key)
+        if owner is None:
+            raise _unauthorized("bad_key", 'Bearer error="invalid_token"')
+        return owner
+
+    def _believe_proxies(self, scope: Scope, headers: Headers) -> str:
+        """The client's address, which the scope has from then on."""
+        trusted = self._runtime.settings.trusted_proxies
+        peer = scope["client"][0] if scope.get("client") else "unknown"
+        if not is_trusted(peer, trusted):
+            return peer
+        if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
+            scope["scheme"] = scheme
+        address = client(peer, headers.getlist("x-forwarded-for"), trusted)
+        scope["client"] = (address, 0)
+        return address
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
+def _unauthorized(code: str, challenge: str) -> Unauthorized:
+    detail = "An API key that is known here has to come as Authorization: Bearer KEY or X-API-Key: KEY."
+    return Unauthorized(code, detail, headers={"www-authenticate": challenge})
+
+
+def _timeout_ms(headers: Headers, default: int) -> int:
+    """How long the caller wants to wait.
+
+    Raises:
+        Unprocessable: the header is no number, or not one that makes sense.
+    """
+    value = headers.get(TIMEOUT_HEADER)
+    if value is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_TIMEOUT_MS:
+        detail = f"X-Request-Timeout-Ms has to be a whole number from 1 to {MAX_TIMEOUT_MS}."
+        raise Unprocessable("validation_failed", detail, faults=[Fault("", "timeout_header", MAX_TIMEOUT_MS)])
+    return int(value)
+
+
+def _priority(headers: Headers) -> Priority:
+    """Who waits for the answer.
+
+    Raises:
+        Unprocessable: the header names no class there is.
+    """
+    priority = PRIORITIES.get(headers.get(PRIORITY_HEADER, "interactive"))
+    if priority is None:
+        detail = f"X-Request-Priority has to be one of: {', '.join(PRIORITIES)}."
+        raise Unprocessable("validation_failed", detail, faults=[Fault("", "priority_header")])
+    return priority
+
+
+def _check_quota(quota: Quota, client: str, now: float) -> None:
+    wait_s = quota.take(client, now)
+    if wait_s:
+        detail = "This client makes more requests a second than it may."
+        raise TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
