@@ -107,9 +107,12 @@ def admissible(wait_s: float, own_s: float, left_s: float, priority: Priority) -
 
     Up to a quarter of what is left, its own time makes no difference. Were the queue filled to the last moment,
     short texts would fill every gap as it opens and no long one would ever come in.
-    What finds an idle core always comes in: it costs nobody anything, and is how a wrong estimate is mended.
+    What finds an idle core comes in if it has any time left: it costs nobody anything, and is how a wrong estimate is
+    mended.
     """
-    return wait_s <= 0 or (wait_s <= left_s * USABLE[priority] and wait_s + own_s <= left_s)
+    if wait_s <= 0:
+        return left_s > 0
+    return wait_s <= left_s * USABLE[priority] and wait_s + own_s <= left_s
 
 
 def retry_after_s(wait_s: float, random: float) -> float:

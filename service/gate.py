@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from service.admission import Quota
-from service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable
+from service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable, too_late
 from service.keys import Keys
 from service.proxies import client, is_trusted
 from service.runtime import Runtime
@@ -29,11 +29,22 @@ MAX_TIMEOUT_MS: Final = 600_000
 
 
 class Visit(NamedTuple):
-    """A request that was let in, for the route that answers it."""
+    """A request that was let in, for the route that answers it. Times are those of `time.monotonic()`."""
 
-    received: float  # in seconds of the gate's clock
+    received: float
     deadline: Deadline
+    lag_s: float  # that the event loop took to look at it, and may take again for its answer
     priority: Priority
+
+    @property
+    def due(self) -> Deadline:
+        """When the answer has to be there in order to leave by the deadline."""
+        return self.deadline - self.lag_s
+
+    def check(self, now: float) -> None:
+        """Raises DeadlineExceeded where the client's time is up."""
+        if now >= self.deadline:
+            raise too_late()
 
 
 class Gate:
@@ -56,10 +67,13 @@ class Gate:
     def admit(self, scope: Scope, headers: Headers) -> None:
         """Notes in the scope's state who asks, as `client`, and of requests to a task its `visit`.
 
+        A server that knows notes there before when the request came, as `received`, and the last of its head, `heard`.
+
         Raises:
             Unauthorized: a key is needed, and there is none or a wrong one.
             Unprocessable: a header makes no sense.
             TooManyRequests: this client makes more than it may.
+            DeadlineExceeded: it came too late to this.
             Unavailable: nothing is taken any more, or too much waits for what is left of the deadline.
         """
         address = self._believe_proxies(scope, headers)
@@ -67,17 +81,19 @@ class Gate:
         # Under this name the request is counted, where there are quotas.
         state["client"] = self._owner(scope, headers) or address
         if scope["method"] == "POST" and scope["path"] in self._routes:
-            state["visit"] = self._visit(headers, state["client"])
+            state["visit"] = self._visit(headers, state)
 
-    def _visit(self, headers: Headers, client: str) -> Visit:
-        received = self._clock()
+    def _visit(self, headers: Headers, state: Mapping[str, Any]) -> Visit:
+        now = self._clock()
         self._runtime.check_open()
+        received = state.get("received", now)
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
-        priority = _priority(headers)
+        visit = Visit(received, received + timeout_s, now - state.get("heard", now), _priority(headers))
         if self._quota is not None:
-            _check_quota(self._quota, client, received)
-        self._runtime.check(timeout_s, priority)
-        return Visit(received, received + timeout_s, priority)
+            _check_quota(self._quota, state["client"], now)
+        visit.check(now)
+        self._runtime.check(visit.due - now, visit.priority)
+        return visit
 
     def _owner(self, scope: Scope, headers: Headers) -> str | None:
         """Who the key belongs to; None where none is needed.

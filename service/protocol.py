@@ -23,6 +23,8 @@ import logging
 import math
 import re
 import resource
+import socket
+import sys
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -50,6 +52,9 @@ log = logging.getLogger(__name__)
 
 END: Final = b"\r\n\r\n"
 """What every head ends with, and every chunked body: reads are cut there, and no piece has parts of two requests."""
+
+LAST_DATA_RECEIVED: Final = 52
+"""Where in Linux's `struct tcp_info` the milliseconds are since the last bytes came."""
 
 HOST: Final = re.compile(rb"[A-Za-z0-9._~%\[\]:-]*")
 LOG_EVERY_S: Final = 10.0
@@ -134,7 +139,10 @@ class Connection(HttpToolsProtocol):
         self.url = b""
         self._phase = IDLE
         self._last = False  # whether the request under way is the last
-        self._began = 0.0  # when its first byte came
+        self._socket: Any = None  # where the system tells of it how long bytes have waited
+        self._began = 0.0  # when its first byte was read
+        self._received = 0.0  # when it came, which is earlier where the event loop lags
+        self._heard = 0.0  # when the last bytes of its head came
         self._head_bytes = 0
         self._tail = b""  # the last bytes of a head or a chunked body, since its end may come in two reads
         self._body_bytes: int | None = None  # still to come; None: it is chunked
@@ -149,6 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        self._socket = transport.get_extra_info("socket") if sys.platform == "linux" else None
         if len(self.connections) <= self.limits.connections or self._take_place():
             self.room.waiting[self] = None
             self._set_due(self.loop.time() + self.limits.receipt_s)
@@ -198,10 +207,12 @@ class Connection(HttpToolsProtocol):
         Raises:
             UriTooLong, HeadersTooLarge: there is more of it than there may be.
         """
+        now = self.loop.time()
+        self._heard = now - self._waited_s()
         if self._phase is IDLE:
             self._phase = HEAD
             self._head_bytes, self._tail = 0, b""
-            self._began = self.loop.time()
+            self._began, self._received = now, self._heard
             self._due = self._began + self.limits.head_s
             self.room.waiting.move_to_end(self)
         end = self._end(data, start)
@@ -223,6 +234,13 @@ class Connection(HttpToolsProtocol):
                     raise self._target_too_long()
                 raise HeadersTooLarge("headers_too_large", f"A head has at most {self.limits.head_bytes} bytes.")
         return end
+
+    def _waited_s(self) -> float:
+        """How long ago the last bytes came to this machine: the event loop may have had no time for them."""
+        if self._socket is None:
+            return 0.0
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED + 4)
+        return int.from_bytes(info[LAST_DATA_RECEIVED:], sys.byteorder) / 1000
 
     def _read_body(self, data: bytes, start: int) -> int:
         """Feeds the parser a body, or what has come of it, and says how far that was.
@@ -273,6 +291,7 @@ class Connection(HttpToolsProtocol):
         if self._body_bytes != 0 and self.parser.should_upgrade():
             raise _UpgradeOffered
         super().on_headers_complete()
+        self.scope["state"].update(received=self._received, heard=self._heard)  # for the gate
         self.cycle.transport = _Outlet(self)  # type: ignore[assignment]  # it has what a cycle uses
         self.headers = []  # the request has its list; trailers go into this one, which nobody reads
         self._phase = BODY

@@ -380,6 +380,21 @@ def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
     assert 1 <= took < PATIENCE_S / 2
 
 
+def test_an_answer_past_its_deadline_is_a_504_however_late_the_event_loop_notices(shelf, monkeypatch):
+    """Nothing is awaited until it is too late, so that no timer can have gone off."""
+    runtime = make_runtime(shelf)
+
+    async def blocks(*_: object) -> list[str]:
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(runtime.tasks["classify"], "answer", blocks)
+    with TestClient(create_app(runtime)) as client:
+        for timeout, status in (("49", 504), ("60000", 200)):
+            response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": timeout})
+            assert response.status_code == status
+
+
 def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
     runtime = make_runtime(shelf)
     with TestClient(create_app(runtime)) as client:

@@ -359,8 +359,8 @@ def test_an_encoding_that_comes_too_late_is_refused_and_never_started():
     async def scenario():
         engine = Engine()
         _, batcher = one_core(engine)
-        with pytest.raises(DeadlineExceeded):
-            await submit(batcher, encoding(1), time.monotonic() - 1)
+        with pytest.raises(Unavailable):
+            batcher.submit([encoding(1)], time.monotonic() - 1)
 
         assert engine.asked == []
 

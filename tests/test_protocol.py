@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 import struct
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -604,6 +605,35 @@ def test_an_answer_leaves_in_one_piece_and_a_head_alone_where_it_has_no_body():
     assert answered.endswith(b"\r\n\r\nPOST|/||host,expect,content-length|ab")
     assert headed.startswith(b"HTTP/1.1 200 OK\r\n")
     assert headed.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long bytes have waited")
+def test_a_request_came_when_its_bytes_did_however_late_the_event_loop_looks():
+    lag_s, slow_s = 0.2, 0.1
+    found: list[dict[str, float]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["state"] | {"now": time.monotonic()})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario():
+        async with serving(app) as service:
+            client = await service.client()
+            for pieces in ([GET + b"\r\n"], [GET, b"\r\n"], [GET + b"\r\n"]):
+                for piece in pieces[:-1]:
+                    client.send(piece)
+                    await asyncio.sleep(slow_s)
+                client.send(pieces[-1])
+                time.sleep(lag_s)
+                assert (await client.answer())[0] == 200
+
+    run(scenario())
+
+    for state, took_s in zip(found, (0.0, slow_s, 0.0), strict=True):
+        assert state["now"] - state["heard"] >= lag_s - 0.02  # the system counts in ticks of up to 10 ms
+        assert state["heard"] - state["received"] >= took_s - 0.02
+        assert state["now"] - state["received"] < lag_s + took_s + PATIENCE_S / 2
 
 
 def test_a_second_answer_is_never_sent():
