@@ -170,8 +170,11 @@ class Batcher:
 
     @cached_property
     def pace(self) -> Pace:
-        """What its calls take. The crew knows its engine's cost only once that is loaded."""
-        return Pace(self._pool.crew.cost(self.model))
+        """What its calls take. The crew knows its engine only once that is loaded, and has first calls to tell of."""
+        pace = Pace(self._pool.crew.cost(self.model))
+        for tokens, seconds in self._pool.crew.timed(self.model):
+            pace.learn([tokens], seconds)
+        return pace
 
     def submit(
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"

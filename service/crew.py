@@ -17,8 +17,8 @@ from models.artifact import Artifact
 from models.tokenizer import Encoding
 from service import engines, plugins
 from service.errors import Internal, report
-from service.golden import replay
-from service.types import Batch, Cost, Engine, Outcome, Row
+from service.golden import rehearse, replay
+from service.types import Batch, Cost, Engine, Outcome, Row, Timed
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,11 @@ FAULTS: Final = {
 
 
 class Hosted(NamedTuple):
-    """A model's engine, and the length O of the rows (F, O) that it must give."""
+    """A model's engine, the length O of the rows (F, O) that it must give, and what calls took while it was loaded."""
 
     engine: Engine
     width: int
+    timed: Sequence[Timed] = ()
 
 
 def host(artifact: Artifact, engine_name: str) -> tuple[Hosted, float | None]:
@@ -49,7 +50,8 @@ def host(artifact: Artifact, engine_name: str) -> tuple[Hosted, float | None]:
     # One thread a call and one call a core: two calls side by side do more than two threads in one call.
     engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
     deviation = replay(artifact, engine) if engine.faithful else None
-    return Hosted(engine, artifact.manifest.width), deviation
+    timed = rehearse(artifact, engine) if engine.faithful else []
+    return Hosted(engine, artifact.manifest.width, timed), deviation
 
 
 class InProcess:
@@ -67,6 +69,9 @@ class InProcess:
 
     def cost(self, model: str) -> Cost:
         return self._models[model].engine.cost
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        return self._models[model].timed
 
     async def open(self) -> None:
         pass

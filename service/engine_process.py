@@ -25,7 +25,7 @@ from models.artifact import ArtifactError, open_artifact
 from service import wire
 from service.crew import Hosted, host, run_batch
 from service.errors import SetupError, report
-from service.types import Cost
+from service.types import Cost, Timed
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Loaded:
 
     name: str
     cost: Cost
+    timed: Sequence[Timed]
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
             artifact = open_artifact(Path(path))
             hosted, _ = host(artifact, order.engine)
             models.append(hosted)
-            loaded.append(asdict(Loaded(artifact.manifest.name, hosted.engine.cost)))
+            loaded.append(asdict(Loaded(artifact.manifest.name, hosted.engine.cost, hosted.timed)))
     except (ArtifactError, SetupError) as error:
         _say(control, {"kind": type(error).__name__, "message": str(error)})
         sys.exit(1)

@@ -27,7 +27,7 @@ from models.tokenizer import Encoding
 from service import wire
 from service.engine_process import Loaded, Order
 from service.errors import SetupError
-from service.types import Cost, Lost, Outcome
+from service.types import Cost, Lost, Outcome, Timed
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,9 @@ class Process:
         said = json.loads(line)
         if isinstance(said, dict):
             raise (ArtifactError if said["kind"] == "ArtifactError" else SetupError)(said["message"])
-        return [Loaded(model["name"], Cost(**model["cost"])) for model in said]
+        return [
+            Loaded(model["name"], Cost(**model["cost"]), [Timed(*call) for call in model["timed"]]) for model in said
+        ]
 
     async def attach(self) -> None:
         """Connects the lines to the running event loop.

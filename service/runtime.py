@@ -21,7 +21,7 @@ from service.batching import Batcher, Pool
 from service.crew import Hosted, InProcess, host
 from service.errors import Fault, Internal, NotFound, SetupError, Unprocessable, draining, no_engine, too_late
 from service.settings import Settings
-from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task
+from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task, Timed
 from service.workers import Workers
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
@@ -53,6 +53,7 @@ class LoadedModel(Model):
 
     engine: Engine
     deviation: float | None  # largest |output - golden|; None where the engine runs no network
+    timed: Sequence[Timed]  # what the golden calls took
     seconds: float  # that all this took
 
 
@@ -66,7 +67,8 @@ def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | 
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
     hosted, deviation = host(model.artifact, engine_name)
-    return LoadedModel(**vars(model), engine=hosted.engine, deviation=deviation, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return LoadedModel(**vars(model), engine=hosted.engine, deviation=deviation, timed=hosted.timed, seconds=seconds)
 
 
 def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> Model:
@@ -207,7 +209,7 @@ class Runtime:
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
         """Over engines of this process."""
-        hosted = {model.manifest.name: Hosted(model.engine, model.manifest.width) for model in served}
+        hosted = {model.manifest.name: Hosted(model.engine, model.manifest.width, model.timed) for model in served}
         return cls(settings, served, InProcess(hosted, settings.cores))
 
     @classmethod

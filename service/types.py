@@ -105,6 +105,13 @@ class Cost:
     calls: int | None = None  # at the same time, beyond which nothing is gained; None: as many as there are cores
 
 
+class Timed(NamedTuple):
+    """A call of one row, and what it took."""
+
+    tokens: int
+    seconds: float
+
+
 class Engine(Protocol):
     """A network in some runtime. It knows no task, and no architecture by name.
 
@@ -149,6 +156,10 @@ class Crew(Protocol):
     size: int
 
     def cost(self, model: str) -> Cost: ...
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        """Calls that the engine made while it was loaded."""
+        ...
 
     async def open(self) -> None:
         """Begins to watch over the engines, on the event loop that `run` will be called on."""

@@ -20,9 +20,10 @@ import numpy as np
 
 from models.tokenizer import Encoding
 from service.breaker import Breaker
+from service.engine_process import Loaded
 from service.errors import Internal, SetupError, no_engine
 from service.process import Process
-from service.types import Cost, Lost, Outcome
+from service.types import Cost, Lost, Outcome, Timed
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Workers:
         self._make = partial(Process, engine, models, size, log_level, main, self._lost)
         self._wants_spare = spare
         self._breaker = Breaker()
-        self._models: dict[str, tuple[int, Cost]] = {}  # by name: number on the wire, cost
+        self._models: dict[str, tuple[int, Loaded]] = {}  # by name: number on the wire, what the process said of it
         self._processes: set[Process] = set()  # that have not ended yet
         self._serving: Process | None = None
         self._spare: Process | None = None
@@ -85,7 +86,7 @@ class Workers:
         except BaseException:
             self.abandon()
             raise
-        self._models = {model.name: (number, model.cost) for number, model in enumerate(loaded)}
+        self._models = {model.name: (number, model) for number, model in enumerate(loaded)}
         self._serving = process
         self._changed.set()
 
@@ -98,7 +99,10 @@ class Workers:
             process.reap(REAP_S)
 
     def cost(self, model: str) -> Cost:
-        return self._models[model][1]
+        return self._models[model][1].cost
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        return self._models[model][1].timed
 
     async def open(self) -> None:
         with suppress(SetupError):  # it has died meanwhile; another is started

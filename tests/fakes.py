@@ -13,7 +13,7 @@ import numpy as np
 from models.tokenizer import Encoding
 from service.batching import Batcher
 from service.errors import DeadlineExceeded
-from service.types import Batch, Cost, Outcome, Row
+from service.types import Batch, Cost, Outcome, Row, Timed
 
 PATIENCE_S = 30.0  # how long a test waits for what must happen; only a failing test ever waits that long
 RAGGED = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)
@@ -118,6 +118,9 @@ class ScriptedCrew:
 
     def cost(self, model: str) -> Cost:
         return self._cost
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        return ()
 
     async def open(self) -> None:
         pass

@@ -18,7 +18,7 @@ import virtual
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import DeadlineExceeded, Unavailable
-from service.types import Cost, Outcome, Priority, Scheduler
+from service.types import Cost, Outcome, Priority, Scheduler, Timed
 
 ROW = np.zeros((1, 2), np.float32)
 SHORT, LONG = 25, 300
@@ -37,6 +37,7 @@ class Crew:
     slower: Callable[[float], float] = lambda now: 1.0
     seed: int = 1
     ready: bool = True
+    golden: Sequence[int] = ()  # lengths of what ran while it was loaded
     busy_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -44,6 +45,9 @@ class Crew:
 
     def cost(self, model: str) -> Cost:
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        return [Timed(tokens, self.takes_s([tokens])) for tokens in self.golden]
 
     async def open(self) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -64,7 +65,8 @@ def test_a_model_is_hosted_if_its_engine_answers_as_it_should(tmp_path):
     hosted, deviation = host(artifact, "onnx_cpu")
 
     assert (hosted.width, deviation) == (3, 0.0)
-    assert host(artifact, "echo")[1] is None
+    assert len(hosted.timed) == 2
+    assert host(artifact, "echo") == ((ANY, 3, []), None)
     artifact.file("model.onnx").write_bytes(b"no")
     with pytest.raises(ArtifactError, match="cannot be loaded"):
         host(artifact, "onnx_cpu")

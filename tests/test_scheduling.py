@@ -18,7 +18,7 @@ from virtual import VirtualLoop
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import Internal, SwiftletError
-from service.types import Batch, Cost, Lost, Outcome, Priority
+from service.types import Batch, Cost, Lost, Outcome, Priority, Timed
 
 # Whatever happens
 
@@ -76,6 +76,9 @@ class Scheduling(RuleBasedStateMachine):
 
     def cost(self, model: str) -> Cost:
         return COST
+
+    def timed(self, model: str) -> Sequence[Timed]:
+        return ()
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
         call = Call(tags(Batch.of(encodings)))
@@ -283,6 +286,18 @@ def test_a_machine_that_becomes_half_as_fast_is_not_promised_more_than_it_does()
 
     assert figures["goodput"] >= 0.9 * PEAK / 2
     assert figures["late"] <= 0.01
+
+
+def test_the_first_overload_after_a_start_is_judged_by_what_the_golden_calls_took():
+    """A burst before any call has ended, on a machine far from the guess of a server that was told nothing."""
+    slow = {name: 8 * seconds for name, seconds in SLOW.items()}
+
+    def late(golden: Sequence[int]) -> int:
+        results = simulate([Client(lambda _: 5 * PEAK)], 0.2, Crew(**slow, golden=golden))
+        return sum(one.outcome == "late" for one in results)
+
+    assert late(golden=()) > 20
+    assert late(golden=(17, 20, 3, 28)) == 0
 
 
 def test_bulk_is_shed_first_and_gets_on():

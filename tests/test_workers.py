@@ -416,6 +416,9 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
         threads = InProcess({name: Hosted(*host(artifact, "onnx_cpu")[0])}, 1)
         crew = Workers("onnx_cpu", [artifact.path], 1, spare=False)
         crew.load()
+        for timed in (threads.timed(name), crew.timed(name)):
+            assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]
+            assert all(call.seconds > 0 for call in timed)
         async with opened(crew):
             return [await one.run(name, encodings, PATIENCE_S) for one in (threads, crew)]
 
