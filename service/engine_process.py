@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from models.artifact import ArtifactError, open_artifact
-from service import wire
+from service import golden, wire
 from service.crew import Hosted, host, run_batch
 from service.errors import SetupError, report
 from service.types import Cost, Timed
@@ -51,6 +51,7 @@ class Loaded:
     name: str
     cost: Cost
     timed: Sequence[Timed]
+    trial: Sequence[Sequence[int]]  # an encoding that it must be able to answer: its ids, their types, its focus
 
 
 def main() -> None:
@@ -70,7 +71,8 @@ def main() -> None:
             artifact = open_artifact(Path(path))
             hosted, _ = host(artifact, order.engine)
             models.append(hosted)
-            loaded.append(asdict(Loaded(artifact.manifest.name, hosted.engine.cost, hosted.timed)))
+            trial = [numbers.tolist() for numbers in vars(golden.encodings(artifact)[0]).values()]
+            loaded.append(asdict(Loaded(artifact.manifest.name, hosted.engine.cost, hosted.timed, trial)))
     except (ArtifactError, SetupError) as error:
         _say(control, {"kind": type(error).__name__, "message": str(error)})
         sys.exit(1)

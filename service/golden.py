@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import GOLDEN, Artifact, ArtifactError
+from models.tokenizer import Encoding
 from service.types import Batch, Engine, Timed
 
 ARRAYS: Final = {"input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "rows", "columns"}
@@ -41,16 +42,25 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     return worst
 
 
-def rehearse(artifact: Artifact, engine: Engine) -> list[Timed]:
-    """Runs the golden encodings once more, now that the engine is warm: what its calls take.
+def encodings(artifact: Artifact) -> list[Encoding]:
+    """What the golden answers answer.
 
     Raises:
         ArtifactError: the file holds no golden answers.
     """
     arrays = _load(artifact)
     del arrays["rows"], arrays["columns"]
+    return Batch(**arrays).encodings()
+
+
+def rehearse(artifact: Artifact, engine: Engine) -> list[Timed]:
+    """Runs the golden encodings once more, now that the engine is warm: what its calls take.
+
+    Raises:
+        ArtifactError: the file holds no golden answers.
+    """
     timed = []
-    for encoding in Batch(**arrays).encodings():
+    for encoding in encodings(artifact):
         started = time.perf_counter()
         engine.run(Batch.of([encoding]))
         timed.append(Timed(len(encoding.input_ids), time.perf_counter() - started))

@@ -99,7 +99,8 @@ class Process:
         if isinstance(said, dict):
             raise (ArtifactError if said["kind"] == "ArtifactError" else SetupError)(said["message"])
         return [
-            Loaded(model["name"], Cost(**model["cost"]), [Timed(*call) for call in model["timed"]]) for model in said
+            Loaded(model["name"], Cost(**model["cost"]), [Timed(*call) for call in model["timed"]], model["trial"])
+            for model in said
         ]
 
     async def attach(self) -> None:

@@ -2,7 +2,7 @@
 
 One process hosts all models, so that weights are in memory once, and runs `size` calls at a time. A second one, loaded
 as well, stands by: when the first is lost it serves at once, and another is started in its place. A process is lost
-when it dies, when a call of its is overdue, or when nothing succeeds any more (`Breaker`).
+when it dies, when a call of its is overdue, or when it answers nobody any more, not even a golden input (`Breaker`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ log = logging.getLogger(__name__)
 TRIES: Final = 3  # to start a process; then callers are told that there is no engine
 BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # between tries; the last goes on
 REAP_S: Final = 5.0  # for a killed process to end
-PROBE_S: Final = 1.0  # between attempts to find out whether a broken engine works again
-PROBE: Final = Encoding(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
-"""A token that every vocabulary has."""
+TRIAL_S: Final = 1.0  # between attempts to find out whether a broken engine works again
 
 
 class Workers:
@@ -144,25 +142,31 @@ class Workers:
             outcomes = await process.call(self._models[model][0], encodings, patience_s)
         except Lost as lost:
             if lost.guilty:
-                self._note(False, process, model, patience_s)
+                self._note(False, model, patience_s)
             raise
-        self._note(not all(isinstance(one, Internal) for one in outcomes), process, model, patience_s)
+        self._note(not all(isinstance(one, Internal) for one in outcomes), model, patience_s)
         return outcomes
 
-    def _note(self, good: bool, process: Process, model: str, patience_s: float) -> None:
+    def _note(self, good: bool, model: str, patience_s: float) -> None:
         """Tells the breaker of a call, and does what it decides."""
-        if self._breaker.note(good) and process is self._serving:
-            log.error("nothing that the engine is asked succeeds; it is replaced")
-            process.lose()
-        if self._breaker.open:
-            self._keep("probe", self._probe, model, patience_s)
+        if self._breaker.note(good):
+            self._keep("try", self._try, model, patience_s)
 
-    async def _probe(self, model: str, patience_s: float) -> None:
-        """Asks an engine that is thought to be broken, since nobody else does, until it answers."""
-        while self._breaker.open:
-            with suppress(Exception):  # the breaker has noted it
-                await self._call(model, [PROBE], patience_s)
-            await asyncio.sleep(PROBE_S)
+    async def _try(self, model: str, patience_s: float) -> None:
+        """Asks an engine that is thought to be broken what it must be able to answer, until one does."""
+        number, loaded = self._models[model]
+        trial = Encoding(*(np.array(numbers, np.int64) for numbers in loaded.trial))
+        good = False
+        while not good:
+            if (process := self._serving) is not None:
+                with suppress(Lost):
+                    (outcome,) = await process.call(number, [trial], patience_s)
+                    good = not isinstance(outcome, Internal)
+                if self._breaker.tried(good):
+                    log.error("the engine answers nothing any more, not even a golden input; it is replaced")
+                    process.lose()
+            if self._breaker.open or self._serving is None:
+                await asyncio.sleep(TRIAL_S)
 
     def _lost(self, process: Process) -> None:
         """The spare takes the place of a lost process, and another is started."""

@@ -8,31 +8,49 @@ from hypothesis import strategies as st
 from service.breaker import Breaker
 
 LIMITS = st.integers(1, 10)
+GOOD_OR_NOT = st.lists(st.booleans())
 
 
 @given(LIMITS)
-def test_an_engine_is_replaced_at_the_limit_and_whenever_its_failures_have_doubled(limit):
+def test_an_engine_is_tried_once_so_many_calls_in_a_row_have_failed(limit):
     breaker = Breaker(limit)
 
-    assert [n for n in range(1, 9 * limit) if breaker.note(good=False)] == [limit, 2 * limit, 4 * limit, 8 * limit]
+    assert [breaker.note(good=False) for _ in range(limit)] == [False] * (limit - 1) + [True]
 
 
-@given(LIMITS)
-def test_it_opens_when_a_new_engine_was_no_help(limit):
+@given(LIMITS, GOOD_OR_NOT)
+def test_calls_alone_replace_nothing_and_open_nothing(limit, calls):
+    """Whoever sends nothing but what no engine can answer shuts nobody out."""
     breaker = Breaker(limit)
-    open_after = []
-    for _ in range(3 * limit):
-        breaker.note(good=False)
-        open_after.append(breaker.open)
-
-    assert open_after == [False] * (2 * limit - 1) + [True] * (limit + 1)
+    for good in [*calls, *[False] * 3 * limit]:
+        if breaker.note(good):
+            assert not breaker.tried(good=True)
+        assert not breaker.open
 
 
-@given(LIMITS, st.lists(st.booleans()))
-def test_it_is_closed_after_any_success(limit, calls):
+def test_an_engine_is_replaced_when_it_fails_a_trial_and_whenever_its_failures_have_doubled():
+    breaker = Breaker()
+
+    assert [n for n in range(1, 9) if breaker.tried(good=False)] == [1, 2, 4, 8]
+
+
+def test_it_opens_when_a_new_engine_was_no_help():
+    breaker, opened = Breaker(), []
+    for _ in range(3):
+        breaker.tried(good=False)
+        opened.append(breaker.open)
+
+    assert opened == [False, True, True]
+
+
+@given(LIMITS, GOOD_OR_NOT, st.integers(0, 10))
+def test_it_is_closed_after_a_trial_that_succeeds(limit, calls, trials):
     breaker = Breaker(limit)
-    for good in [*calls, False, True]:
-        replace = breaker.note(good)
+    for good in calls:
+        breaker.note(good)
+    for _ in range(trials):
+        breaker.tried(good=False)
 
+    assert not breaker.tried(good=True)
     assert not breaker.open
-    assert not replace
+    assert breaker.note(good=False) == (limit == 1)

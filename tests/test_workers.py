@@ -272,19 +272,15 @@ def test_where_no_process_can_be_started_callers_are_told_until_one_can(place, m
 
 
 def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found_to_work_again(place, monkeypatch):
-    monkeypatch.setattr(workers, "PROBE_S", 0.01)
+    monkeypatch.setattr(workers, "TRIAL_S", 0.01)
 
     async def scenario():
         async with opened(start(place, 1)) as crew:
             first = pid(crew)
             (place / "broken").touch()
             for _ in range(LIMIT):
-                assert await ask(crew, 1) == ["internal"]
-            assert not crew.ready
-            await until(lambda: crew.ready)
-            assert pid(crew) != first
-            for _ in range(LIMIT):
                 assert await ask(crew, 1, 2) == ["internal"] * 2
+            await until(lambda: crew._breaker.open)
             assert not crew.ready
             with pytest.raises(Unavailable) as refusal:
                 await ask(crew, 1)
@@ -293,6 +289,22 @@ def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found
             (place / "broken").unlink()
             await until(lambda: crew.ready)
             assert await ask(crew, 1) == rows(1)
+            assert pid(crew) != first
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_is_not_replaced_because_one_client_asks_nothing_but_what_fails(place):
+    async def scenario():
+        async with opened(start(place, 1)) as crew:
+            first = pid(crew)
+            for _ in range(4 * LIMIT):
+                assert await ask(crew, RAISE) == ["internal"]
+                assert crew.ready
+            await until(lambda: crew._tasks["try"].done())
+
+            assert await ask(crew, 1) == rows(1)
+            assert pid(crew) == first
 
     asyncio.run(scenario())
 

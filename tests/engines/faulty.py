@@ -47,10 +47,15 @@ class Faulty:
             time.sleep(FOREVER_S)
         for tag in asked:
             self._does.get(tag, lambda: None)()
-        return [np.array([[math.nan if tag == NAN else tag, -tag]], np.float32) for tag in asked if tag != FEW]
+        rows = zip(asked, np.diff(batch.focus_offsets), strict=True)
+        return [self._row(math.nan if tag == NAN else tag, count) for tag, count in rows if tag != FEW]
 
     def close(self) -> None:
         pass
+
+    @staticmethod
+    def _row(tag: float, count: int) -> Row:
+        return np.array([[tag, -tag]] * count, np.float32)
 
     def _fail(self) -> None:
         raise RuntimeError("as asked")
