@@ -47,6 +47,7 @@ from service.errors import (
     Unavailable,
     UriTooLong,
 )
+from service.proxies import Network, is_trusted
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,17 @@ class Limits:
     idle_s: float = 75.0  # between requests: longer than balancers keep theirs (60 s), or they would use a closed one
     linger_s: float = 1.0  # for a client to read an error while it still sends
     connections: int = field(default_factory=capacity)
+    proxies: tuple[Network, ...] = ()  # addresses that bring the connections of many clients
+
+    @property
+    def near(self) -> int:
+        """Connections from which on an address that has many gets no more."""
+        return max(1, self.connections * 3 // 4)
+
+    @property
+    def many(self) -> int:
+        """Of one address."""
+        return max(1, self.connections // 2)
 
     @property
     def shortest_s(self) -> float:
@@ -91,6 +103,7 @@ class Room:
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their client's next head; the longest first
+        self.held: Counter[str] = Counter()  # connections, by their clients' addresses
         self._refused: Counter[str] = Counter()
         self._tell_at = -math.inf
 
@@ -139,6 +152,7 @@ class Connection(HttpToolsProtocol):
         self.url = b""
         self._phase = IDLE
         self._last = False  # whether the request under way is the last
+        self._address = ""  # of the client
         self._socket: Any = None  # where the system tells of it how long bytes have waited
         self._began = 0.0  # when its first byte was read
         self._received = 0.0  # when it came, which is earlier where the event loop lags
@@ -158,10 +172,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._socket = transport.get_extra_info("socket") if sys.platform == "linux" else None
-        if len(self.connections) <= self.limits.connections or self._take_place():
+        self._address = self.client[0] if self.client else ""
+        self.room.held[self._address] += 1
+        taken, most = len(self.connections), self.limits.connections
+        if self._has_its_share():
+            fits, answered = self._take_place(own=True), most * 7 // 8
+        else:
+            fits, answered = taken <= most or self._take_place(), most * 5 // 4
+        if fits:
             self.room.waiting[self] = None
             self._set_due(self.loop.time() + self.limits.receipt_s)
-        elif len(self.connections) <= self.limits.connections * 5 // 4:
+        elif taken <= answered:
             detail = "The server has as many connections as it can hold, and each has a request under way."
             self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
         else:
@@ -179,6 +200,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._phase = CLOSING
         self.room.waiting.pop(self, None)
+        self.room.held[self._address] -= 1
+        if not self.room.held[self._address]:
+            del self.room.held[self._address]
         if self._timer is not None:
             self._timer.cancel()
 
@@ -388,11 +412,17 @@ class Connection(HttpToolsProtocol):
         elif self._phase in (BODY, ANSWER):
             self.cycle.keep_alive = False
 
-    def _take_place(self) -> bool:
-        """Ends the connection that has waited longest for its client, if there is one."""
-        if not self.room.waiting:
+    def _has_its_share(self) -> bool:
+        """Whether places run out, and this client's address has half of them or more: the last are for others."""
+        scarce = len(self.connections) > self.limits.near and self.room.held[self._address] > self.limits.many
+        return scarce and not is_trusted(self._address, self.limits.proxies)
+
+    def _take_place(self, *, own: bool = False) -> bool:
+        """Ends the connection that has waited longest for its client, if there is one; an `own` of this address."""
+        candidates = (one for one in self.room.waiting if not own or one._address == self._address)
+        longest = next(candidates, None)
+        if longest is None:
             return False
-        longest = next(iter(self.room.waiting))
         if longest._phase is IDLE:
             longest._leave()
         else:

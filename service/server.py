@@ -101,7 +101,7 @@ class Port:
         self.config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=limited(Limits()),
+            http=limited(Limits(proxies=settings.trusted_proxies)),
             ws="none",
             lifespan="on",
             access_log=False,

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from service.protocol import Connection, Limits, capacity, limited
 from service.runtime import Runtime
 from service.settings import Settings
 
+LOCAL = ip_network("127.0.0.1")
 SOON_S = 0.15  # a deadline that the test waits for
 HOST = b"Host: a\r\n"
 LINE = b"POST / HTTP/1.1\r\n"
@@ -119,8 +121,8 @@ class Service:
         self.state = ServerState()
         self.kind = kind
 
-    async def client(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def client(self, address: str = "127.0.0.1") -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0)))
 
     async def settled(self, connections: int = 0) -> None:
         """Waits until so many connections are left and no request is under way."""
@@ -132,7 +134,7 @@ class Service:
 @asynccontextmanager
 async def serving(app: Any = None, **limits: Any) -> AsyncIterator[Service]:
     app = app or App()
-    kind = limited(Limits(**limits))
+    kind = limited(Limits(**{"proxies": (LOCAL,)} | limits))  # a test's clients share an address
     config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     with socket.socket() as listener:
@@ -748,6 +750,52 @@ def test_a_request_under_way_never_makes_room():
             assert [(await client.answer())[0] for client in [*clients, sending]] == [200] * 8
 
     run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a machine has to be given a second local address")
+@pytest.mark.parametrize("sent", [b"", GET, POST + b"Content-Length: 9\r\n\r\n", GET + b"\r\n"])
+def test_an_address_with_many_connections_leaves_room_for_others(sent):
+    """However many it opens and whatever they are at: the last quarter is not for it."""
+
+    async def scenario() -> None:
+        async with serving(connections=16, linger_s=0.05) as service:
+            service.app.go.clear()
+            greedy = []
+            for _ in range(64):
+                greedy.append(await service.client("127.0.0.2"))
+                greedy[-1].send(sent)
+            await until(lambda: service.kind.room.held["127.0.0.2"] <= 12)
+            service.app.go.set()
+            others = [await idle_at(service, "127.0.0.3") for _ in range(4)]
+            for client in others:
+                client.send(GET + b"\r\n")
+                assert (await client.answer())[0] == 200
+            for client in [*greedy, *others]:
+                client.writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a machine has to be given a second local address")
+@pytest.mark.parametrize(("proxy", "answered"), [("127.0.0.2", 16), ("127.0.0.9", 12)])
+def test_a_trusted_proxy_may_have_all_connections(proxy, answered):
+    async def scenario() -> None:
+        async with serving(connections=16, proxies=(ip_network(proxy),)) as service:
+            clients = [await service.client("127.0.0.2") for _ in range(16)]
+            service.app.go.clear()
+            for client in clients:
+                client.send(GET + b"\r\n")
+            await until(lambda: service.app.under_way == answered)
+            service.app.go.set()
+
+    run(scenario())
+
+
+async def idle_at(service: Service, address: str) -> Client:
+    client = await service.client(address)
+    client.send(GET + b"\r\n")
+    assert (await client.answer())[0] == 200
+    return client
 
 
 def test_there_is_room_for_as_many_as_leave_files_for_all_else(monkeypatch):
