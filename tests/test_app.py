@@ -18,13 +18,7 @@ from fakes import PATIENCE_S, GatedEngine, ScriptedCrew
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 from service import errors, openapi
@@ -564,14 +558,6 @@ def test_of_200_interleaved_requests_each_gets_its_own_answer(shelf):
 
 # The description
 
-DOCUMENTED = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    negative_data_rejection,
-]
-
 
 def test_the_description_names_every_error_and_every_field(client):
     document = client.get("/openapi.json").json()
@@ -603,6 +589,19 @@ def operations(shelf):
     return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
 
 
+BEYOND_A_SCHEMA = {"empty_input", "no_mask", "too_many_masks", "input_too_long", "answer_too_large", "unknown_model"}
+# 2.0 is an integer to JSON Schema, and a value of another type here; and some bounds are those of the model.
+BEYOND_A_SCHEMA |= {"int_type", "less_than_equal"}
+"""Why a request may be refused that fits the description."""
+
+
+def codes(problem: dict) -> set[str]:
+    """What is wrong, as exactly as the error says."""
+    if problem["code"] != "validation_failed":
+        return {problem["code"]}
+    return {fault["code"] for fault in problem["errors"]}
+
+
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("path", ["/classify", "/qa", "/fill-mask", "/models", "/health/live", "/health/ready"])
 def test_the_service_is_as_it_is_described(path, mode, operations):
@@ -614,7 +613,10 @@ def test_the_service_is_as_it_is_described(path, mode, operations):
         timeout = str((case.headers or {}).get("X-Request-Timeout-Ms", ""))
         if re.fullmatch("[1-9][0-9]{0,5}", timeout) and int(timeout) <= 600_000:
             case.headers["X-Request-Timeout-Ms"] = "600000"  # in a millisecond, a 504 would be right
-        case.call_and_validate(checks=DOCUMENTED)
+        # Every check there is, but one: no schema can say that a text has a mask or anything to read in it.
+        response = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+        if mode is GenerationMode.POSITIVE:
+            assert response.status_code == 200 or codes(response.json()) <= BEYOND_A_SCHEMA
 
     with contextlib.suppress(Unsatisfiable):  # a route without parameters cannot be asked wrongly
         check()

@@ -30,6 +30,7 @@ from service.cli import main
 from service.errors import SetupError
 from service.listener import RETRY_S, Listener, bind
 from service.logs import MAX_WAITING, Logs
+from service.server import GIVE_UP_S, LOOK_S
 from service.watchdog import Watchdog
 
 LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
@@ -162,17 +163,22 @@ def test_connections_that_nobody_uses_do_not_keep_the_server(shelf):
         assert run(scenario()) == (0, b"", b"")
 
 
-@pytest.mark.parametrize("why", ["a second signal", "the time is up"])
+def test_a_second_signal_leaves_nothing_that_is_waited_for_longer_than_a_second():
+    """Requests that are cancelled, connections that are closed, the runtime, and the own port, one after the other."""
+    assert 3 * GIVE_UP_S + LOOK_S < 1
+
+
+@pytest.mark.parametrize("why", ["SIGTERM", "SIGINT", "the time is up"])
 def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wait(why, shelf):
-    options = LONG if why == "a second signal" else ("--shutdown-timeout-s", "1")
+    options = LONG if why != "the time is up" else ("--shutdown-timeout-s", "1")
 
     async def scenario():
         asking = asyncio.ensure_future(ask(server.port))
         await asyncio.to_thread(_line, server.process.stdout, "asked")
         server.stop()
-        if why == "a second signal":
+        if why != "the time is up":
             await until_not_ready(server.port)
-            server.stop(signal.SIGINT)
+            server.stop(signal.Signals[why])
         told = time.monotonic()
         response = await asking
         return response, await asyncio.to_thread(server.wait), time.monotonic() - told
