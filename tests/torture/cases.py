@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,9 +21,10 @@ from unittest import mock
 
 import numpy as np
 import uvloop
-from generator import Client, Lost, closed_loop, open_loop, payload, percentile, poisson
+from generator import Client, Lost, open_loop, payload, percentile, poisson
 from hostile import CANARY, TASKS, Attack, attacks, complaint
 from overload import run as overload
+from restarts import peak, roll
 from served import STAND_IN, Served, serving
 
 import service.engines
@@ -115,26 +118,41 @@ def _bytes(attack: Attack) -> bytes:
 
 
 def deliveries(shelf: Path, scale: float) -> list[Outcome]:
-    """Interleaved requests, each with a text of its own, over lanes of this process: HTTP would take an hour."""
+    """Interleaved requests, each with a text of its own, over lanes of this process: HTTP would take an hour.
+
+    The engines are in theirs, which is killed when half of the requests have been made.
+    """
     count = _count(1_000_000, scale, 3000)
     wrong, seen = uvloop.run(_deliver(shelf, count))
     bound = f"{wrong} ({seen['answered']:,} answered, {seen['failed']:,} faulty, {seen['cancelled']:,} cancelled"
     return [
         Outcome("wrong deliveries", count, bound + f", {seen['refused']:,} refused)", "0", wrong == 0),
         Outcome("wrong deliveries: faults met", count, str(seen["failed"]), "> 0", seen["failed"] > 0),
+        Outcome("wrong deliveries: engines killed", count, str(seen["killed"]), "1", seen["killed"] == 1),
     ]
 
 
 async def _deliver(shelf: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(shelf)))
     faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)})
-    with faults, mock.patch.object(service.engines, "__path__", ENGINES):
-        runtime = Runtime.load(Settings(models=models, engine="stand_in", cores=2))
+    with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # for engine processes, a new one too
+        runtime = Runtime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
+        await runtime.open()
+        try:
+            return await _interleave(runtime, count)
+        finally:
+            await runtime.close()
+
+
+async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
     pick, seen = random.Random(3), Counter[str]()
     wrong = 0
 
     async def one(number: int) -> None:
         nonlocal wrong
+        if number == count // 2:
+            os.kill(runtime._crew._serving.pid, signal.SIGKILL)
+            seen["killed"] += 1
         task = TASKS[number % 3]
         model = runtime.lanes[f"tiny-{task}"].model
         request = model.task.Request.model_validate({"inputs": _inputs(task, number)})
@@ -165,7 +183,6 @@ async def _deliver(shelf: Path, count: int) -> tuple[int, Counter[str]]:
             await one(number)
 
     await asyncio.gather(*(caller() for _ in range(96)))
-    await runtime.close()
     return wrong, seen
 
 
@@ -189,48 +206,16 @@ def _expected(model: Any, request: Any) -> Any:
 
 
 def restarts(shelf: Path, scale: float) -> list[Outcome]:
-    """SIGTERM under load: whoever connected has an answer, and a connection refused is no loss but a hint to go on."""
+    """Servers behind a balancer, replaced one after the other at 70 % of the load that two of them take."""
     rounds = _count(20, scale, 2)
-    lost, answered, failed = 0, 0, 0
-    for turn in range(rounds):
-        with serving(
-            _models(shelf), "stand_in", "--log-level", "error", environment={"STAND_IN_FIXED_MS": "5"}
-        ) as server:
-            seen = uvloop.run(_restart(server, turn))
-            failed += server.process.wait(PATIENCE_S) != 0
-        lost += seen["lost"]
-        answered += seen["answered"]
+    rate = 0.7 * asyncio.run(peak(shelf))
+    tally, statuses = asyncio.run(roll(shelf, rounds, rate))
+    lost, wrong = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
+    shown = f"{lost} lost, {tally.answered} answered at {rate:.0f} requests/s"
     return [
-        Outcome("lost at SIGTERM", rounds, f"{lost} lost, {answered} answered", "0", lost == 0 and answered > 0),
-        Outcome("exit status after SIGTERM", rounds, f"{failed} not 0", "0", failed == 0),
+        Outcome("lost at SIGTERM", rounds, shown, "0", lost == 0 and tally.answered > 0),
+        Outcome("exit status after SIGTERM", rounds, f"{wrong} not 0", "0", wrong == 0),
     ]
-
-
-async def _restart(server: Served, seed: int) -> Counter[str]:
-    seen: Counter[str] = Counter()
-    kept = Client(server.port)
-    body = json.dumps({"inputs": "fine"}).encode()
-
-    async def send(_: float) -> None:
-        once = seen["sent"] % 2 == 0
-        seen["sent"] += 1
-        client = Client(server.port) if once else kept
-        try:
-            answer = await asyncio.wait_for(client.ask(payload("/classify", body, close=once)), PATIENCE_S)
-        except ConnectionRefusedError:
-            seen["refused"] += 1
-        except (Lost, OSError, TimeoutError):
-            seen["lost"] += 1
-        else:
-            seen["answered" if answer.status in (200, 503) else "lost"] += 1
-
-    await closed_loop(16, 0.5, send)
-    rate = 0.7 * seen["sent"] / 0.5
-    times = poisson(rate, 2.0, random.Random(seed))
-    asyncio.get_running_loop().call_later(1.0, server.process.terminate)
-    await open_loop(times, send)
-    kept.close()
-    return seen
 
 
 # Slow clients
