@@ -381,6 +381,41 @@ def test_a_teacher_that_cannot_read_what_its_student_reads_is_refused(folder, to
         learn(recipe(), strange, folder, tmp_path / "strange")
 
 
+THIN = BODY | {"intra_bottleneck_size": 32, "num_hidden_layers": 2, "num_feedforward_networks": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+@pytest.mark.parametrize(("architecture", "shape"), [("mobilebert", THIN), ("albert", BODY | {"num_hidden_layers": 2})])
+def test_a_student_may_begin_as_near_to_its_teacher_as_its_shape_allows(
+    folder, tokenizer, tmp_path, architecture, shape, changes
+):
+    """It has learnt nothing yet, and what its body learnt does not count."""
+    shape = shape | ({"num_hidden_groups": 2} if architecture == "albert" else {})
+    far, near = [], []
+    for begin, found in ((False, far), (True, near)):
+        still = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, begin=begin)}
+        plan = replace(recipe(**still, **changes), architecture=architecture, config=shape)
+        other = build(architecture, {**shape, "vocab_size": tokenizer.vocab_size}, "fill-mask")
+        model = finetune(plan, "work", other, tokenizer, folder, tmp_path / str(begin), SILENT)
+        rows = examples.read(plan.finetuning["work"], folder, tokenizer)
+        said = np.load(tmp_path / str(begin) / "teacher/logits.npy")
+        ends = np.cumsum([len(row.encoding.focus) for row in rows])
+        with torch.no_grad():
+            found.append(float(soft_loss(task_logits(model, rows), stack(np.split(said, ends[:-1])), 1.0)))
+
+    assert near[0] < 0.5 * far[0]
+
+
+def test_to_begin_near_the_teacher_came_later_than_other_runs(folder, tokenizer, tmp_path):
+    """A run that is older than the field is still the run of its recipe, and one that began so is another."""
+    learn(recipe(), tokenizer, folder, tmp_path)
+    facts = json.loads((tmp_path / "run.json").read_text("utf-8"))
+
+    assert "begin" not in facts["finetuning"]["distillation"]
+    with pytest.raises(RecipeError, match="holds a run of a different recipe"):
+        learn(recipe(distillation=replace(PLAN, begin=True)), tokenizer, folder, tmp_path)
+
+
 # --- What a recipe says of it
 
 TOML = """

@@ -39,6 +39,7 @@ from models.training.objectives.masked_lm import mask
 from models.training.pretrain import STARTS, Draw, pretrain
 from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
+from models.training.start import Sample
 from models.training.start_mobilebert import kept_share, narrow_pair, start_mobilebert
 from models.training.study import read_study
 from models.training.vocabulary import SPECIALS, count_pieces, prune
@@ -551,7 +552,7 @@ def test_albert_starts_with_the_first_of_the_teachers_layers_that_a_group_covers
         "layer_norm_eps": 0.05,
     }
     student = build("albert", settings, "fill-mask")
-    start.start_albert(student, teacher, torch.ones(211), ROWS)
+    start.start_albert(student, teacher, torch.ones(211), Sample.of(ROWS))
 
     assert len(teacher.layers) == 3
     for group, first in zip(student.encoder.groups, firsts, strict=True):
@@ -582,14 +583,14 @@ def test_a_layer_with_fewer_neurons_starts_with_those_that_say_most(teacher, dea
         .encoder.groups[0]
         .children()
     )
-    entering = torch.randn(20, 30, 48, generator=chance)
+    entering = torch.randn(600, 48, generator=chance)
     with torch.no_grad():
         start.start_layer(layer, source, entering)
         widened = source.act(source.ffn_in(entering))
         wanted = source.ffn_out(widened)
         error = (layer.ffn_out(layer.act(layer.ffn_in(entering))) - wanted).square().mean()
         kept = widened * torch.isin(
-            torch.arange(96), (widened.square().mean((0, 1)) * source.ffn_out.weight.square().sum(0)).topk(48).indices
+            torch.arange(96), (widened.square().mean(0) * source.ffn_out.weight.square().sum(0)).topk(48).indices
         )
         cut = (source.ffn_out(kept) - wanted).square().mean()
 
@@ -601,12 +602,12 @@ def test_a_layer_with_fewer_neurons_starts_with_those_that_say_most(teacher, dea
 
 
 def test_what_enters_the_teachers_feed_forward_networks_is_what_its_layers_hold(teacher):
-    found = start.enter_feed_forward(teacher, ROWS)
+    found = start.enter_feed_forward(teacher, Sample.of(ROWS))
     layer, every = teacher.layers[0], torch.ones_like(ROWS, dtype=torch.bool)
     entered = found[0] + layer.ffn_out(layer.act(layer.ffn_in(found[0])))
 
     assert len(found) == 3
-    assert torch.allclose(layer.ffn_norm(entered), teacher.features(ROWS, ROWS * 0, every)[1], atol=1e-5)
+    assert torch.allclose(layer.ffn_norm(entered), teacher.features(ROWS, ROWS * 0, every)[1].flatten(0, 1), atol=1e-5)
     teacher(ROWS, ROWS * 0, every)
     assert len(found) == 3  # nothing is left that listens
 
@@ -634,7 +635,7 @@ def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architectur
         return float(torch.cosine_similarity(*less, dim=-1).mean())
 
     assert abs(likeness(ids)) < 0.3
-    STARTS[architecture](student, teacher, torch.ones(211), ROWS)
+    STARTS[architecture](student, teacher, torch.ones(211), Sample.of(ROWS))
     assert likeness(ids) > 0.8
     assert likeness(ids[:, :1].expand(-1, 30)) > 0.8
 
@@ -663,7 +664,7 @@ def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(teacher):
     torch.manual_seed(0)
     student = build("mobilebert", config, "fill-mask")
     before = errors(student)
-    start_mobilebert(student, teacher, torch.ones(211), rows)
+    start_mobilebert(student, teacher, torch.ones(211), Sample.of(rows))
     after = errors(student)
 
     assert after[0] < 0.3 < 1 < before[0]
@@ -680,7 +681,7 @@ def test_a_mobilebert_of_another_kind_starts_with_the_embeddings_only(teacher, c
     student = build("mobilebert", config, "fill-mask")
     before = [parameter.clone() for parameter in student.encoder.layers.parameters()]
     words = student.encoder.embeddings.word.weight.clone()
-    start_mobilebert(student, teacher, torch.ones(211), ROWS)
+    start_mobilebert(student, teacher, torch.ones(211), Sample.of(ROWS))
 
     assert all(torch.equal(a, b) for a, b in zip(before, student.encoder.layers.parameters(), strict=True))
     assert not torch.equal(words, student.encoder.embeddings.word.weight)
@@ -1101,7 +1102,7 @@ def test_a_recipe_whose_tasks_have_teachers_is_followed_to_its_artifacts(made, w
     assert [card["taught_by"] for card in (moods, asked)] == [
         "tiny_teacher_of_the_tests, fine-tuned on the same examples"
     ] * 2
-    plan = {"hard": 0.25, "temperature": 2.0, "epochs": 2, "learning_rate": 1e-3}
+    plan = {"hard": 0.25, "temperature": 2.0, "epochs": 2, "learning_rate": 1e-3, "begin": False}
     assert moods["finetuning"]["distillation"] == plan
     assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
     assert moods["also"]["moods.tsv"]["scores"]["accuracy"]["n"] == 3

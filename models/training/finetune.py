@@ -21,16 +21,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.heads import Model, QuestionAnswering, build
+from models.architectures import bert
+from models.heads import Classification, Model, QuestionAnswering, build
 from models.tokenizer import Tokenizer
 from models.training.corpus import load_teacher, package_model
 from models.training.examples import Example, batches, digest, pad, read
 from models.training.loop import Schedule, train
-from models.training.pretrain import facts
+from models.training.pretrain import STARTS, Start, facts
 from models.training.recipe import Finetuning, Recipe, RecipeError, settings
 from models.training.run import claim, write
-from models.training.start import cut_vocabulary
+from models.training.start import Sample, cut_vocabulary, fit
 
+SAMPLED: Final = 20_000  # tokens, about, that a student's start is fitted on
 NEVER: Final = torch.finfo(torch.float32).min  # the logit of what cannot be chosen
 
 Logits = NDArray[np.float32]
@@ -69,10 +71,14 @@ def finetune(
     work = recipe.finetuning[name]
     claim(directory, {"body": facts(recipe), "finetuning": _facts(work)})
     place = Place(directory, device or torch.device("cpu"), report, progress)
-    examples = read(work, data, tokenizer)
-    said = None if work.distillation is None else _ask_teacher(recipe, work, tokenizer, examples, place)
+    examples, said = read(work, data, tokenizer), None
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = _start(recipe, work, recipe.architecture, config, body.encoder)
+    if work.distillation is not None:
+        teaching = _teaching(recipe, work, tokenizer, examples, place)
+        said = _ask_teacher(teaching, examples)
+        if work.distillation.begin:
+            _begin(STARTS[recipe.architecture], model, _taught(teaching, examples), examples, recipe.seed)
     _learn(model, examples, said, work, recipe.seed, place)
     return model
 
@@ -128,12 +134,22 @@ def _learn(
 # --- The teacher
 
 
-def _ask_teacher(
-    recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], place: Place
-) -> list[Logits]:
-    """What the recipe's teacher says to each example, once it was fine-tuned on all of them.
+@dataclass(frozen=True)
+class Teaching:
+    """How a teacher is fine-tuned, and where."""
 
-    Nothing of the student decides that, so that a teacher's folder may be copied to another recipe's run.
+    recipe: Recipe
+    work: Finetuning
+    kept: list[int]  # of its pieces
+    place: Place
+
+
+def _teaching(
+    recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], place: Place
+) -> Teaching:
+    """The fine-tuning of the recipe's teacher on all examples.
+
+    Nothing of the student decides it, so that a teacher's folder may be copied to another recipe's run.
     """
     assert work.distillation is not None  # noqa: S101  # tells the type checker
     plan = work.distillation
@@ -150,15 +166,47 @@ def _ask_teacher(
             "examples": digest(examples),
         },
     )
+    return Teaching(recipe, theirs, kept, place)
+
+
+def _ask_teacher(teaching: Teaching, examples: Sequence[Example]) -> list[Logits]:
+    """What the teacher says to each example, once it was fine-tuned on all of them."""
+    place = teaching.place
     path = place.directory / "logits.npy"
     if not path.is_file():
-        model = _teacher(recipe, theirs, kept)
-        _learn(model, examples, None, theirs, recipe.seed, place)
+        model = _taught(teaching, examples)
         place.report(f"answers {len(examples)} examples")
-        said = np.concatenate(answers(model, examples, work.batch_rows, place.device))
+        said = np.concatenate(answers(model, examples, teaching.work.batch_rows, place.device))
         write(path, lambda file: np.save(file, said))
     ends = np.cumsum([len(example.encoding.focus) for example in examples])
     return np.split(np.load(path), ends[:-1])
+
+
+def _taught(teaching: Teaching, examples: Sequence[Example]) -> Model:
+    """The teacher, fine-tuned; at once if it was before."""
+    model = _teacher(teaching.recipe, teaching.work, teaching.kept)
+    _learn(model, examples, None, teaching.work, teaching.recipe.seed, teaching.place)
+    return model
+
+
+@torch.no_grad()
+def _begin(start: Start, model: Model, teacher: Model, examples: Sequence[Example], seed: int) -> None:
+    """Starts a student as near to a fine-tuned teacher as its shape allows, on a sample of the task's examples."""
+    assert isinstance(teacher.encoder, bert.Encoder)  # noqa: S101  # there are no other teachers
+    ids = np.concatenate([example.encoding.input_ids for example in examples])
+    counts = torch.from_numpy(np.bincount(ids, minlength=teacher.encoder.embeddings.word.num_embeddings)).float()
+    order = np.random.default_rng(seed).permutation(len(examples))
+    tokens = np.cumsum([len(examples[i].encoding.input_ids) for i in order])
+    chosen = [examples[i] for i in order[: 1 + int(np.searchsorted(tokens, SAMPLED))]]
+    input_ids, types, lengths = pad(chosen, torch.device("cpu"))
+    sample = Sample(input_ids, types, torch.arange(input_ids.shape[1]) < lengths[:, None])
+    start(model, teacher.encoder, counts, sample)
+    ours, theirs = model.head, teacher.head
+    if isinstance(ours, Classification) and ours.pooler is None:  # the teacher has one
+        said = task_logits(teacher, chosen)
+        fit(ours.output, model.encoder(sample.input_ids, sample.token_type_ids, sample.mask)[:, 0], said)
+    else:
+        ours.load_state_dict(theirs.state_dict())
 
 
 def _say(report: Callable[[str], None], text: str) -> None:

@@ -6,7 +6,7 @@ the corpus as rows of tokens, the checkpoint, the curve of the losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from models.architectures import bert
 from models.architectures.layers import Encoder
 from models.heads import Classification, MaskedLM, Model, build
 from models.training import start, transfer
@@ -31,12 +32,14 @@ from models.training.objectives.replaced_token import Discriminator, detection_l
 from models.training.objectives.sentence_order import sentence_order
 from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
 from models.training.run import claim
+from models.training.start import Sample
 from models.training.start_mobilebert import start_mobilebert
 from models.training.tokenizer import continuing
 from models.training.vocabulary import SPECIALS
 
 SAMPLED: Final = 64  # rows, about, that the student's start is fitted on
-STARTS: Final = {"albert": start.start_albert, "mobilebert": start_mobilebert}
+Start = Callable[[Model, bert.Encoder, Tensor, Sample], None]
+STARTS: Final[Mapping[str, Start]] = {"albert": start.start_albert, "mobilebert": start_mobilebert}
 SENTENCE_ENDS: Final = (".", "?", "!")
 
 
@@ -124,7 +127,7 @@ def pretrain(
         start.cut_vocabulary(teacher, kept)
     if teacher is not None and begin is None:
         sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
-        STARTS[recipe.architecture](model, teacher, counts, sample)
+        STARTS[recipe.architecture](model, teacher, counts, Sample.of(sample))
     beside = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced" else None
     student = Student(model, pairs=work.sentences != "none", generator=beside)
     start.start_head(student.predictor, counts)

@@ -105,6 +105,7 @@ class Distillation:
     temperature: float = 2.0  # 1 takes the teacher's choices as they are; more shows what it also thinks possible
     epochs: int = 1  # of the teacher
     learning_rate: float = 5e-5  # of the teacher
+    begin: bool = field(default=False, kw_only=True)  # as near to that teacher as can be, not with the recipe's body
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard <= 1 and 1 <= self.temperature < math.inf):
@@ -204,13 +205,15 @@ class Recipe:
         return decides(self) == decides(other)
 
 
-def settings(work: Pretraining | Finetuning) -> dict[str, Any]:
+def settings(work: Pretraining | Finetuning | Transfer | Distillation) -> dict[str, Any]:
     """All that is set for it. Fields by keyword came later, and count only where they are not at their default.
 
     So a run that is older than a field is still the run of its recipe.
     """
     late = {field.name: field.default for field in fields(work) if field.kw_only}
-    return {name: value for name, value in asdict(work).items() if name not in late or value != late[name]}
+    found = {name: value for name, value in asdict(work).items() if name not in late or value != late[name]}
+    parts = {name: getattr(work, name) for name in found}
+    return found | {name: settings(part) for name, part in parts.items() if isinstance(part, Transfer | Distillation)}
 
 
 def read_recipe(path: Path) -> Recipe:

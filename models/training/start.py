@@ -6,6 +6,7 @@ The student's stream must be as wide as the teacher's. How a MobileBERT starts s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -20,6 +21,20 @@ RIDGE: Final = 1e-3
 as large, where inputs hardly vary, and it learnt tasks as slowly; what it computed was as near to the teacher."""
 
 
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Texts that a start is fitted on."""
+
+    input_ids: Tensor  # (R, S)
+    token_type_ids: Tensor  # (R, S)
+    mask: Tensor  # (R, S), true on real tokens
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Sample:
+        """Rows (R, S) of one text each, without padding."""
+        return cls(rows, torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool))
+
+
 def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
     """Leaves of the teacher's word table the rows `kept`, in that order."""
     rows = teacher.embeddings.word.weight.data[torch.tensor(kept)]
@@ -29,27 +44,26 @@ def cut_vocabulary(teacher: bert.Encoder, kept: Sequence[int]) -> None:
 
 
 @torch.no_grad()
-def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
+def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, sample: Sample) -> None:
     """Starts an ALBERT of the teacher's width with the teacher's embeddings, as near as E dimensions come, and layers.
 
     Each group starts as the first of the teacher's layers that it covers, of whose feed-forward network it takes as
-    many neurons as it has room for. counts (V,) weighs the words; rows (R, S) are a sample of the corpus, without
-    padding.
+    many neurons as it has room for. counts (V,) weighs the words.
     """
     source, target = teacher.embeddings, student.encoder.embeddings
     assert isinstance(target, albert.Embeddings)  # noqa: S101  # tells the type checker
     assert isinstance(student.encoder, albert.Encoder)  # noqa: S101  # the same
     # A token is a word at a position: without directions for the positions too, the layers cannot tell neighbours.
     positions = source.position.weight - source.position.weight.mean(0)
-    often = torch.full((len(positions),), float(counts.sum()) / rows.shape[1])
+    often = torch.full((len(positions),), float(counts.sum()) / sample.mask.shape[1])
     table = torch.cat([source.word.weight, positions])
     basis = principal_directions(table, torch.cat([counts, often]), target.word.embedding_dim)  # (H, E)
     target.word.weight.copy_(source.word.weight @ basis)
-    target.position.weight.copy_(source.position.weight @ basis)
+    target.position.weight.copy_(source.position.weight[: target.position.num_embeddings] @ basis)
     target.token_type.weight.copy_(source.token_type.weight @ basis)
-    types = torch.zeros_like(rows)
-    fit(target.projection, target.narrow(rows, types), source(rows, types))
-    groups, widened = student.encoder.groups, enter_feed_forward(teacher, rows)
+    read, real = (sample.input_ids, sample.token_type_ids), sample.mask
+    fit(target.projection, target.narrow(*read)[real], source(*read)[real])
+    groups, widened = student.encoder.groups, enter_feed_forward(teacher, sample)
     for number, group in enumerate(groups):
         first = number * len(teacher.layers) // len(groups)
         for layer in group.children():
@@ -59,15 +73,15 @@ def start_albert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Te
             start_layer(layer, taken, widened[first])
 
 
-def enter_feed_forward(teacher: bert.Encoder, rows: Tensor) -> list[Tensor]:
-    """What enters the feed-forward network of every layer, (R, S, H) each, where the teacher reads rows (R, S)."""
+def enter_feed_forward(teacher: bert.Encoder, sample: Sample) -> list[Tensor]:
+    """What enters the feed-forward network of every layer, (N, H) each, at the sample's N real tokens."""
     found: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:  # noqa: ARG001  # a hook's shape
-        found.append(inputs[0])
+        found.append(inputs[0][sample.mask])
 
     hooks = [part.register_forward_pre_hook(keep) for name, part in teacher.named_modules() if name.endswith(".ffn_in")]
-    teacher(rows, torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool))
+    teacher(sample.input_ids, sample.token_type_ids, sample.mask)
     for hook in hooks:
         hook.remove()
     return found
@@ -76,13 +90,13 @@ def enter_feed_forward(teacher: bert.Encoder, rows: Tensor) -> list[Tensor]:
 def start_layer(layer: albert.Layer, source: bert.Layer, entering: Tensor) -> None:
     """Starts a layer as the source, in its feed-forward network with the neurons that say most.
 
-    How much a neuron says is the mean square of what it adds, over what enters that network, (..., H). What those left
+    How much a neuron says is the mean square of what it adds, over what enters that network, (N, H). What those left
     out said is made up for as well as the others can: their output weights are fitted anew.
     """
     room, wide = layer.ffn_in.out_features, source.ffn_in.out_features
     parts = source.state_dict()
     if room < wide:
-        neurons = source.act(source.ffn_in(entering)).flatten(0, -2)  # (N, I)
+        neurons = source.act(source.ffn_in(entering))  # (N, I)
         said = neurons.square().mean(0) * source.ffn_out.weight.square().sum(0)
         kept = said.topk(room).indices.sort().values
         fit(layer.ffn_out, neurons[:, kept], source.ffn_out(neurons))

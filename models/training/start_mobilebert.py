@@ -1,11 +1,12 @@
 """The start of a MobileBERT: each of its layers as near to one of a BERT teacher's as a bottleneck allows.
 
-Everything is a linear regression on a sample of the corpus, one layer after the other: each is fitted to what the
+Everything is a linear regression on a sample of texts, one layer after the other: each is fitted to what the
 teacher's layer makes, from what the student's layers before it really give it, so that it makes up for their errors.
 NoNorm keeps all of it linear but for the neurons. Without a layer of the teacher's to begin with, a network that cannot
 normalise hardly learns in the time that a CPU gives it.
 
-Shape letters: see `architectures/layers.py`; N are the R x S tokens of the sample, C is the width inside a layer.
+Shape letters: see `architectures/layers.py`; N are the real tokens of the sample's rows (R, S), C is the width inside a
+layer.
 """
 
 from __future__ import annotations
@@ -18,84 +19,90 @@ from torch import Tensor
 from models.architectures import bert, mobilebert
 from models.architectures.layers import attend, padding_bias
 from models.heads import Model
-from models.training.start import fit, principal_directions, regress
+from models.training.start import Sample, fit, principal_directions, regress
 from models.training.transfer import layers, twin
 
 LEAST: Final = 0.05  # what is kept of the stream, per dimension: it is divided by
 
 
 @torch.no_grad()
-def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, rows: Tensor) -> None:
+def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, sample: Sample) -> None:
     """Starts a MobileBERT whose stream is as wide as the teacher's.
 
-    counts (V,) weighs the words; rows (R, S) are a sample of the corpus, without padding. Layers are only started where
-    they are MobileBERT's own, with bottlenecks no wider than the stream and without norms, and as many heads as its.
+    counts (V,) weighs the words. Layers are only started where they are MobileBERT's own, with bottlenecks no wider
+    than the stream and without norms, and as many heads as its.
     """
     encoder = student.encoder
     assert isinstance(encoder, mobilebert.Encoder)  # noqa: S101  # tells the type checker
     config = encoder.config
     assert isinstance(config, mobilebert.Config)  # noqa: S101  # the same
-    types, every = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
-    known = teacher.features(rows, types, every)
-    start_embeddings(encoder.embeddings, teacher.embeddings, counts, rows, known[0])
+    read = sample.input_ids, sample.token_type_ids, sample.mask
+    known = teacher.features(*read)
+    start_embeddings(encoder.embeddings, teacher.embeddings, counts, sample, known[0])
     heads = {layer.heads for layer in layers(encoder) + layers(teacher)}
     own = config.shared_key_query and config.normalization_type == "no_norm" and config.inner_size <= config.hidden_size
     if len(heads) > 1 or not own:
         return
-    stream, depth = encoder.embeddings(rows, types, every), len(encoder.layers)
-    bias = padding_bias(every, stream.dtype)
+    stream, depth = encoder.embeddings(*read), len(encoder.layers)
+    bias = padding_bias(sample.mask, stream.dtype)
     for number, layer in enumerate(encoder.layers, start=1):
         after = twin(number, depth, len(teacher.layers))
         source = teacher.layers[after - 1]
         assert isinstance(layer, mobilebert.Layer)  # noqa: S101  # tells the type checker
         assert isinstance(source, bert.Layer)  # noqa: S101  # the same
-        start_layer(layer, source, stream, known[after - 1], known[after])
+        start_layer(layer, source, stream, known[after - 1], known[after], sample.mask)
         stream = layer(stream, bias)
 
 
 def start_embeddings(
-    target: mobilebert.Embeddings, source: bert.Embeddings, counts: Tensor, rows: Tensor, known: Tensor
+    target: mobilebert.Embeddings, source: bert.Embeddings, counts: Tensor, sample: Sample, known: Tensor
 ) -> None:
-    """Starts the embeddings so that rows (R, S) give nearly what the teacher's give, (R, S, H).
+    """Starts the embeddings so that the sample gives nearly what the teacher's give of it, (R, S, H).
 
     NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect.
     """
     assert target.projection is not None  # noqa: S101  # tells the type checker
     basis = principal_directions(source.word.weight, counts, target.word.embedding_dim)  # (H, E)
     target.word.weight.copy_(source.word.weight @ basis)
-    typical = source.word.weight + source.position.weight[: rows.shape[1]].mean(0) + source.token_type.weight[0]
+    places = slice(sample.mask.shape[1])
+    typical = source.word.weight + source.position.weight[places].mean(0) + source.token_type.weight[0]
     scale = source.norm.weight / (typical.std(1) * counts / counts.sum()).sum()
-    target.position.weight.copy_(source.position.weight * scale)
+    target.position.weight.copy_(source.position.weight[: target.position.num_embeddings] * scale)
     target.token_type.weight.copy_(source.token_type.weight * scale)
-    words = target.window(target.word(rows))
-    fit(target.projection, words, known - target.position.weight[: rows.shape[1]] - target.token_type.weight[0])
+    words = target.window(target.word(sample.input_ids) * sample.mask[:, :, None])
+    beside = target.position.weight[places] + target.token_type(sample.token_type_ids)
+    fit(target.projection, words[sample.mask], (known - beside)[sample.mask])
 
 
-def start_layer(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor, leaving: Tensor) -> None:
-    """Starts a layer that reads the stream (R, S, H) as the source, which makes `leaving` of `entering`."""
+def start_layer(
+    layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor, leaving: Tensor, mask: Tensor
+) -> None:
+    """Starts a layer that reads the stream (R, S, H) as the source, which makes `leaving` of `entering`.
+
+    mask (R, S) is true on real tokens.
+    """
     assert layer.enter is not None  # noqa: S101  # tells the type checker
     assert layer.leave is not None  # noqa: S101  # the same
     assert layer.leave_norm is not None  # noqa: S101  # the same
-    no_bias = torch.zeros(1, 1, 1, 1, dtype=stream.dtype)
+    bias = padding_bias(mask, stream.dtype)
     parts = source.query(entering), source.key(entering), source.value(entering)
-    given = attend(*parts, source.heads, no_bias)
-    start_attention(layer, source, stream, parts, given)
-    between = source.attention_norm(entering + source.output(given)).flatten(
-        0, 1
-    )  # (N, H): what its feed-forward network reads
-    made, s = leaving.flatten(0, 1), stream.flatten(0, 1)
+    given = attend(*parts, source.heads, bias)
+    query, key, value = (part[mask] for part in parts)
+    start_attention(layer, source, stream[mask], (query, key, value), given[mask])
+    between = source.attention_norm(entering + source.output(given))[mask]  # (N, H): what its neurons read
+    made, s = leaving[mask], stream[mask]
 
     # Inside, the layer holds the directions in which both of them differ most.
     basis = common_directions(between, made, layer.output.out_features)  # (H, C)
     inner = (between - between.mean(0)) @ basis
     key_query = stream if layer.enter_attention is None else layer.enter_attention(stream)
-    found = attend(layer.query(key_query), layer.key(key_query), layer.value(stream), layer.heads, no_bias)
-    weight, bias = regress(torch.cat([s, found.flatten(0, 1)], 1), inner)
+    found = attend(layer.query(key_query), layer.key(key_query), layer.value(stream), layer.heads, bias)[mask]
+    weight, constant = regress(torch.cat([s, found], 1), inner)
     layer.enter.dense.weight.copy_(weight[: s.shape[1]].T)
     layer.enter.dense.bias.zero_()
     layer.output.weight.copy_(weight[s.shape[1] :].T)
-    layer.output.bias.copy_(bias)
-    x = layer.enter(s) + layer.output(found.flatten(0, 1))
+    layer.output.bias.copy_(constant)
+    x = layer.enter(s) + layer.output(found)
     x = start_feed_forward(layer, source, x, between, (made - made.mean(0)) @ basis)
 
     # What leaves is a map of the inside, and of each dimension of the stream a share.
@@ -106,25 +113,23 @@ def start_layer(layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, ent
 
 
 def start_attention(
-    layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, parts: tuple[Tensor, Tensor, Tensor], given: Tensor
+    layer: mobilebert.Layer, source: bert.Layer, s: Tensor, parts: tuple[Tensor, Tensor, Tensor], given: Tensor
 ) -> None:
     """Starts what attends: of each head the directions that say most, and for keys and queries those they share.
 
-    parts are the source's queries, keys and values, and given is what it attends to, (R, S, H) each.
+    s is the stream; parts are the source's queries, keys and values, and given is what it attends to, (N, H) each.
     """
     assert layer.enter_attention is not None  # noqa: S101  # tells the type checker
-    s, heads, width = stream.flatten(0, 1), source.heads, layer.query.out_features // source.heads
+    heads, width = source.heads, layer.query.out_features // source.heads
     query, key, value = parts
     outputs = source.output.weight.chunk(heads, dim=1)  # (H, D) each
-    pairs = zip(query.flatten(0, 1).chunk(heads, 1), key.flatten(0, 1).chunk(heads, 1), strict=True)
+    pairs = zip(query.chunk(heads, 1), key.chunk(heads, 1), strict=True)
     narrowed = [narrow_pair(q, k, width) for q, k in pairs]
     queries, keys = (torch.cat(parts, 1) for parts in zip(*narrowed, strict=True))  # (N, C) each
     values = torch.cat(
         [
             v @ narrow_value(z, output, width)
-            for v, z, output in zip(
-                value.flatten(0, 1).chunk(heads, 1), given.flatten(0, 1).chunk(heads, 1), outputs, strict=True
-            )
+            for v, z, output in zip(value.chunk(heads, 1), given.chunk(heads, 1), outputs, strict=True)
         ],
         dim=1,
     )
