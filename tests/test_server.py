@@ -188,11 +188,19 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
     assert seconds < PATIENCE_S / 2  # a second and less, or two, where the machine is not busy
 
 
-def test_a_server_told_to_stop_while_it_loads_stops(tmp_path):
+FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # as the first process of a container
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*FIRST, "true"], capture_output=True).returncode != 0,
+    reason="needs unshare, and the right to make a process namespace",
+)
+def test_the_first_process_of_a_container_stops_while_it_loads(tmp_path):
     os.mkfifo(keys := tmp_path / "keys")  # what it reads before it loads anything, and waits for
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--api-keys-file", str(keys)]
+    command = [*FIRST, sys.executable, "-m", "service", "serve", "--port", "0", "--api-keys-file", str(keys)]
     with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w"):  # opened as soon as it is there to read
-        process.send_signal(signal.SIGTERM)
+        (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(server), signal.SIGTERM)
 
         assert process.wait(PATIENCE_S) == 0
 
