@@ -7,10 +7,10 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture lint clean
+.PHONY: help run test torture lint image image-test lock clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
 
 run: $(SERVICE)/ready ## serve the embedded models on this machine's CPU
 	$(SERVICE)/bin/swiftlet serve
@@ -26,6 +26,15 @@ lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff format --check
 	$(DEVELOPMENT)/bin/mypy
 	$(DEVELOPMENT)/bin/lint-imports
+
+image: ## build the container image for a CPU, swiftlet:cpu
+	docker/build cpu
+
+image-test: $(DEVELOPMENT)/ready ## build the image and try it: needs root, buildah and debootstrap, and minutes
+	SWIFTLET_IMAGE_TEST=1 $(DEVELOPMENT)/bin/pytest -rP tests/test_image.py
+
+lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.lock
+	UV=$(DEVELOPMENT)/bin/uv docker/lock
 
 clean: ## remove the virtual environments and all caches
 	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist

@@ -1,5 +1,19 @@
-"""`python -m service` is `swiftlet`."""
+"""The command `swiftlet`, also as `python -m service`."""
 
-from service.cli import main
+import os
+import signal
+import sys
 
-main(prog_name="swiftlet")
+
+def main() -> None:
+    # The kernel spares the first process of a container every signal for which it has no handler: told to stop while it
+    # loads, a server would go on to serve until it is killed. So there is a handler before anything else is imported.
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    from service import cli
+
+    cli.main(prog_name="swiftlet")
+
+
+if __name__ == "__main__":
+    main()

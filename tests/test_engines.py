@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,8 @@ from service import engines, plugins
 from service.engines.echo import Echo, echo
 from service.engines.onnx_cpu import OnnxCpu
 from service.types import Batch, Cost
+
+ROOT = Path(__file__).parent.parent
 
 
 @st.composite
@@ -141,3 +146,12 @@ def test_a_tampered_artifact_reaches_no_engine(tmp_path: Path):
 
     with pytest.raises(ArtifactError, match="was altered"):
         open_artifact(artifact.path)
+
+
+def test_onnx_runtime_reports_to_nobody(shelf, tmp_path):
+    """Where it does, it makes itself an id and a database of what happened in the home directory first."""
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
+    command = [sys.executable, "-m", "service", "check", str(shelf / "tiny-classify")]
+    subprocess.run(command, cwd=ROOT, env=os.environ | home, check=True)
+
+    assert list(tmp_path.rglob("*")) == []

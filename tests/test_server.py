@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from fakes import PATIENCE_S
-from processes import Process, Tally, ask, load, read_response, request, serving
+from processes import ROOT, Process, Tally, ask, load, read_response, request, serving
 from restarts import roll
 
 from service.cli import main
@@ -191,6 +192,23 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
     assert status == 0
     assert "Traceback" not in server.complaints
     assert seconds < PATIENCE_S / 2  # a second and less, or two, where the machine is not busy
+
+
+FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # as the first process of a container
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*FIRST, "true"], capture_output=True).returncode != 0,
+    reason="needs unshare, and the right to make a process namespace",
+)
+def test_the_first_process_of_a_container_stops_while_it_loads(tmp_path):
+    os.mkfifo(keys := tmp_path / "keys")  # what it reads before it loads anything, and waits for
+    command = [*FIRST, sys.executable, "-m", "service", "serve", "--port", "0", "--api-keys-file", str(keys)]
+    with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w"):  # opened as soon as it is there to read
+        (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(server), signal.SIGTERM)
+
+        assert process.wait(PATIENCE_S) == 0
 
 
 def _line(stream, wanted: str) -> None:

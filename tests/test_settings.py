@@ -54,6 +54,8 @@ def test_settings_never_change():
         ({"cpu.max": "max 100000"}, 8),
         ({"cpu.max": "400000 100000"}, 4),
         ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "100000 100000"}, 1),
         ({"cpu.max": "50000 100000"}, 1),
         ({"cpu.max": "1600000 100000"}, 8),
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
+
+# ONNX Runtime reports to its makers, also on Linux, unless it is told not to before it is loaded: its own
+# `disable_telemetry_events` comes after it has made itself an id and a database in the home directory.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
