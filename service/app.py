@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import bodies, openapi, problems, timings
+from service import bodies, metrics, openapi, problems, records, tasks
 from service.admission import Quota
 from service.errors import (
     Fault,
@@ -38,6 +38,7 @@ from service.errors import (
 )
 from service.keys import Keys
 from service.proxies import client, is_trusted
+from service.records import OTHER, Record
 from service.runtime import Runtime
 from service.types import Priority
 
@@ -50,6 +51,17 @@ MAX_TIMEOUT_MS: Final = 600_000
 ANSWER_SHARE: Final = 16  # bytes of an answer for each of the body: 64 texts of prose in fill-mask make seven or eight
 LIVE: Final = "/health/live"
 READY: Final = "/health/ready"
+METRICS: Final = "/metrics"
+COMPUTE_HEADERS: Final = (
+    "X-Compute-Type",
+    "X-Compute-Time",
+    "X-Compute-Characters",
+    "X-Compute-Tokens",
+    "X-Total-Time",
+    "X-Tokenization-Time",
+    "X-Queue-Time",
+    "X-Inference-Time",
+)
 CORS: Final[Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": [
@@ -60,17 +72,22 @@ CORS: Final[Any] = {
         "X-Request-Priority",
         "X-Request-Timeout-Ms",
     ],
-    "expose_headers": ["Retry-After", "Server-Timing", "X-Compute-Time", "X-Request-Id"],
+    "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Request-Id"],
 }
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
 T = TypeVar("T")
 
+Observer = Callable[[Record], None]
+"""Is told of every request, when its answer leaves or its client has gone."""
 
-def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
+
+def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
     """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends.
 
-    With `keys`, every address but those of health answers only who brings one.
+    With `keys`, every address but those of health answers only who brings one. The runtime's books are told of every
+    request, and so are the `observers`.
     """
 
     @asynccontextmanager
@@ -88,7 +105,7 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate},
     )
-    app.add_middleware(Edge, runtime=runtime, keys=keys)
+    app.add_middleware(Edge, runtime=runtime, keys=keys, observers=[runtime.books.finish, *observers])
     if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
     rate = runtime.settings.client_rate
@@ -98,6 +115,8 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
     app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, _live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
+    if runtime.settings.admin_port is None:
+        app.add_api_route(METRICS, _measuring(runtime), methods=["GET"], **openapi.METRICS)
     openapi.install(app, runtime)
     return app
 
@@ -105,7 +124,11 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
 def create_admin(runtime: Runtime) -> Starlette:
     """What the own port has. It runs on another thread than the runtime, of which it only reads."""
     app = Starlette(
-        routes=[Route(LIVE, _live, methods=["GET"]), Route(READY, _readiness(runtime), methods=["GET"])],
+        routes=[
+            Route(LIVE, _live, methods=["GET"]),
+            Route(READY, _readiness(runtime), methods=["GET"]),
+            Route(METRICS, _measuring(runtime), methods=["GET"]),
+        ],
         middleware=[Middleware(Edge, runtime=runtime)],
         exception_handlers={HTTPException: _translate},
     )
@@ -120,28 +143,48 @@ def _answering(runtime: Runtime, task: str, quota: Quota | None) -> Handler:
     model = runtime.tasks[task].model.task.Request
 
     async def answer(request: Request) -> Response:
-        started = time.monotonic()
+        record: Record = request.state.record
+        record.task = task
         runtime.check_open()
         timeout_s = _timeout_ms(request.headers, runtime.settings.timeout_ms) / 1000
         priority = _priority(request.headers)
         if quota is not None:
-            _check_quota(quota, request.state.client, started)
+            _check_quota(quota, record.client, record.began)
         runtime.check(timeout_s, priority)  # here, since to read and parse what is then refused would cost the others
-        deadline = started + timeout_s
+        deadline = record.began + timeout_s
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
-        body = bodies.parse(model, raw)
+        record.received = len(raw)
+        with records.measure("parse"):
+            body = bodies.parse(model, raw)
         lane = runtime.lane(task, body.model)
-        with timings.collect() as stages:
-            answer = await _while_connected(request, lane.answer(body, deadline, priority))
-        headers = {
-            "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
-            "x-compute-time": f"{time.monotonic() - started:.3f}",  # seconds, as the Inference API gives it
-        }
-        response = JSONResponse(answer, headers=headers)
+        record.model = lane.model.manifest.name
+        record.characters = tasks.characters(body.inputs)
+        answer = await _while_connected(request, lane.answer(body, deadline, priority))
+        response = JSONResponse(answer, headers=_costs(record, lane.model.engine_name))
         _check_answer(len(response.body), max(runtime.settings.max_answer_bytes, ANSWER_SHARE * len(raw)))
         return response
 
     return answer
+
+
+def _costs(record: Record, engine: str) -> dict[str, str]:
+    """What a response says of how it came about.
+
+    X-Compute-Time is in seconds, as from Hugging Face's Inference API; TEI's own headers are in whole milliseconds.
+    """
+    ms = {stage: 1000 * span.seconds for stage, span in record.stages.items()}
+    total_s = time.monotonic() - record.began
+    return {
+        "server-timing": ", ".join(f"{stage};dur={ms[stage]:.2f}" for stage in records.STAGES if stage in ms),
+        "x-compute-type": engine,
+        "x-compute-time": f"{total_s:.3f}",
+        "x-compute-characters": str(record.characters),
+        "x-compute-tokens": str(record.tokens),
+        "x-total-time": f"{1000 * total_s:.0f}",
+        "x-tokenization-time": f"{ms.get('encode', 0):.0f}",
+        "x-queue-time": f"{ms.get('queue', 0):.0f}",
+        "x-inference-time": f"{ms.get('infer', 0):.0f}",
+    }
 
 
 def _check_answer(size: int, most: int) -> None:
@@ -169,6 +212,13 @@ def _readiness(runtime: Runtime) -> Handler:
         return JSONResponse({"ready": True})
 
     return ready
+
+
+def _measuring(runtime: Runtime) -> Handler:
+    async def measure(_: Request) -> Response:
+        return Response(await metrics.scrape(runtime), media_type=metrics.MEDIA_TYPE)
+
+    return measure
 
 
 async def _live(_: Request) -> Response:
@@ -245,48 +295,67 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
 
 
 class Edge:
-    """The outermost layer: who asks and whether they may, an id for each request, and one kind of answer for errors."""
+    """The outermost layer: who asks and whether they may, a record of each request, one kind of answer for errors."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, keys: Keys | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
         self.app = app
         self._runtime = runtime
         self._keys = keys
+        self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = _request_id(headers)
-        started = False
+        method = scope["method"] if scope["method"] in METHODS else OTHER
+        record = Record(_request_id(headers), method, traceparent=headers.get("traceparent"))
+        record.on_accept = self._runtime.books.accept if self._observers else None
 
         async def send_named(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.id.encode())]
                 if self._runtime.leaving:
                     message["headers"].append((b"connection", b"close"))
+                self._end(record, scope)
             await send(message)
 
         try:
-            address = self._believe_proxies(scope, headers)
-            # Under this name the request is counted, where there are quotas.
-            scope.setdefault("state", {})["client"] = self._owner(scope, headers) or address
-            await self.app(scope, receive, send_named)
+            with records.recording(record):
+                address = self._believe_proxies(scope, headers)
+                # Under this name the request is counted, where there are quotas.
+                record.client = self._owner(scope, headers) or address
+                scope.setdefault("state", {})["record"] = record
+                await self.app(scope, receive, send_named)
         except ClientDisconnect:
+            if record.status is None:
+                self._end(record, scope)
             return  # nobody is left to answer
         except asyncio.CancelledError:  # the server leaves without waiting any longer
             failure: SwiftletError = draining()
         except SwiftletError as error:
             failure = error
         except Exception as error:
-            report(log, f"request {request_id} failed", error)
+            report(log, f"request {record.id} failed", error)
             failure = Internal("internal", "The server made a mistake. The log has more under this request's id.")
         else:
             return
-        if not started:
-            await problems.render(failure, request_id)(scope, receive, send_named)
+        if record.status is None:
+            record.code = failure.code
+            await problems.render(failure, record.id)(scope, receive, send_named)
+
+    def _end(self, record: Record, scope: Scope) -> None:
+        """Tells all who look on what became of a request; none of them can fail it."""
+        record.ended = time.monotonic()
+        record.route = getattr(scope.get("route"), "path", OTHER)
+        for observe in self._observers:
+            try:
+                observe(record)
+            except Exception as error:
+                report(log, f"request {record.id} could not be noted", error)
 
     def _owner(self, scope: Scope, headers: Headers) -> str | None:
         """Who the key belongs to; None where none is needed.

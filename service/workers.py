@@ -22,7 +22,7 @@ from models.tokenizer import Encoding
 from service.breaker import Breaker
 from service.errors import Internal, SetupError, no_engine
 from service.process import Process
-from service.types import Cost, Lost, Outcome
+from service.types import Cost, Lost, Ran
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Workers:
         *,
         spare: bool,
         log_level: str = "info",
+        log_format: str = "text",
         main: str = "service.engine_process",
     ) -> None:
         """Starts the process; `load` waits for it.
@@ -54,11 +55,12 @@ class Workers:
             models: directories of artifacts.
             size: calls that run at a time.
             spare: whether a second process stands by.
-            log_level: of the process, which logs to the same place.
+            log_level, log_format: of the process, which logs to the same place.
             main: the module that it runs.
         """
         self.size = size
-        self._make = partial(Process, engine, models, size, log_level, main, self._lost)
+        self.restarts = 0
+        self._make = partial(Process, engine, models, size, log_level, log_format, main, self._lost)
         self._wants_spare = spare
         self._breaker = Breaker()
         self._models: dict[str, tuple[int, Cost]] = {}  # by name: number on the wire, cost
@@ -105,7 +107,7 @@ class Workers:
             await self._first.result().attach()
         self._restock()
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         if self._breaker.open:
             raise no_engine()
         return await self._call(model, encodings, patience_s)
@@ -130,20 +132,20 @@ class Workers:
         reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in left]
         return all(await asyncio.gather(*reaping))
 
-    async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         while self._serving is None:
             if self._closed or self._failures >= TRIES:
                 raise no_engine()
             await self._changed.wait()
         process = self._serving
         try:
-            outcomes = await process.call(self._models[model][0], encodings, patience_s)
+            ran = await process.call(self._models[model][0], encodings, patience_s)
         except Lost as lost:
             if lost.guilty:
                 self._note(False, process, model, patience_s)
             raise
-        self._note(not all(isinstance(one, Internal) for one in outcomes), process, model, patience_s)
-        return outcomes
+        self._note(not all(isinstance(one, Internal) for one in ran.outcomes), process, model, patience_s)
+        return ran
 
     def _note(self, good: bool, process: Process, model: str, patience_s: float) -> None:
         """Tells the breaker of a call, and does what it decides."""
@@ -168,6 +170,7 @@ class Workers:
             self._spare = None
         if self._closed:
             return
+        self.restarts += 1
         if self._serving is None:
             self._changed.clear()
         asyncio.get_running_loop().run_in_executor(None, self._bury, process)

@@ -18,7 +18,7 @@ from virtual import VirtualLoop
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import Internal, SwiftletError
-from service.types import Batch, Cost, Lost, Outcome, Priority
+from service.types import Batch, Cost, Lost, Outcome, Priority, Ran
 
 # Whatever happens
 
@@ -77,12 +77,12 @@ class Scheduling(RuleBasedStateMachine):
     def cost(self, model: str) -> Cost:
         return COST
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         call = Call(tags(Batch.of(encodings)))
         self.wrong += self.faults_of([self.asked[tag] for tag in call.tags])
         self.calls.append(call)
         try:
-            return await call.answer
+            return Ran(await call.answer, 0.0)
         finally:
             self.calls.remove(call)
 
