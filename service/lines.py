@@ -17,7 +17,7 @@ def formatter(kind: str) -> logging.Formatter:
 
 
 class Json(logging.Formatter):
-    """A line of JSON for each record, whatever it holds; the fields that a record brings come beside the message."""
+    """A line of JSON for each record, whatever it holds. A record that brings fields has those for its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -25,6 +25,6 @@ class Json(logging.Formatter):
             "time": at.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": super().format(record)[:MOST],
         }
-        return json.dumps(line | getattr(record, "fields", {}))
+        said = getattr(record, "fields", None) or {"message": super().format(record)[:MOST]}
+        return json.dumps(line | said)

@@ -89,6 +89,8 @@ class Scheduling(RuleBasedStateMachine):
     def faults_of(self, batch: list[Asked]) -> list[str]:
         """What is wrong with a batch; told later, since the pool would take an exception for one of the crew."""
         several = len(batch) > 1
+        for one in batch:
+            one.runs += 1
         found = {
             "too many rows": len(batch) > COST.max_rows,
             "too many tokens": several and len(batch) * max(one.length for one in batch) > COST.max_tokens,
@@ -99,8 +101,6 @@ class Scheduling(RuleBasedStateMachine):
             "an earlier one was left behind": any(self.overtaken(one) for one in batch),
             "given up before": any(one.task.done() for one in batch),
         }
-        for one in batch:
-            one.runs += 1
         return [fault for fault, is_so in found.items() if is_so]
 
     def overtaken(self, younger: Asked) -> bool:
