@@ -111,7 +111,7 @@ MONTH = ("SwiftletErrorBudgetSpent", "SwiftletErrorsBurnSlowly", "SwiftletSlowBu
 
 @needs_prometheus
 def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
-    """A day in the life of a server, a hundred times as fast: well, broken, slow, overrun, losing its engines, and gone."""
+    """A server's life, a hundred times as fast: well, broken, slow, overrun, losing its engines, and gone."""
     for name in ("tiny-classify", "tiny-qa"):
         (tmp_path / name).symlink_to(shelf / name, target_is_directory=True)
 
@@ -135,8 +135,8 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
             )
         await world.until_quiet(*MONTH)
 
+        await world.offer(clients=2, interval_s=0.5)
         with world.mood("slow", "0.4"):
-            await world.offer(clients=2, interval_s=0.5)
             await world.until_firing("SwiftletSlowBurnsFast", allowed=("SwiftletSaturated", *MONTH))
         await world.offer(clients=10, interval_s=0.2)
         await world.until_quiet(*MONTH)
