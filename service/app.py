@@ -74,6 +74,8 @@ CORS: Final[Any] = {
     ],
     "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Request-Id"],
 }
+NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+"""FastAPI's own would hold addresses as they came, which may be somebody's text; `service.tracing` is ours."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
@@ -104,6 +106,7 @@ def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[O
         redirect_slashes=False,
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate},
+        telemetry=NO_TELEMETRY,
     )
     app.add_middleware(Edge, runtime=runtime, keys=keys, observers=[runtime.books.finish, *observers])
     if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too

@@ -27,7 +27,7 @@ class Tracer:
     """Makes spans of records."""
 
     def __init__(self, processor: SpanProcessor, version: str) -> None:
-        """`version` is that of the service. The environment's OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on count."""
+        """`version` is that of the service. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on count."""
         named = {SERVICE_VERSION: version} | ({} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "swiftlet"})
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)

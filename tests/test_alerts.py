@@ -142,7 +142,7 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
         await world.until_quiet(*MONTH)
 
         with world.mood("slow", "0.05"):
-            await world.offer(clients=200, interval_s=1)
+            await world.offer(clients=150, interval_s=1.5)
             late = ("SwiftletSlowBurnsFast", "SwiftletDeadlinesMissed", "SwiftletErrorsBurnFast", *MONTH)
             await world.until_firing("SwiftletSheds", "SwiftletSaturated", "SwiftletQueueWaits", allowed=late)
         await world.offer(clients=10, interval_s=0.2)
