@@ -120,11 +120,12 @@ class Books:
                 self.refuse(record.code or DISCONNECTED)
             return
         account = self.accounts[record.model]
+        end = ending(record)
         account.in_flight -= 1
-        account.seconds[ending(record)].add(record.seconds)
-        for stage, span in record.stages.items():
-            account.stages[stage].add(span.ended - span.began)
-        if ending(record) == "failed":
+        account.seconds[end].add(record.seconds)
+        for stage, (began, ended) in record.stages.items():
+            account.stages[stage].add(ended - began)
+        if end == "failed":
             self.failures[record.code] += 1
 
     def refuse(self, reason: str) -> None:
