@@ -55,8 +55,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Own port for whoever runs the server: it has /health and /metrics only, and answers on a thread of "
-        "its own while the public port is flooded. Unset: none, and /metrics is on the public port.",
+        description="Own port for whoever runs the server: it has /health and /metrics only, and answers on a thread "
+        "of its own while the public port is flooded. Unset: none, and /metrics is on the public port.",
     )
     reuse_port: bool = Field(
         False,
