@@ -7,6 +7,7 @@ its answer. They hold what the access log holds, and never any text.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Final
 
@@ -20,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from service.records import Record, Span
 
-CLOSE_MS: Final = 1000  # for what has not been sent yet
+CLOSE_S: Final = 1.0  # for what has not been sent yet: a collector that hangs keeps nobody
 
 
 class Tracer:
@@ -64,8 +65,10 @@ class Tracer:
         child.end(_ns(span.ended, ahead_ns))
 
     def close(self) -> None:
-        self._provider.force_flush(CLOSE_MS)
-        self._provider.shutdown()
+        """Sends what has not been sent, if that does not take long."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
 
 def _ns(at_s: float, ahead_ns: int) -> int:

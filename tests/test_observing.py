@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +28,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from test_alerts import MOODY
 
-from service import access, books, lines
-from service.app import create_app
+from service import access, books, lines, metrics
+from service.app import create_admin, create_app
 from service.books import ENDINGS, Books, Histogram
 from service.crew import Hosted
 from service.records import STAGES, Record, recording
@@ -309,6 +310,22 @@ def test_the_queue_is_seen_while_it_is_there(shelf):
     assert seen.wait_s > 0
 
 
+def test_a_scrape_of_a_server_whose_loop_is_blocked_says_so_in_time(shelf, monkeypatch):
+    """The own port answers all the same; Prometheus takes the 503 for a server that is down."""
+    monkeypatch.setattr(metrics, "PATIENCE_S", 0.05)
+    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as own:
+        free = threading.Event()
+        assert own.get("/metrics").status_code == 200
+        runtime.loop.call_soon_threadsafe(free.wait)
+        blocked = own.get("/metrics")
+        free.set()
+
+        assert (blocked.status_code, blocked.json()["code"]) == (503, "overloaded")
+        monkeypatch.undo()
+        assert own.get("/metrics").status_code == 200
+
+
 def test_requests_that_the_application_never_sees_are_counted(shelf):
     async def scenario(server: Process):
         for bad in (b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
@@ -516,6 +533,7 @@ def test_a_request_without_a_trace_begins_one_and_a_failed_one_is_marked(traced,
 
 WITHOUT = """
 import sys
+import threading
 class Missing:
     def find_spec(self, name, *_):
         if name in ("opentelemetry.sdk", "opentelemetry.exporter"):
@@ -551,3 +569,19 @@ def test_without_an_endpoint_the_extra_is_not_even_looked_for(shelf):
 
         assert server.wait() == 0
     assert server.complaints == ""
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(shelf):
+    async def scenario(server: Process) -> float:
+        await ask(server.port)
+        server.stop()
+        told = asyncio.get_running_loop().time()
+        await asyncio.to_thread(server.wait)
+        return asyncio.get_running_loop().time() - told
+
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        endpoint = f"http://127.0.0.1:{hanging.getsockname()[1]}/v1/traces"
+        with serving(shelf, "--traces-endpoint", endpoint) as server:
+            took_s = asyncio.run(scenario(server))
+
+    assert took_s < 8  # the exporter would wait for ten seconds
