@@ -28,7 +28,7 @@ from scraping import DASHBOARD, Prometheus, expressions, prometheus
 from served import Served, serving
 
 SCRAPE_S, STEP_S = 1.0, 1.0
-PHASES = ((20, 15), (25, 400), (30, 15))  # seconds, requests a second
+PHASES = ((15, 12), (15, 150), (20, 12))  # seconds, requests a second
 COLUMNS = 4
 BODIES = (
     ("/classify", {"inputs": "A warm, funny and clever film."}),
@@ -48,7 +48,7 @@ async def offer(port: int, seconds: float, rate: float, draw: random.Random) -> 
     loop = asyncio.get_running_loop()
     requests = [payload(path, json.dumps(body).encode(), {"x-request-timeout-ms": "2000"}) for path, body in BODIES]
     due, end, open_ = loop.time(), loop.time() + seconds, set()
-    while due < end:
+    while max(due, loop.time()) < end:
         await asyncio.sleep(due - loop.time())
         one = loop.create_task(ask(port, draw.choice(requests), draw.random() < 0.03))
         open_.add(one)
@@ -76,7 +76,7 @@ async def live(server: Served) -> None:
     for number, (seconds, rate) in enumerate(PHASES):
         phase = asyncio.ensure_future(offer(server.port, seconds, rate, draw))
         if number == 2:
-            await asyncio.sleep(10)
+            await asyncio.sleep(8)
             os.kill(server.family()[1], signal.SIGKILL)
         await phase
 

@@ -278,6 +278,7 @@ class Queue(NamedTuple):
     age_s: float  # for how long the oldest has waited
     wait_s: float  # how long an interactive request would wait that came now, at least
     running: int  # calls
+    busy_s: float  # that all cores together have spent in calls so far
 
 
 class Pool:
@@ -304,6 +305,8 @@ class Pool:
         self._books = Books({}) if books is None else books
         self._batchers: list[Batcher] = []
         self._calls: dict[asyncio.Future[Ran], Call] = {}
+        self._busy_s = 0.0
+        self._counted = clock()  # up to when
         self._suspect_runs = False
         self._interactive = Load(crew.size)
         self._since_bulk = 0  # batches of interactive work that went before waiting bulk
@@ -372,10 +375,19 @@ class Pool:
         return (ahead + sum(one.backlog_s("bulk", turn) for one in batchers) / spare) / cores
 
     def queue(self) -> Queue:
+        self._count()
         lines = [line for batcher in self._batchers for line in batcher.lines.values()]
         now, rows = self.clock(), sum(map(len, lines))
         oldest = min((item.submitted for line in lines for item in line), default=now)
-        return Queue(rows, self.waiting_tokens, now - oldest, self.wait_s("interactive"), len(self._calls))
+        return Queue(
+            rows, self.waiting_tokens, now - oldest, self.wait_s("interactive"), len(self._calls), self._busy_s
+        )
+
+    def _count(self) -> None:
+        """Takes in how long calls have run; to be called before there is one more or less."""
+        now = self.clock()
+        self._busy_s += (now - self._counted) * len(self._calls)
+        self._counted = now
 
     @property
     def waiting_tokens(self) -> int:
@@ -449,11 +461,13 @@ class Pool:
         for item in batch:
             item.started = now
         call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
+        self._count()
         self._calls[call] = Call(batcher, batch, now, expected_s)
         call.add_done_callback(self._finish)
 
     def _finish(self, future: asyncio.Future[Ran]) -> None:
         """Frees the core first, then hands every caller who still waits what is theirs, and learns last."""
+        self._count()
         batcher, batch, started, _ = self._calls.pop(future)
         batcher.calls -= 1
         self._suspect_runs &= not batch[0].suspect
@@ -489,4 +503,4 @@ class Pool:
             lengths = [len(item) for item in batch]
             batcher.pace.learn(lengths, now - started)
             padding = len(batch) * max(lengths) - sum(lengths) if batcher.pace.cost.padded else 0
-            self._books.ran(batcher.model, len(batch), sum(lengths), padding, now - started)
+            self._books.ran(batcher.model, len(batch), sum(lengths), padding)

@@ -78,14 +78,13 @@ class Account:
     rows: Histogram  # of batches
     tokens: Histogram  # of batches, without padding
     padding: int  # tokens that batches were padded with
-    busy_s: float  # that calls took, added up over all cores
 
     @classmethod
     def of(cls, task: str) -> Account:
         """An empty one."""
         seconds: dict[Ending, Histogram] = {ending: Histogram(REQUEST_S) for ending in ENDINGS}
         stages: dict[Stage, Histogram] = {stage: Histogram(STAGE_S) for stage in STAGES}
-        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0, 0.0)
+        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0)
 
     def copy(self) -> Account:
         return replace(
@@ -132,13 +131,12 @@ class Books:
         """Takes in a request that ended before it was accepted."""
         self.refusals[reason] += 1
 
-    def ran(self, model: str, rows: int, tokens: int, padding: int, seconds: float) -> None:
-        """Takes in a call to the engine: the batch's rows, their tokens, what they were padded with, and its time."""
+    def ran(self, model: str, rows: int, tokens: int, padding: int) -> None:
+        """Takes in a call to the engine: the batch's rows, their tokens, and how many they were padded with."""
         if (account := self.accounts.get(model)) is not None:
             account.rows.add(rows)
             account.tokens.add(tokens)
             account.padding += padding
-            account.busy_s += seconds
 
     def copy(self) -> Books:
         """The books as they are now."""

@@ -131,9 +131,6 @@ class Metrics(Collector):
             "Tokens that calls were padded with; over these and those of swiftlet_batch_tokens, the padding ratio.",
             lambda account: account.padding,
         )
-        yield self._counter(
-            "engine_busy_seconds", "Time of all cores in calls, the way there and back included.", lambda a: a.busy_s
-        )
 
     def _queue(self) -> Iterator[Metric]:
         queue = self._look.queue
@@ -145,6 +142,9 @@ class Metrics(Collector):
         yield _value("queue_tokens", "Tokens that wait for a core.", queue.tokens)
         yield _value("calls", "Calls to the engine that run.", queue.running)
         yield _value("cores", "Calls to the engine that may run at the same time.", self._look.cores)
+        busy = _counter("engine_busy_seconds", "Time that all cores together have spent in calls.")
+        busy.add_metric([], queue.busy_s)
+        yield busy
 
     def _engine(self) -> Iterator[Metric]:
         yield _value("engine_ready", "Whether there is an engine that works.", self._look.ready)
