@@ -109,7 +109,7 @@ def lines(axes: Axes, watching: Prometheus, queries: Queries, began: float, ende
     for query, legend in queries:
         for one in series(watching, query, began, ended):
             points = [(float(at) - began, scale * float(value)) for at, value in one["values"]]
-            if len(queries) > 1 or any(value for _, value in points if not math.isnan(value)):
+            if "{{" not in legend or any(value for _, value in points if not math.isnan(value)):
                 axes.plot(*zip(*points, strict=True), linewidth=1, label=named(legend, one["metric"]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{suffix}")
     axes.set_ylim(bottom=0)

@@ -19,7 +19,7 @@ from pathlib import Path
 from generator import Connection, payload
 from served import Served, serving
 
-CLIENTS, WARM, REQUESTS = 8, 1_000, 6_000
+CLIENTS, WARM, REQUESTS = 8, 1_000, 4_000
 REQUEST = payload("/classify", json.dumps({"inputs": "A warm, funny and clever film."}).encode())
 WAYS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "without": ({"CLOSED_BOOKS": "1"}, ()),
