@@ -2,24 +2,24 @@
 
     python loadtest/observing.py [ROUNDS]
 
-The engine does nothing, so that there is little else to be measured. Each round starts every server, sends each the
-same number of requests over kept connections, and reads from the system how much processor time their HTTP processes
-took: that tells a difference of a percent, which requests a second on a machine with other work do not.
+The engine does nothing, so that there is little else to be measured. All servers run at the same time and are asked in
+turns, over kept connections; the system says how much processor time each HTTP process took. That tells a difference of
+a percent, which requests a second on a machine with other work do not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from generator import Connection, payload
 from served import Served, serving
 
-CLIENTS, WARM, REQUESTS = 8, 1_000, 4_000
+CLIENTS, WARM, REQUESTS = 8, 800, 400
 REQUEST = payload("/classify", json.dumps({"inputs": "A warm, funny and clever film."}).encode())
 WAYS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "without": ({"CLOSED_BOOKS": "1"}, ()),
@@ -29,9 +29,9 @@ WAYS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 
 
 def processor_s(server: Served) -> float:
-    """That the HTTP process has taken so far."""
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """That the threads of the HTTP process have taken so far."""
+    threads = Path(f"/proc/{server.process.pid}/task").glob("*/schedstat")
+    return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
 
 
 async def send(port: int, requests: int) -> None:
@@ -49,28 +49,31 @@ async def send(port: int, requests: int) -> None:
         connection.close()
 
 
-def measure(name: str) -> float:
+def measure(server: Served) -> float:
     """Microseconds of processor time for each request."""
-    environment, options = WAYS[name]
-    with serving([], "echo", *options, environment=environment) as server:
-        asyncio.run(send(server.port, WARM))
-        before = processor_s(server)
-        asyncio.run(send(server.port, REQUESTS))
-        return 1e6 * (processor_s(server) - before) / REQUESTS
+    before = processor_s(server)
+    asyncio.run(send(server.port, REQUESTS))
+    return 1e6 * (processor_s(server) - before) / REQUESTS
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     took: dict[str, list[float]] = {name: [] for name in WAYS}
-    for round_ in range(rounds):
-        for name in sorted(WAYS, reverse=bool(round_ % 2)):
-            took[name].append(measure(name))
-    base = took["without"]
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(serving([], "echo", *options, environment=environment))
+            for name, (environment, options) in WAYS.items()
+        }
+        for server in servers.values():
+            asyncio.run(send(server.port, WARM))
+        for _ in range(rounds):
+            for name, server in servers.items():
+                took[name].append(measure(server))
     print("| the books are kept | microseconds of a core for each request | more than without, median (quartiles) |")
     print("|---|---|---|")
     for name, times in took.items():
-        more = [100 * (one / other - 1) for one, other in zip(times, base, strict=True)]
-        low, middle, high = statistics.quantiles(more, n=4) if rounds > 1 else 3 * more
+        more = [100 * (one / other - 1) for one, other in zip(times, took["without"], strict=True)]
+        low, middle, high = statistics.quantiles(more, n=4)
         print(f"| {name} | {statistics.median(times):.0f} | {middle:+.1f} % ({low:+.1f} to {high:+.1f}) |")
 
 
