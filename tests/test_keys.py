@@ -29,7 +29,6 @@ NOWHERE = [
     "/",
     "/docs",
     "/redoc",
-    "/metrics",
     "/admin",
     "/classify/",
     "/health",
