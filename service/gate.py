@@ -80,8 +80,13 @@ class Gate:
         state = scope.setdefault("state", {})
         # Under this name the request is counted, where there are quotas.
         state["client"] = self._owner(scope, headers) or address
-        if scope["method"] == "POST" and scope["path"] in self._routes:
+        if scope["method"] == "POST" and self.route(scope):
             state["visit"] = self._visit(headers, state)
+
+    def route(self, scope: Scope) -> str | None:
+        """The task's route that is asked for, if it is one."""
+        path: str = scope["path"]
+        return path if path in self._routes else None
 
     def _visit(self, headers: Headers, state: Mapping[str, Any]) -> Visit:
         now = self._clock()
