@@ -11,10 +11,10 @@ is what keeps counting cheap; to a histogram of prometheus_client it takes six t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from service.records import STAGES, Record, Stage
 
@@ -38,6 +38,7 @@ STAGE_S: Final = (
 )
 # fmt: on
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+RECENT: Final = 1000  # answers of each model that are known one by one
 TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -66,6 +67,13 @@ class Histogram:
         return other
 
 
+class Answer(NamedTuple):
+    """One that was given: at which second of `time.monotonic()`, and how many it took."""
+
+    at: float
+    seconds: float
+
+
 @dataclass(eq=False, slots=True)
 class Account:
     """One model's."""
@@ -78,13 +86,14 @@ class Account:
     rows: Histogram  # of batches
     tokens: Histogram  # of batches, without padding
     padding: int  # tokens that batches were padded with
+    recent: deque[Answer]  # the last ones
 
     @classmethod
     def of(cls, task: str) -> Account:
         """An empty one."""
         seconds: dict[Ending, Histogram] = {ending: Histogram(REQUEST_S) for ending in ENDINGS}
         stages: dict[Stage, Histogram] = {stage: Histogram(STAGE_S) for stage in STAGES}
-        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0)
+        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0, deque(maxlen=RECENT))
 
     def copy(self) -> Account:
         return replace(
@@ -93,6 +102,7 @@ class Account:
             stages={stage: histogram.copy() for stage, histogram in self.stages.items()},
             rows=self.rows.copy(),
             tokens=self.tokens.copy(),
+            recent=self.recent.copy(),
         )
 
 
@@ -124,7 +134,9 @@ class Books:
         account.seconds[end].add(record.seconds)
         for stage, (began, ended) in record.stages.items():
             account.stages[stage].add(ended - began)
-        if end == "failed":
+        if end == "answered":
+            account.recent.append(Answer(record.ended, record.seconds))
+        elif end == "failed":
             self.failures[record.code] += 1
 
     def refuse(self, reason: str) -> None:
