@@ -79,8 +79,8 @@ Observer = Callable[[Record], None]
 def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
     """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends.
 
-    With `keys`, every address but those of health and of the page answers only who brings one. The runtime's books are told of every
-    request, and so are the `observers`.
+    With `keys`, every address but those of health and of the page answers only who brings one. The runtime's books are
+    told of every request, and so are the `observers`.
     """
 
     @asynccontextmanager

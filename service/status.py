@@ -1,4 +1,4 @@
-"""What GET /status says: how the server does now, in a few numbers for a person. /metrics has them all, for Prometheus."""
+"""What GET /status says: how the server does now, in a few numbers for a person; /metrics has more, for Prometheus."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Status(BaseModel):
     cores: Annotated[int, Field(description="Calls to the engine that may run at the same time.")]
     calls: Annotated[int, Field(description="Calls to the engine that run.")]
     refused: Annotated[int, Field(description="Requests that ended before they were accepted, since the start.")]
-    queue: Annotated[QueueStatus, Field(description="What waits for a core.")]
+    queue: Annotated[QueueStatus, Field(description="The work that waits for a core.")]
     models: Annotated[list[ModelStatus], Field(description="Those served.")]
 
 
