@@ -56,7 +56,7 @@ export function drawStatus(status) {
       [word("refused"), number(status.refused, language)],
     ]),
     table(
-      [word("model"), word("p50"), word("p99"), word("answered"), word("inFlight")],
+      [word("model"), "p50", "p99", word("answered"), word("inFlight")],
       status.models.map((model) => [
         model.name,
         latency(model.recent.p50_ms),

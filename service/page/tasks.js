@@ -23,6 +23,12 @@ const classify = {
 const qa = {
   examples: [
     {
+      question: "When was the bridge built?",
+      context:
+        "A storm took the wooden bridge. The stone bridge was built in 1874, two hundred metres up the river, and " +
+        "is still open to carts and bicycles.",
+    },
+    {
       question: "Where does the ferry stop?",
       context:
         "The ferry leaves the harbour at seven every morning. It stops at the old lighthouse for ten minutes, and " +
@@ -33,12 +39,6 @@ const qa = {
       context:
         "The clock of the town hall stood still for eleven years. In spring a retired watchmaker named Ida repaired " +
         "it in one weekend, and asked for nothing but a cup of tea 🫖.",
-    },
-    {
-      question: "When was the bridge built?",
-      context:
-        "A storm took the wooden bridge. The stone bridge was built in 1874, two hundred metres up the river, and " +
-        "is still open to carts and bicycles.",
     },
   ],
   body: ({ question, context }) => ({ inputs: { question, context }, parameters: { top_k: 3 } }),
@@ -61,9 +61,9 @@ const qa = {
 
 const fillMask = {
   examples: [
-    { text: "The train to the coast was [MASK] because of the snow." },
-    { text: "She opened the [MASK] and read the first page." },
-    { text: "In the [MASK] the birds sing before the [MASK] rises." },
+    { text: "The school was built in the nineteenth [MASK]." },
+    { text: "He was born in a small [MASK] in the north of the country." },
+    { text: "Snow falls in the [MASK] and melts in the [MASK]." },
   ],
   body: ({ text }) => ({ inputs: text, parameters: { top_k: TOP } }),
   draw(answer, { text }, { mask }) {
