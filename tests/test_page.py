@@ -363,6 +363,11 @@ def test_everything_can_be_done_by_keyboard(opened):
         expect(opened.locator(f"#tab-{task}")).to_be_focused()
         expect(opened.get_by_role("tabpanel")).to_have_attribute("id", f"panel-{task}")
     assert opened.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    opened.keyboard.press("Home")
+    opened.keyboard.press("Tab")  # past the other tabs
+    expect(opened.locator("#classify-model")).to_be_focused()
+    opened.keyboard.press("Shift+Tab")
+    opened.keyboard.press("End")
     opened.keyboard.press("Tab")
     opened.keyboard.press("Tab")
     expect(opened.locator("#fill-mask-text")).to_be_focused()
