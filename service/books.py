@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 from service.records import STAGES, Record, Stage
 
@@ -67,13 +67,6 @@ class Histogram:
         return other
 
 
-class Answer(NamedTuple):
-    """One that was given: at which second of `time.monotonic()`, and how many it took."""
-
-    at: float
-    seconds: float
-
-
 @dataclass(eq=False, slots=True)
 class Account:
     """One model's."""
@@ -86,7 +79,7 @@ class Account:
     rows: Histogram  # of batches
     tokens: Histogram  # of batches, without padding
     padding: int  # tokens that batches were padded with
-    recent: deque[Answer]  # the last ones
+    recent: deque[tuple[float, float]]  # of the last answers each one's moment of `time.monotonic()`, and its seconds
 
     @classmethod
     def of(cls, task: str) -> Account:
@@ -135,7 +128,7 @@ class Books:
         for stage, (began, ended) in record.stages.items():
             account.stages[stage].add(ended - began)
         if end == "answered":
-            account.recent.append(Answer(record.ended, record.seconds))
+            account.recent.append((record.ended, record.seconds))
         elif end == "failed":
             self.failures[record.code] += 1
 

@@ -70,7 +70,7 @@ def describe(look: Look, now: float) -> Status:
 
 
 def _model(name: str, account: Account, now: float) -> ModelStatus:
-    took = sorted(answer.seconds for answer in account.recent if now - answer.at <= WINDOW_S)
+    took = sorted(seconds for at, seconds in account.recent if now - at <= WINDOW_S)
     return ModelStatus(
         name=name,
         task=account.task,

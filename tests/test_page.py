@@ -26,7 +26,7 @@ from service import page as files
 from service import status
 from service.app import CORS, create_app
 from service.batching import Queue
-from service.books import RECENT, Account, Answer, Books
+from service.books import RECENT, Account, Books
 from service.keys import make_key
 from service.runtime import Look
 
@@ -147,7 +147,7 @@ def test_only_recent_answers_count_and_not_without_end():
     books = Books({"a": "classify"})
     account: Account = books.accounts["a"]
     assert account.recent == deque(maxlen=RECENT)
-    account.recent.extend(Answer(at, seconds) for at, seconds in [(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
+    account.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
     look = Look(books, Queue(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0)
     (model,) = status.describe(look, now=100.0).models
 
@@ -178,6 +178,7 @@ def server(shelf: Path) -> Iterator[Process]:
 @pytest.fixture
 def opened(browser: Browser, server: Process) -> Iterator[Page]:
     with visiting(browser, server.url) as page:
+        page.locator("#served").wait_for()
         yield page
 
 
@@ -425,7 +426,7 @@ def test_where_keys_are_needed_the_page_asks_for_one_and_keeps_it_nowhere(browse
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()
         expect(page.locator("#trouble")).to_be_hidden()
-        page.keyboard.type("wrong")
+        page.keyboard.type("열쇠")
         with page.expect_response("**/models") as refused:
             page.keyboard.press("Enter")
         expect(page.locator("#trouble")).to_have_text(refused.value.json()["detail"])

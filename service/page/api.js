@@ -3,7 +3,7 @@
 let key = "";
 
 export function useKey(given) {
-  key = given;
+  key = given.replace(/[^!-~]/gu, "?"); // what no header can hold is in no key: the server shall say that it is wrong
 }
 
 /** An answer that is an error: what the server says of it. */
