@@ -1,0 +1,282 @@
+"""Does a server hold its SLO? The highest rate whose p99 is within a target, with an interval; exit status 0 or 1.
+
+    python loadtest/slo.py --p99-ms 250 --at-least 20           starts a server of the embedded models, and searches
+    python loadtest/slo.py --p99-ms 250 --url http://host:8000  searches on any server of our format
+    python loadtest/slo.py --p99-ms 250 --rate 20 --shape burst --seconds 60     tries one load, and judges that
+
+A request is bad if it was not answered, with all the retries of its client, or later than the target from when it was
+due; p99 is within the target where at most 1 % are bad. `verdict.py` says how the highest rate follows from that. It
+holds with --at-least where the whole interval is above it. With --out a result is written, as data, page and picture,
+and compared with the one that was last committed there.
+
+Where the generator was the limit is told: a load that would have been in time from when its requests were really sent,
+or during which the generator had no more processor time to get, says nothing of the server. Before a search both this
+generator and wrk, if there is one, ask a server that does nothing, and in a closed loop the one to be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+# Locust changes how the standard library waits, so it comes before all that uses that.
+from locustfile import ClosedLoop, Load, OpenLoop, Record, add_options, load_of, seconds_of, times_of  # isort: skip
+
+import report
+import wrk
+from generator import percentile
+from locust.env import Environment
+from machine import setting
+from served import serving
+from verdict import SHARE, Estimate, Run, estimate, judge, next_rate
+
+CALLERS: Final = 32  # of a closed loop
+CLOSED_S: Final = 5.0
+WARM_UP_S: Final = 3.0
+LEAST_REQUESTS: Final = 300  # of a load: with fewer, 1 % is a matter of two or three
+LONGEST: Final = 6  # a load of a low rate lasts longer for that, but no longer than so many times
+BUSY: Final = 0.9  # of a core: a generator that takes more has none left
+SLICES: Final = 10
+
+
+@dataclass(frozen=True)
+class Level:
+    """What became of one load."""
+
+    rate: float  # that was asked for, in requests a second
+    offered: float  # that came of it
+    seconds: float
+    p50_ms: float
+    p99_ms: float  # infinite where more than 1 % were not answered
+    share: float  # of bad requests
+    statuses: dict[str, int]  # how the requests ended
+    again: int  # attempts beyond the first
+    p99_by_route: dict[str, float]
+    slices: list[float]  # p99 of each tenth of the time
+    late_ms: float  # by how much the generator was behind, at the 99th percentile
+    share_sent: float  # of bad requests, had it been in time
+    core: float  # the share of a core that it took
+    run: Run
+
+    @property
+    def generator_bound(self) -> bool:
+        return self.core > BUSY or self.share > SHARE >= self.share_sent
+
+    @property
+    def failed(self) -> int:
+        return sum(count for status, count in self.statuses.items() if status != "200")
+
+
+def offer(load: Load, user: type[OpenLoop] | type[ClosedLoop], users: int = 1) -> float:
+    """Lets Locust's users send a load. Returns the share of a core that this took."""
+    environment = Environment(user_classes=[user], host=load.url)
+    environment.load = load  # type: ignore[attr-defined]  # what our users look for
+    runner = environment.create_local_runner()
+    wall, processor = time.monotonic(), time.process_time()
+    runner.start(users, spawn_rate=users)
+    runner.spawning_greenlet.join()
+    runner.user_greenlets.join()
+    core = (time.process_time() - processor) / (time.monotonic() - wall)
+    runner.quit()
+    load.close()
+    return core
+
+
+def level(load: Load, rate: float, target_ms: float) -> Level:
+    """Sends the load, and tells what became of it."""
+    core = offer(load, OpenLoop)
+    records, target = load.records, target_ms / 1000
+    took = {record: _seconds(record) for record in records}
+    slices = [[took[record] for record in records if _slot(record, load, SLICES) == slot] for slot in range(SLICES)]
+    routes, statuses = ({getattr(record, name) for record in records} for name in ("path", "status"))
+    return Level(
+        rate,
+        len(records) / load.seconds,
+        load.seconds,
+        1000 * percentile(list(took.values()), 0.5),
+        1000 * percentile(list(took.values()), 1 - SHARE),
+        sum(seconds > target for seconds in took.values()) / len(records),
+        {str(status): sum(record.status == status for record in records) for status in sorted(statuses)},
+        sum(record.attempts - 1 for record in records),
+        {
+            route: 1000 * percentile([took[record] for record in records if record.path == route], 1 - SHARE)
+            for route in sorted(routes)
+        },
+        [1000 * percentile(times, 1 - SHARE) for times in slices],
+        1000 * percentile([record.sent - record.due for record in records], 1 - SHARE),
+        sum(took[record] - (record.sent - record.due) > target for record in records) / len(records),
+        core,
+        by_second(records, load, rate, target),
+    )
+
+
+def by_second(records: Sequence[Record], load: Load, rate: float, target: float) -> Run:
+    count = math.ceil(load.seconds)
+    asked, bad = [0] * count, [0] * count
+    for record in records:
+        second = _slot(record, load, count)
+        asked[second] += 1
+        bad[second] += _seconds(record) > target
+    return Run(rate, tuple(asked), tuple(bad))
+
+
+def _seconds(record: Record) -> float:
+    return record.ended - record.due if record.status == 200 else math.inf
+
+
+def _slot(record: Record, load: Load, count: int) -> int:
+    return min(count - 1, int((record.due - load.started) / load.seconds * count))
+
+
+def closed(load: Load, callers: int = CALLERS) -> float:
+    """Requests answered a second where each of the callers asks again once it was answered."""
+    load.started = time.monotonic()
+    offer(load, ClosedLoop, callers)
+    ended = max(record.ended for record in load.records)
+    return sum(record.status == 200 for record in load.records) / (ended - load.started)
+
+
+@contextlib.contextmanager
+def null_server() -> Iterator[str]:
+    """The address of a server that does nothing."""
+    command = [sys.executable, str(Path(__file__).parent / "null_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None  # noqa: S101  # it is a pipe
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
+    """Requests a second of a closed loop: this generator's and wrk's, of a server that does nothing and of this one."""
+    rates: dict[str, dict[str, float | None]] = {}
+    with null_server() as null, tempfile.NamedTemporaryFile("wb") as lines:
+        for name, address in {"nothing": null, "server": url}.items():
+            load = load_of(options, address, seconds=CLOSED_S)
+            if not lines.tell():
+                lines.writelines(b"%b %b\n" % (body.path.encode(), body.data) for body in load.bodies)
+                lines.flush()
+            own, other = closed(load), None
+            if shutil.which("wrk"):
+                other = wrk.run(address, Path(lines.name), CALLERS, CLOSED_S, load.headers).rate
+            rates[name] = {"locust": own, "wrk": other}
+    return rates
+
+
+def search(options: Any, url: str, start: float) -> list[Level]:
+    """Loads of one rate after the other, as `verdict.next_rate` wants them."""
+    levels: list[Level] = []
+    while rate := next_rate([one.run for one in levels], start, options.resolution, options.repeats):
+        usual = seconds_of(options, 10.0)
+        seconds = min(max(usual, LEAST_REQUESTS / rate), LONGEST * usual)
+        levels.append(one_level(options, url, rate, seconds, seed=len(levels) + 1))
+    return levels
+
+
+def one_level(options: Any, url: str, rate: float, seconds: float, seed: int) -> Level:
+    load = load_of(options, url, times=times_of(options, rate, seconds, seed), seconds=seconds)
+    load.bodies = random.Random(seed).sample(load.bodies, len(load.bodies))
+    done = level(load, rate, options.p99_ms)
+    print(report.row(done), flush=True)
+    return done
+
+
+def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
+    """Whether the SLO is held, and everything that was found out."""
+    print(f"{report.TARGET.format(options.p99_ms)}\n")
+    closed(load_of(options, url, seconds=WARM_UP_S))
+    found: dict[str, Any] = {"target_p99_ms": options.p99_ms, "arrivals": str(options.trace or options.shape)}
+    found["bodies"] = [path.name for path in options.bodies] or ["our own mix"]
+    if options.rate:
+        print(report.HEAD)
+        levels = [one_level(options, url, options.rate, seconds_of(options, 60.0), 1)]
+        most = math.inf if options.most_failed is None else options.most_failed
+        holds = levels[0].share <= SHARE and levels[0].failed <= most
+        word = "holds" if holds else "does not hold"
+    else:
+        found["generators"] = generators(options, url)
+        print(report.generators(found["generators"]), "\n\n", report.HEAD, sep="")
+        levels = search(options, url, options.start or found["generators"]["server"]["locust"] / 2)
+        best = estimate([one.run for one in levels])
+        holds, word = judge(best, options.at_least)
+        found["maximum"] = asdict(best) | {"generator_bound": bound(levels, best)}
+    found["levels"] = [asdict(one) | {"generator_bound": one.generator_bound} for one in levels]
+    return holds, found | {"holds": holds, "verdict": word, "at_least": options.at_least}
+
+
+def bound(levels: Sequence[Level], best: Estimate) -> bool:
+    """Whether the rates above the one found failed for the generator's sake: the server's limit may then be higher."""
+    above = [one for one in levels if one.rate > best.rate and one.share > SHARE]
+    return bool(above) and all(one.generator_bound for one in above)
+
+
+@contextlib.contextmanager
+def target(options: Any) -> Iterator[str]:
+    """The address of the server to be measured."""
+    if options.url:
+        yield options.url
+        return
+    models = options.models.split(",") if options.models else []
+    with serving(models, options.engine, "--log-level", "error") as server:
+        yield f"http://127.0.0.1:{server.port}"
+        server.stop()
+
+
+def last_committed(path: Path) -> dict[str, Any] | None:
+    """What this file was in the last commit that has it."""
+    command = ["git", "show", f"HEAD:./{path.name}"]
+    done = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)  # the git of this machine
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="a server that runs; one is started if left out")
+    parser.add_argument("--models", default="", help="of the server that is started; every embedded one if left out")
+    parser.add_argument("--engine", default="onnx_cpu", help="of the server that is started")
+    parser.add_argument("--p99-ms", type=float, required=True, help="the target")
+    parser.add_argument("--at-least", type=float, help="a search holds if it finds this rate to hold")
+    parser.add_argument("--most-failed", type=int, help="how many requests of a single load may fail; 1 %% if left out")
+    parser.add_argument("--start", type=float, help="the first rate of a search; half of a closed loop's if left out")
+    parser.add_argument("--resolution", type=float, default=1.15, help="how near to each other the last two rates are")
+    parser.add_argument("--repeats", type=int, default=3, help="how often these two are tried")
+    parser.add_argument("--out", type=Path, help="where the result is written: a path without its ending")
+    add_options(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
+    logging.getLogger("locust").setLevel(logging.ERROR)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open loop has many connections
+    about = setting("locust", "gevent", "geventhttpclient")
+    print(about.told(), "\n")
+    with target(options) as url:
+        holds, found = measure(options, url)
+    found = {"setting": asdict(about)} | found
+    if options.out:
+        before = last_committed(options.out.with_suffix(".json"))
+        found["compared"] = report.compare(found, before) if before else "There is no earlier result to compare with."
+        report.write(found, options.out)
+    print(f"\n{report.conclusion(found)}")
+    sys.exit(not holds)
+
+
+if __name__ == "__main__":
+    main()

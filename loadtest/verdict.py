@@ -1,0 +1,120 @@
+"""The highest rate that holds a latency target, and how sure that is: what is found out of runs, as pure functions.
+
+That 99 % of the requests are answered in time is the same as that at most 1 % are not: later than the target, or not at
+all. This share of bad requests is what a run measures. It rises with the rate, so the runs are fitted by the rising
+curve next to them (isotonic regression), and the rate looked for is where this curve crosses 1 %. Its interval is that
+of the same calculation on runs drawn again (a bootstrap of runs, and in them of whole seconds, because the requests
+of a second wait in one queue and are not independent).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+SHARE: Final = 0.01
+DRAWS: Final = 1000
+MOST_RUNS: Final = 24
+FLOOR: Final = 0.1  # requests a second: where even these fail, no lower rate is tried
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of the requests of one rate, by the second that they were due in."""
+
+    rate: float
+    asked: tuple[int, ...]
+    bad: tuple[int, ...]
+
+    @property
+    def share(self) -> float:
+        return sum(self.bad) / max(1, sum(self.asked))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Requests a second, with a 95 % interval. `open` where no rate failed, so that it may be any higher one."""
+
+    rate: float
+    low: float
+    high: float
+    open: bool
+
+
+Curve: TypeAlias = list[tuple[float, float]]  # rates, ascending, and the share of bad requests at each
+
+
+def fit(runs: Sequence[Run]) -> Curve:
+    """The rising curve that is nearest to the runs, each weighed by its requests."""
+    blocks: list[tuple[float, float, list[float]]] = []  # bad, asked, rates
+    for rate in sorted({run.rate for run in runs}):
+        same = [run for run in runs if run.rate == rate]
+        bad, asked, rates = sum(sum(run.bad) for run in same), sum(sum(run.asked) for run in same), [rate]
+        while blocks and blocks[-1][0] * asked >= bad * blocks[-1][1]:  # it would fall: pool them
+            before = blocks.pop()
+            bad, asked, rates = bad + before[0], asked + before[1], before[2] + rates
+        blocks.append((bad, asked, rates))
+    return [(rate, bad / max(1, asked)) for bad, asked, rates in blocks for rate in rates]
+
+
+def crossing(curve: Curve) -> float:
+    """Where the curve crosses the share: 0 where it is above it from the start, the highest rate where it never is."""
+    below = (0.0, SHARE)  # nothing was measured there, so nothing is claimed between it and the lowest rate
+    for rate, share in curve:
+        if share > SHARE:
+            return below[0] + (rate - below[0]) * (SHARE - below[1]) / (share - below[1])
+        below = (rate, share)
+    return below[0]
+
+
+def estimate(runs: Sequence[Run], draws: int = DRAWS, seed: int = 1) -> Estimate:
+    """The rate looked for, with its interval."""
+    curve, pick = fit(runs), random.Random(seed)
+    by_rate = [[run for run in runs if run.rate == rate] for rate, _ in curve]
+    drawn = sorted(
+        crossing(fit([_again(run, pick) for same in by_rate for run in pick.choices(same, k=len(same))]))
+        for _ in range(draws)
+    )
+    low, high = drawn[int(0.025 * draws)], drawn[math.ceil(0.975 * draws) - 1]
+    rate = crossing(curve)
+    return Estimate(rate, min(low, rate), max(high, rate), curve[-1][1] <= SHARE)
+
+
+def _again(run: Run, pick: random.Random) -> Run:
+    seconds = pick.choices(range(len(run.asked)), k=len(run.asked))
+    return Run(run.rate, tuple(run.asked[n] for n in seconds), tuple(run.bad[n] for n in seconds))
+
+
+def next_rate(runs: Sequence[Run], start: float, resolution: float, repeats: int) -> float | None:
+    """Which rate to try now; None where enough is known.
+
+    Doubles or halves until the crossing lies between two rates, bisects until these are near each other (their
+    quotient at most `resolution`), and repeats them. What the fit says decides, so that one bad moment of the machine
+    is outvoted by what is measured around it.
+    """
+    if not runs:
+        return start
+    if len(runs) >= MOST_RUNS:
+        return None
+    curve = fit(runs)
+    below = max((rate for rate, share in curve if share <= SHARE), default=None)
+    above = min((rate for rate, share in curve if share > SHARE), default=None)
+    if above is None:
+        return 2 * curve[-1][0]
+    if below is None:
+        return above / 2 if above / 2 >= FLOOR else None
+    if above / below > resolution:
+        return math.sqrt(above * below)
+    return next((rate for rate in (below, above) if sum(run.rate == rate for run in runs) < repeats), None)
+
+
+def judge(found: Estimate, wanted: float | None) -> tuple[bool, str]:
+    """Whether a rate that is wanted is held, and a word for it. Only what was shown counts."""
+    if wanted is None:
+        return found.rate > 0, "holds" if found.rate > 0 else "does not hold at any rate tried"
+    if found.low >= wanted:
+        return True, "holds"
+    return False, "does not hold" if found.high < wanted and not found.open else "is not shown to hold"
