@@ -1,10 +1,10 @@
 """Locust's users: an open loop, whose requests are sent when they are due, and a closed one.
 
-    locust -f loadtest/locustfile.py OpenLoop --host http://127.0.0.1:8000 --headless --rate 20 --shape burst --seconds 60
+    locust -f loadtest/locustfile.py OpenLoop --host http://127.0.0.1:8000 --headless --rate 20 --shape burst
 
-Locust's own loops are closed: a user asks again once it was answered, so that a slow server is asked less. Here one user
-starts all requests, each in a greenlet of its own, and times count from when a request was due, not from when it was
-sent. `slo.py` runs the same users and reaches a verdict.
+Locust's own loops are closed: a user asks again once it was answered, so that a slow server is asked less. Here one
+user starts all requests, each in a greenlet of its own, and times count from when a request was due, not from when it
+was sent. `slo.py` runs the same users and reaches a verdict.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with serving([MODEL], "echo", "--log-level", "error") as server:
         ceiling = uvloop.run(_ceiling(server.port))
-    head = f"{setting().told()} Generator and server together manage {ceiling:.0f} requests/s where nothing has to be done.\n"
+    head = f"{setting().told()} Generator and server together: {ceiling:.0f} requests/s where nothing has to be done.\n"
     print(head)
     reports = []
     for engine in arguments.engine or ["stand_in", "onnx_cpu"]:

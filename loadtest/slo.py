@@ -45,8 +45,6 @@ from served import serving
 from verdict import SHARE, Estimate, Run, estimate, judge, next_rate
 
 CALLERS: Final = 32  # of a closed loop
-CLOSED_S: Final = 5.0
-WARM_UP_S: Final = 3.0
 LEAST_REQUESTS: Final = 300  # of a load: with fewer, 1 % is a matter of two or three
 LONGEST: Final = 6  # a load of a low rate lasts longer for that, but no longer than so many times
 BUSY: Final = 0.9  # of a core: a generator that takes more has none left
@@ -167,13 +165,13 @@ def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
     rates: dict[str, dict[str, float | None]] = {}
     with null_server() as null, tempfile.NamedTemporaryFile("wb") as lines:
         for name, address in {"nothing": null, "server": url}.items():
-            load = load_of(options, address, seconds=CLOSED_S)
+            load = load_of(options, address, seconds=options.closed_s)
             if not lines.tell():
                 lines.writelines(b"%b %b\n" % (body.path.encode(), body.data) for body in load.bodies)
                 lines.flush()
             own, other = closed(load), None
             if shutil.which("wrk"):
-                other = wrk.run(address, Path(lines.name), CALLERS, CLOSED_S, load.headers).rate
+                other = wrk.run(address, Path(lines.name), CALLERS, options.closed_s, load.headers).rate
             rates[name] = {"locust": own, "wrk": other}
     return rates
 
@@ -181,7 +179,8 @@ def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
 def search(options: Any, url: str, start: float) -> list[Level]:
     """Loads of one rate after the other, as `verdict.next_rate` wants them."""
     levels: list[Level] = []
-    while rate := next_rate([one.run for one in levels], start, options.resolution, options.repeats):
+    steps = options.resolution, options.repeats, options.most_rate
+    while rate := next_rate([one.run for one in levels], start, *steps):
         usual = seconds_of(options, 10.0)
         seconds = min(max(usual, LEAST_REQUESTS / rate), LONGEST * usual)
         levels.append(one_level(options, url, rate, seconds, seed=len(levels) + 1))
@@ -199,7 +198,7 @@ def one_level(options: Any, url: str, rate: float, seconds: float, seed: int) ->
 def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
     """Whether the SLO is held, and everything that was found out."""
     print(f"{report.TARGET.format(options.p99_ms)}\n")
-    closed(load_of(options, url, seconds=WARM_UP_S))
+    closed(load_of(options, url, seconds=options.closed_s))
     found: dict[str, Any] = {"target_p99_ms": options.p99_ms, "arrivals": str(options.trace or options.shape)}
     found["bodies"] = [path.name for path in options.bodies] or ["our own mix"]
     if options.rate:
@@ -253,6 +252,8 @@ def _options() -> Any:
     parser.add_argument("--at-least", type=float, help="a search holds if it finds this rate to hold")
     parser.add_argument("--most-failed", type=int, help="how many requests of a single load may fail; 1 %% if left out")
     parser.add_argument("--start", type=float, help="the first rate of a search; half of a closed loop's if left out")
+    parser.add_argument("--most-rate", type=float, default=math.inf, help="a search tries no higher one")
+    parser.add_argument("--closed-s", type=float, default=5.0, help="how long warm-up and closed loops take")
     parser.add_argument("--resolution", type=float, default=1.15, help="how near to each other the last two rates are")
     parser.add_argument("--repeats", type=int, default=3, help="how often these two are tried")
     parser.add_argument("--out", type=Path, help="where the result is written: a path without its ending")

@@ -1,16 +1,18 @@
 """The highest rate that holds a latency target, and how sure that is: what is found out of runs, as pure functions.
 
 That 99 % of the requests are answered in time is the same as that at most 1 % are not: later than the target, or not at
-all. This share of bad requests is what a run measures. It rises with the rate, so the runs are fitted by the rising
-curve next to them (isotonic regression), and the rate looked for is where this curve crosses 1 %. Its interval is that
-of the same calculation on runs drawn again (a bootstrap of runs, and in them of whole seconds, because the requests
-of a second wait in one queue and are not independent).
+all. This share of bad requests is what a run measures. What counts for a rate is the median of its runs, so that one
+bad moment of a machine with other work does not decide. The share rises with the rate, so the medians are fitted by the
+rising curve next to them (isotonic regression), and the rate looked for is where this curve crosses 1 %. Its interval
+is that of the same calculation on runs drawn again (a bootstrap of runs, and in them of whole seconds, because the
+requests of a second wait in one queue and are not independent).
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -48,16 +50,17 @@ Curve: TypeAlias = list[tuple[float, float]]  # rates, ascending, and the share 
 
 
 def fit(runs: Sequence[Run]) -> Curve:
-    """The rising curve that is nearest to the runs, each weighed by its requests."""
-    blocks: list[tuple[float, float, list[float]]] = []  # bad, asked, rates
+    """The rising curve that is nearest to the medians of the runs of each rate, weighed by their requests."""
+    blocks: list[tuple[float, int, list[float]]] = []  # share, requests, rates
     for rate in sorted({run.rate for run in runs}):
         same = [run for run in runs if run.rate == rate]
-        bad, asked, rates = sum(sum(run.bad) for run in same), sum(sum(run.asked) for run in same), [rate]
-        while blocks and blocks[-1][0] * asked >= bad * blocks[-1][1]:  # it would fall: pool them
-            before = blocks.pop()
-            bad, asked, rates = bad + before[0], asked + before[1], before[2] + rates
-        blocks.append((bad, asked, rates))
-    return [(rate, bad / max(1, asked)) for bad, asked, rates in blocks for rate in rates]
+        share, asked, rates = statistics.median(run.share for run in same), sum(sum(run.asked) for run in same), [rate]
+        while blocks and blocks[-1][0] >= share:  # it would fall: pool them
+            before, weight, more = blocks.pop()
+            share = (before * weight + share * asked) / max(1, weight + asked)
+            asked, rates = weight + asked, more + rates
+        blocks.append((share, asked, rates))
+    return [(rate, share) for share, _, rates in blocks for rate in rates]
 
 
 def crossing(curve: Curve) -> float:
@@ -88,12 +91,13 @@ def _again(run: Run, pick: random.Random) -> Run:
     return Run(run.rate, tuple(run.asked[n] for n in seconds), tuple(run.bad[n] for n in seconds))
 
 
-def next_rate(runs: Sequence[Run], start: float, resolution: float, repeats: int) -> float | None:
+def next_rate(
+    runs: Sequence[Run], start: float, resolution: float, repeats: int, most: float = math.inf
+) -> float | None:
     """Which rate to try now; None where enough is known.
 
     Doubles or halves until the crossing lies between two rates, bisects until these are near each other (their
-    quotient at most `resolution`), and repeats them. What the fit says decides, so that one bad moment of the machine
-    is outvoted by what is measured around it.
+    quotient at most `resolution`), and repeats them; if a repetition changes what the curve says, goes on from there.
     """
     if not runs:
         return start
@@ -103,7 +107,7 @@ def next_rate(runs: Sequence[Run], start: float, resolution: float, repeats: int
     below = max((rate for rate, share in curve if share <= SHARE), default=None)
     above = min((rate for rate, share in curve if share > SHARE), default=None)
     if above is None:
-        return 2 * curve[-1][0]
+        return min(2 * curve[-1][0], most) if curve[-1][0] < most else None
     if below is None:
         return above / 2 if above / 2 >= FLOOR else None
     if above / below > resolution:

@@ -29,7 +29,7 @@ def run(url: str, bodies: Path, connections: int, seconds: float, headers: Mappi
     Raises:
         SystemExit: wrk gave no result.
     """
-    command: Sequence[str] = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:.0f}s", "--timeout", "30s"]
+    command: Sequence[str] = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
     named = [part for name, value in (headers or {}).items() for part in ("-H", f"{name}: {value}")]
     output = subprocess.run(
         [*command, *named, "-s", str(SCRIPT), url],
