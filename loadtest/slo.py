@@ -45,8 +45,8 @@ from served import serving
 from verdict import SHARE, Estimate, Run, estimate, judge, next_rate
 
 CALLERS: Final = 32  # of a closed loop
-LEAST_REQUESTS: Final = 300  # of a load: with fewer, 1 % is a matter of two or three
-LONGEST: Final = 6  # a load of a low rate lasts longer for that, but no longer than so many times
+LEAST_REQUESTS: Final = 200  # of a load: with fewer, 1 % is a matter of one
+LONGEST: Final = 3  # a load of a low rate lasts longer for that, but no longer than so many times
 BUSY: Final = 0.9  # of a core: a generator that takes more has none left
 SLICES: Final = 10
 
@@ -180,8 +180,8 @@ def search(options: Any, url: str, start: float) -> list[Level]:
     """Loads of one rate after the other, as `verdict.next_rate` wants them."""
     levels: list[Level] = []
     steps = options.resolution, options.repeats, options.most_rate
-    while rate := next_rate([one.run for one in levels], start, *steps):
-        usual = seconds_of(options, 10.0)
+    ends, usual = time.monotonic() + options.budget_s, seconds_of(options, 10.0)
+    while time.monotonic() < ends and (rate := next_rate([one.run for one in levels], start, *steps)):
         seconds = min(max(usual, LEAST_REQUESTS / rate), LONGEST * usual)
         levels.append(one_level(options, url, rate, seconds, seed=len(levels) + 1))
     return levels
@@ -254,8 +254,9 @@ def _options() -> Any:
     parser.add_argument("--start", type=float, help="the first rate of a search; half of a closed loop's if left out")
     parser.add_argument("--most-rate", type=float, default=math.inf, help="a search tries no higher one")
     parser.add_argument("--closed-s", type=float, default=5.0, help="how long warm-up and closed loops take")
-    parser.add_argument("--resolution", type=float, default=1.15, help="how near to each other the last two rates are")
+    parser.add_argument("--resolution", type=float, default=1.1, help="how near to each other the last two rates are")
     parser.add_argument("--repeats", type=int, default=3, help="how often these two are tried")
+    parser.add_argument("--budget-s", type=float, default=140.0, help="a search begins no load after that")
     parser.add_argument("--out", type=Path, help="where the result is written: a path without its ending")
     add_options(parser)
     return parser.parse_args()

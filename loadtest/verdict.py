@@ -4,8 +4,9 @@ That 99 % of the requests are answered in time is the same as that at most 1 % a
 all. This share of bad requests is what a run measures. What counts for a rate is the median of its runs, so that one
 bad moment of a machine with other work does not decide. The share rises with the rate, so the medians are fitted by the
 rising curve next to them (isotonic regression), and the rate looked for is where this curve crosses 1 %. Its interval
-is that of the same calculation on runs drawn again (a bootstrap of runs, and in them of whole seconds, because the
-requests of a second wait in one queue and are not independent).
+goes from the last rate that holds to the first that does not, of the same calculation on runs drawn again (a bootstrap
+of runs, and in them of whole seconds, because the requests of a second wait in one queue and are not independent). So
+it is never narrower than what was tried.
 """
 
 from __future__ import annotations
@@ -73,17 +74,25 @@ def crossing(curve: Curve) -> float:
     return below[0]
 
 
+def bracket(curve: Curve) -> tuple[float | None, float | None]:
+    """The highest rate that holds, and the lowest that does not; None where there is none."""
+    below = max((rate for rate, share in curve if share <= SHARE), default=None)
+    return below, min((rate for rate, share in curve if share > SHARE), default=None)
+
+
 def estimate(runs: Sequence[Run], draws: int = DRAWS, seed: int = 1) -> Estimate:
     """The rate looked for, with its interval."""
     curve, pick = fit(runs), random.Random(seed)
     by_rate = [[run for run in runs if run.rate == rate] for rate, _ in curve]
-    drawn = sorted(
-        crossing(fit([_again(run, pick) for same in by_rate for run in pick.choices(same, k=len(same))]))
+    drawn = [
+        bracket(fit([_again(run, pick) for same in by_rate for run in pick.choices(same, k=len(same))]))
         for _ in range(draws)
-    )
-    low, high = drawn[int(0.025 * draws)], drawn[math.ceil(0.975 * draws) - 1]
+    ]
+    lows = sorted(below or 0.0 for below, _ in drawn)
+    highs = sorted(above or curve[-1][0] for _, above in drawn)
+    low, high = lows[int(0.025 * draws)], highs[math.ceil(0.975 * draws) - 1]
     rate = crossing(curve)
-    return Estimate(rate, min(low, rate), max(high, rate), curve[-1][1] <= SHARE)
+    return Estimate(rate, min(low, rate), max(high, rate), bracket(curve)[1] is None)
 
 
 def _again(run: Run, pick: random.Random) -> Run:
@@ -104,8 +113,7 @@ def next_rate(
     if len(runs) >= MOST_RUNS:
         return None
     curve = fit(runs)
-    below = max((rate for rate, share in curve if share <= SHARE), default=None)
-    above = min((rate for rate, share in curve if share > SHARE), default=None)
+    below, above = bracket(curve)
     if above is None:
         return min(2 * curve[-1][0], most) if curve[-1][0] < most else None
     if below is None:

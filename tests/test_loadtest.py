@@ -240,7 +240,9 @@ def test_a_search_ends_and_finds_what_a_server_holds(limit, start, repeats):
     failed = min(run.rate for run in several if run.rate > limit)
     assert failed / passed <= 1.15
     assert all(sum(run.rate == rate for run in several) == repeats for rate in (passed, failed))
-    assert passed <= estimate(several, draws=20).rate <= failed
+    found = estimate(several, draws=20)
+    assert (found.low, found.high) == (passed, failed)
+    assert passed <= found.rate <= failed
 
 
 def test_a_search_gives_up_on_a_server_that_holds_nothing():
