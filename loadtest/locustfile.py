@@ -22,6 +22,7 @@ from arrivals import SHAPES, read_trace, replayed, shaped
 from backoff import AGAIN, pause
 from gevent.pool import Group
 from geventhttpclient import HTTPClient
+from levels import Record
 from locust import User, events, task
 from locust.exception import StopUser
 from workload import Body, mix, read
@@ -29,18 +30,6 @@ from workload import Body, mix, read
 SOAK_S: Final = 1800.0
 MOST_CONNECTIONS: Final = 10_000
 WRONG: Final = -1  # the status of an answer that is none to what was asked
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One request, as its client saw it; times are those of `time.monotonic()`."""
-
-    path: str
-    due: float
-    sent: float
-    ended: float
-    status: int  # of the last attempt; 0 where the connection was lost
-    attempts: int
 
 
 class Failed(Exception):

@@ -14,7 +14,18 @@ from verdict import SHARE, fit
 from verdict import Run as _Run
 
 TARGET: Final = "Target: 99 % of the requests answered within {:g} ms of when they were due."
-COLUMNS: Final = ("rate", "offered", "seconds", "p50 ms", "p99 ms", "bad", "failed", "asked again", "generator")
+COLUMNS: Final = (
+    "rate",
+    "offered",
+    "seconds",
+    "p50 ms",
+    "p99 ms",
+    "p99 by route",
+    "bad",
+    "failed",
+    "asked again",
+    "generator",
+)
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
@@ -27,6 +38,7 @@ def cells(level: Any) -> list[str]:
         f"{level.seconds:.0f}",
         f"{level.p50_ms:.0f}",
         f"{level.p99_ms:.0f}",
+        ", ".join(f"{path} {time:.0f}" for path, time in level.p99_by_route.items()),
         f"{level.share:.1%}",
         ", ".join(f"{count} × {status}" for status, count in level.statuses.items() if status != "200") or "0",
         str(level.again),
@@ -100,7 +112,6 @@ def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 def write(found: Mapping[str, Any], path: Path) -> None:
     """Data, page and picture, under one name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(_finite(found), indent=1, ensure_ascii=False) + "\n", "utf-8")
     draw(found, path.with_suffix(".png"))
     path.with_suffix(".html").write_text(page(found, path.with_suffix(".png").read_bytes()), "utf-8")

@@ -29,54 +29,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 # Locust changes how the standard library waits, so it comes before all that uses that.
-from locustfile import ClosedLoop, Load, OpenLoop, Record, add_options, load_of, seconds_of, times_of  # isort: skip
+from locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of, seconds_of, times_of  # isort: skip
 
 import report
 import wrk
-from generator import percentile
+from levels import Level, tell
 from locust.env import Environment
 from machine import setting
 from served import serving
-from verdict import SHARE, Estimate, Run, estimate, judge, next_rate
+from verdict import SHARE, Estimate, estimate, judge, next_rate
 
 CALLERS: Final = 32  # of a closed loop
 LEAST_REQUESTS: Final = 200  # of a load: with fewer, 1 % is a matter of one
 LONGEST: Final = 3  # a load of a low rate lasts longer for that, but no longer than so many times
-BUSY: Final = 0.9  # of a core: a generator that takes more has none left
-SLICES: Final = 10
-
-
-@dataclass(frozen=True)
-class Level:
-    """What became of one load."""
-
-    rate: float  # that was asked for, in requests a second
-    offered: float  # that came of it
-    seconds: float
-    p50_ms: float
-    p99_ms: float  # infinite where more than 1 % were not answered
-    share: float  # of bad requests
-    statuses: dict[str, int]  # how the requests ended
-    again: int  # attempts beyond the first
-    p99_by_route: dict[str, float]
-    slices: list[float]  # p99 of each tenth of the time
-    late_ms: float  # by how much the generator was behind, at the 99th percentile
-    share_sent: float  # of bad requests, had it been in time
-    core: float  # the share of a core that it took
-    run: Run
-
-    @property
-    def generator_bound(self) -> bool:
-        return self.core > BUSY or self.share > SHARE >= self.share_sent
-
-    @property
-    def failed(self) -> int:
-        return sum(count for status, count in self.statuses.items() if status != "200")
 
 
 def offer(load: Load, user: type[OpenLoop] | type[ClosedLoop], users: int = 1) -> float:
@@ -92,52 +62,6 @@ def offer(load: Load, user: type[OpenLoop] | type[ClosedLoop], users: int = 1) -
     runner.quit()
     load.close()
     return core
-
-
-def level(load: Load, rate: float, target_ms: float) -> Level:
-    """Sends the load, and tells what became of it."""
-    core = offer(load, OpenLoop)
-    records, target = load.records, target_ms / 1000
-    took = {record: _seconds(record) for record in records}
-    slices = [[took[record] for record in records if _slot(record, load, SLICES) == slot] for slot in range(SLICES)]
-    routes, statuses = ({getattr(record, name) for record in records} for name in ("path", "status"))
-    return Level(
-        rate,
-        len(records) / load.seconds,
-        load.seconds,
-        1000 * percentile(list(took.values()), 0.5),
-        1000 * percentile(list(took.values()), 1 - SHARE),
-        sum(seconds > target for seconds in took.values()) / len(records),
-        {str(status): sum(record.status == status for record in records) for status in sorted(statuses)},
-        sum(record.attempts - 1 for record in records),
-        {
-            route: 1000 * percentile([took[record] for record in records if record.path == route], 1 - SHARE)
-            for route in sorted(routes)
-        },
-        [1000 * percentile(times, 1 - SHARE) for times in slices],
-        1000 * percentile([record.sent - record.due for record in records], 1 - SHARE),
-        sum(took[record] - (record.sent - record.due) > target for record in records) / len(records),
-        core,
-        by_second(records, load, rate, target),
-    )
-
-
-def by_second(records: Sequence[Record], load: Load, rate: float, target: float) -> Run:
-    count = math.ceil(load.seconds)
-    asked, bad = [0] * count, [0] * count
-    for record in records:
-        second = _slot(record, load, count)
-        asked[second] += 1
-        bad[second] += _seconds(record) > target
-    return Run(rate, tuple(asked), tuple(bad))
-
-
-def _seconds(record: Record) -> float:
-    return record.ended - record.due if record.status == 200 else math.inf
-
-
-def _slot(record: Record, load: Load, count: int) -> int:
-    return min(count - 1, int((record.due - load.started) / load.seconds * count))
 
 
 def closed(load: Load, callers: int = CALLERS) -> float:
@@ -190,7 +114,8 @@ def search(options: Any, url: str, start: float) -> list[Level]:
 def one_level(options: Any, url: str, rate: float, seconds: float, seed: int) -> Level:
     load = load_of(options, url, times=times_of(options, rate, seconds, seed), seconds=seconds)
     load.bodies = random.Random(seed).sample(load.bodies, len(load.bodies))
-    done = level(load, rate, options.p99_ms)
+    core = offer(load, OpenLoop)
+    done = tell(load.records, load.started, seconds, rate, options.p99_ms, core)
     print(report.row(done), flush=True)
     return done
 
@@ -238,6 +163,7 @@ def target(options: Any) -> Iterator[str]:
 
 def last_committed(path: Path) -> dict[str, Any] | None:
     """What this file was in the last commit that has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     command = ["git", "show", f"HEAD:./{path.name}"]
     done = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)  # the git of this machine
     return json.loads(done.stdout) if done.returncode == 0 else None

@@ -19,6 +19,7 @@ from arrivals import BURST, SHAPES, read_trace, replayed, shaped
 from backoff import FIRST_S, MOST_S, pause
 from hypothesis import given
 from hypothesis import strategies as st
+from levels import Record, tell
 from served import serving
 from verdict import MOST_RUNS, SHARE, Estimate, Run, crossing, estimate, fit, judge, next_rate
 from workload import MASK, TASKS, Body, mix, read, route
@@ -150,6 +151,45 @@ def test_what_is_no_body_is_refused(line):
 def test_an_answer_to_something_else_is_none():
     assert Body("/qa", b"").answered(b'{"score": 1, "answer": ""}')
     assert not Body("/qa", b"").answered(b'[[{"label": "A"}]]')
+
+
+# --- what becomes of them
+
+records = st.builds(
+    lambda path, due, late, took, status: Record(path, due, due + late, due + late + took, status, 1),
+    st.sampled_from(sorted(TASKS)),
+    st.floats(100, 109.9),
+    st.floats(0, 1),
+    st.floats(0, 2),
+    st.sampled_from([200, 200, 200, 0, 503, -1]),
+)
+
+
+@given(st.lists(records, min_size=1, max_size=300), st.integers(1, 2000))
+def test_p99_is_within_a_target_where_at_most_one_percent_are_bad(several, target_ms):
+    level = tell(several, 100, 10, 30, target_ms)
+
+    assert level.share == pytest.approx(sum(one.took > target_ms / 1000 for one in several) / len(several))
+    assert (sum(level.run.asked), sum(level.statuses.values())) == (len(several), len(several))
+    assert sum(level.run.bad) == round(level.share * len(several)) >= level.failed
+    assert (level.p99_ms <= target_ms) == (level.share <= SHARE) or len(several) % 100 == 0
+    assert level.share_sent <= level.share
+
+
+@pytest.mark.parametrize(
+    ("late", "took", "core", "expected"),
+    [
+        (0.0, 0.1, 0.5, (0.0, False)),
+        (0.0, 0.9, 0.5, (1.0, False)),  # the server's fault
+        (0.9, 0.1, 0.5, (1.0, True)),  # the generator's
+        (0.9, 0.9, 0.5, (1.0, False)),  # both's, and the server's alone would do
+        (0.0, 0.9, 0.95, (1.0, True)),  # nobody knows: the generator had no time to look
+    ],
+)
+def test_a_load_tells_whose_fault_it_was(late, took, core, expected):
+    level = tell([Record("/qa", 0.5, 0.5 + late, 0.5 + late + took, 200, 1)] * 10, 0, 1, 10, 500, core)
+
+    assert (level.share, level.generator_bound) == expected
 
 
 # --- what follows from runs
@@ -302,18 +342,17 @@ def slo(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_load_that_is_answered_in_time_holds_and_is_written_down(url, tmp_path):
-    done = slo(
-        "--url", url, *WARM, "--rate", "20", "--seconds", "3", "--p99-ms", "30000", "--out", str(tmp_path / "result")
-    )
+    out = tmp_path / "new" / "result"
+    done = slo("--url", url, *WARM, "--rate", "20", "--seconds", "3", "--p99-ms", "30000", "--out", str(out))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("SLO: HOLDS\n")
-    found = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    found = json.loads(out.with_suffix(".json").read_text("utf-8"))
     (level,) = found["levels"]
     assert level["statuses"] == {"200": sum(level["run"]["asked"])}
     assert level["p99_by_route"].keys() == TASKS.keys()
     assert found["setting"]["versions"].keys() >= {"locust", "swiftlet", "Python"}
-    assert "data:image/png;base64," in (tmp_path / "result.html").read_text("utf-8")
+    assert "data:image/png;base64," in out.with_suffix(".html").read_text("utf-8")
 
 
 def test_a_load_that_is_answered_too_late_does_not_hold(url):
