@@ -20,6 +20,7 @@ class Setting:
     date: str
     commit: str
     machine: str
+    cores: int
     load: float  # what the machine did besides, as runnable processes of the last minute, before the measurement
     versions: dict[str, str]
 
@@ -41,10 +42,12 @@ def setting(*packages: str) -> Setting:
         check=False,
     ).stdout.strip()
     named = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0))
     return Setting(
         f"{datetime.now(UTC):%Y-%m-%d}",
         described or "unknown",
-        f"{named or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}",
+        f"{named or platform.machine()}, {cores} cores, {platform.system()}",
+        cores,
         os.getloadavg()[0],
         {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
     )

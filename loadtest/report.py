@@ -74,6 +74,8 @@ def conclusion(found: Mapping[str, Any]) -> str:
             f"Highest rate with p99 ≤ {found['target_p99_ms']:g} ms: {maximum['rate']:.1f} requests/s "
             f"(95 % interval {maximum['low']:.1f} to {maximum['high']:.1f}){more}."
         )
+        if not found["ended"]:
+            lines.append("The search ended with its time: not every rate was tried as often as it should.")
         if maximum["generator_bound"]:
             lines.append("The generator was the limit, not the server, which may manage more.")
     else:
@@ -82,6 +84,9 @@ def conclusion(found: Mapping[str, Any]) -> str:
         lines.append(f"From the first to the last tenth of the time p99 went {_drift(level['slices'])}.")
         if level["generator_bound"]:
             lines.append("The generator was the limit, not the server.")
+    load, cores = found["setting"]["load"], found["setting"]["cores"]
+    if load > cores / 2:
+        lines.append(f"The machine had other work: a load of {load:.1f} on {cores} cores before this began.")
     if compared := found.get("compared"):
         lines.append(compared)
     wanted = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""

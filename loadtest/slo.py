@@ -100,12 +100,17 @@ def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
     return rates
 
 
+def wanted(options: Any, levels: Sequence[Level], start: float) -> float | None:
+    """The rate that a search tries after these."""
+    runs = [one.run for one in levels]
+    return next_rate(runs, start, options.resolution, options.repeats, options.most_rate)
+
+
 def search(options: Any, url: str, start: float) -> list[Level]:
     """Loads of one rate after the other, as `verdict.next_rate` wants them."""
     levels: list[Level] = []
-    steps = options.resolution, options.repeats, options.most_rate
     ends, usual = time.monotonic() + options.budget_s, seconds_of(options, 10.0)
-    while time.monotonic() < ends and (rate := next_rate([one.run for one in levels], start, *steps)):
+    while time.monotonic() < ends and (rate := wanted(options, levels, start)):
         seconds = min(max(usual, LEAST_REQUESTS / rate), LONGEST * usual)
         levels.append(one_level(options, url, rate, seconds, seed=len(levels) + 1))
     return levels
@@ -138,6 +143,7 @@ def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
         levels = search(options, url, options.start or found["generators"]["server"]["locust"] / 2)
         best = estimate([one.run for one in levels])
         holds, word = judge(best, options.at_least)
+        found["ended"] = wanted(options, levels, math.nan) is None
         found["maximum"] = asdict(best) | {"generator_bound": bound(levels, best)}
     found["levels"] = [asdict(one) | {"generator_bound": one.generator_bound} for one in levels]
     return holds, found | {"holds": holds, "verdict": word, "at_least": options.at_least}
