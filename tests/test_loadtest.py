@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -378,7 +377,6 @@ def test_locusts_own_command_takes_the_same_load(url):
     done = subprocess.run(
         [*command, "--only-summary", "--rate", "20", "--seconds", "1", "--shape", "burst"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "loadtest"},
         capture_output=True,
         text=True,
         timeout=RUN_S,
