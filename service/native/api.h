@@ -108,7 +108,7 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
     return guarded([&] {
         const Packed m(n, k, w, scale, bias);
         const int stride = static_cast<const Matrix&>(m).n;
-        Buffer<std::uint8_t> q;
+        Buffer<Q> q;
         Buffer<float> s, o;
         const std::size_t count = rows;
         const Quantised to{q.room(count * k), s.room(count), o.room(count)};

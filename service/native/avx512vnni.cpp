@@ -12,9 +12,11 @@ struct Isa {
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 4;
     static constexpr int levels = 255;
+    static constexpr int group = 4;
 
     using F = __m512;
     using I = __m512i;
+    using Q = std::uint8_t;
 
     static bool supported() {
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
@@ -42,13 +44,13 @@ struct Isa {
     }
     static float sum(F x) { return _mm512_reduce_add_ps(x); }
     static float largest(F x) { return _mm512_reduce_max_ps(x); }
-    static void store_bytes(std::uint8_t* p, F x) {
+    static void store_rounded(Q* p, F x) {
         __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32(x), _mm512_setzero_si512());
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(whole));
     }
 
     static I none() { return _mm512_setzero_si512(); }
-    static I four(const std::uint8_t* p) {
+    static I activations(const Q* p) {
         int word;
         __builtin_memcpy(&word, p, 4);
         return _mm512_set1_epi32(word);

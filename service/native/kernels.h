@@ -14,6 +14,7 @@ namespace {
 
 using F = Isa::F;
 using I = Isa::I;
+using Q = Isa::Q;
 constexpr int lanes = Isa::lanes;
 constexpr int panel = lanes * Isa::tile_vectors;  // columns of a tile
 
@@ -97,17 +98,17 @@ ALWAYS_INLINE void activate(Activation activation, float* x, int n) {
 
 // ---- products in int8
 
-// Rows of activations in bytes: x is about (q - zero) * scale. Zero is exact, as one of the bytes.
+// Rows of activations as small whole numbers: x is about (q - zero) * scale. Zero is one of them, exactly.
 struct Quantised {
-    std::uint8_t* q;  // (rows, k)
+    Q* q;           // (rows, k)
     float* scale;     // (rows,)
     float* offset;    // (rows,): scale * zero
 };
 
-// A matrix (n, k) in int8 with a scale for each output; n is a multiple of lanes, k of 4.
+// A matrix (n, k) in int8 with a scale for each output; n is a multiple of lanes, k of 16.
 //
-// w holds panels of `panel` outputs (the last may be narrower); in a panel, for each four inputs, the four weights of
-// each output: what one `dot` after the other reads.
+// w holds panels of `panel` outputs (the last may be narrower); in a panel, for each group of inputs, the weights of
+// each output for it: what one `dot` after the other reads.
 struct Matrix {
     int n = 0, k = 0;
     std::int8_t* w = nullptr;
@@ -126,19 +127,18 @@ struct Finish {
 
 inline void quantise(const float* x, int stride, int rows, int k, const Quantised& to) {
     for (int row = 0; row < rows; row++, x += stride) {
-        F low = Isa::zero(), high = Isa::zero();  // of numbers' opposites, and of numbers
+        F low = Isa::zero(), high = Isa::zero();
         for (int i = 0; i < k; i += lanes) {
-            F v = Isa::load(x + i);
-            low = Isa::max(low, Isa::sub(Isa::zero(), v));
-            high = Isa::max(high, v);
+            low = Isa::min(low, Isa::load(x + i));
+            high = Isa::max(high, Isa::load(x + i));
         }
-        const float below = Isa::largest(low), range = below + Isa::largest(high);
+        const float below = Isa::largest(Isa::sub(Isa::zero(), low)), range = below + Isa::largest(high);
         // In subnormal numbers the quotient would be infinite; nothing is lost by calling them zeros.
         const float inverse = range > 1e-30f ? Isa::levels / range : 0.0f;
         const F factor = Isa::all(inverse), zero = Isa::round(Isa::all(below * inverse));
-        // A number may round to `levels` + 1: AVX2 has room for it, and elsewhere it is cut to 255.
-        std::uint8_t* q = to.q + static_cast<std::size_t>(row) * k;
-        for (int i = 0; i < k; i += lanes) Isa::store_bytes(q + i, Isa::fma(Isa::load(x + i), factor, zero));
+        // A number may round to -1 or `levels` + 1, which are cut where there is no room for them.
+        Q* q = to.q + static_cast<std::size_t>(row) * k;
+        for (int i = 0; i < k; i += lanes) Isa::store_rounded(q + i, Isa::fma(Isa::load(x + i), factor, zero));
         to.scale[row] = range / Isa::levels;
         to.offset[row] = to.scale[row] * Isa::largest(zero);
     }
@@ -150,13 +150,14 @@ __attribute__((noinline)) void tile(const Quantised& x, int k, const Matrix& m, 
                                     float* out, int stride, const Finish& finish) {
     I sum[R][C];
     unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = Isa::none(); }); });
-    const std::uint8_t* q = x.q;
-    for (int i = 0; i < k; i += 4, w += 4 * C * lanes) {
-        I weights[C];
-        unroll<C>([&](auto c) { weights[c] = Isa::weights(w + 4 * c * lanes); });
+    const Q* q = x.q;
+    constexpr int group = Isa::group;
+    for (int i = 0; i < k; i += group, w += group * C * lanes) {
+        decltype(Isa::weights(w)) weights[C];
+        unroll<C>([&](auto c) { weights[c] = Isa::weights(w + group * c * lanes); });
         unroll<R>([&](auto r) {
-            I four = Isa::four(q + static_cast<std::size_t>(r) * k + i);
-            unroll<C>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], four, weights[c]); });
+            I same = Isa::activations(q + static_cast<std::size_t>(r) * k + i);
+            unroll<C>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
         });
     }
     const F floor = Isa::all(finish.activation == Activation::relu ? 0.0f : -std::numeric_limits<float>::infinity());

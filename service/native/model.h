@@ -1,7 +1,7 @@
 // The networks: BERT's and ALBERT's layers, MobileBERT's layers, and the heads.
 //
 // A batch is ragged: T tokens of all rows end to end, without padding; only attention knows where rows begin. Weights
-// are int8 with one scale for each output, activations bytes with one scale for each token, made just before the
+// are int8 with one scale for each output, activations small whole numbers with one scale for each token, made just before the
 // product that reads them. What is added up from layer to layer, softmax and normalisation are fp32.
 //
 // `models/folding.py` makes the parameters, and says under which names and what was folded into them.
@@ -56,18 +56,18 @@ class Buffer {
 // What a call needs besides the weights. Each thread has one, which all models share.
 struct Workspace {
     Buffer<float> stream, kv, qr, attended, inner, wide, read, scratch, scale, offset;
-    Buffer<std::uint8_t> bytes;
+    Buffer<Q> quantised_rows;
     Buffer<int> index, queries;
 
     std::size_t size() const {
         std::size_t floats = 0;
         for (const auto* b : {&stream, &kv, &qr, &attended, &inner, &wide, &read, &scratch, &scale, &offset})
             floats += b->bytes();
-        return floats + bytes.bytes() + index.bytes() + queries.bytes();
+        return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
     }
     // Quantises up to `block` rows.
     Quantised quantised(const float* x, int stride, int rows, int k) {
-        Quantised to{bytes.room(static_cast<std::size_t>(block) * k), scale.room(block), offset.room(block)};
+        Quantised to{quantised_rows.room(static_cast<std::size_t>(block) * k), scale.room(block), offset.room(block)};
         quantise(x, stride, rows, k, to);
         return to;
     }
@@ -87,12 +87,12 @@ class Packed {
         std::int8_t* to = m_.w;
         for (int column = 0; column < m_.n; column += panel) {
             const int width = std::min(panel, m_.n - column);
-            for (int i = 0; i < k; i += 4)
-                for (int c = column; c < column + width; c++, to += 4) {
+            for (int i = 0; i < k; i += Isa::group)
+                for (int c = column; c < column + width; c++, to += Isa::group) {
                     if (c < n)
-                        std::memcpy(to, w + static_cast<std::size_t>(c) * k + i, 4);
+                        std::memcpy(to, w + static_cast<std::size_t>(c) * k + i, Isa::group);
                     else
-                        std::memset(to, 0, 4);
+                        std::memset(to, 0, Isa::group);
                 }
         }
         for (int c = 0; c < m_.n; c++) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #ifndef SWIFTLET_LANES
 #define SWIFTLET_LANES 8
@@ -16,7 +18,10 @@ struct Isa {
     static constexpr int lanes = SWIFTLET_LANES;
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = lanes == 8 ? 2 : 4;
-    static constexpr int levels = lanes == 8 ? 127 : 255;
+    static constexpr int levels = lanes == 8 ? 1023 : 255;
+    static constexpr int group = lanes == 8 ? 2 : 4;
+
+    using Q = std::conditional_t<lanes == 8, std::int16_t, std::uint8_t>;
 
     struct F {
         float x[lanes];
@@ -83,29 +88,33 @@ struct Isa {
         return x.x[0];
     }
     static float largest(F x) { return *std::max_element(x.x, x.x + lanes); }
-    static void store_bytes(std::uint8_t* p, F x) {
-        for (int i = 0; i < lanes; i++) {  // written so that a NaN becomes 0, as it does elsewhere
+    static void store_rounded(Q* p, F x) {
+        constexpr float most = std::numeric_limits<Q>::max(), least = std::numeric_limits<Q>::min();
+        for (int i = 0; i < lanes; i++) {
             float v = std::nearbyint(x.x[i]);
-            p[i] = v > 0 ? (v < 255 ? static_cast<std::uint8_t>(v) : 255) : 0;
+            p[i] = static_cast<Q>(v > least ? (v < most ? v : most) : least);  // least, too, for what is no number
         }
     }
 
     static I none() { return I{}; }
-    static I four(const std::uint8_t* p) {
+    static I activations(const Q* p) {
         I r;
         for (auto& v : r.x) __builtin_memcpy(&v, p, 4);
         return r;
     }
-    static I weights(const std::int8_t* p) {
-        I r;
+    struct Weights {
+        std::int8_t x[lanes * group];
+    };
+    static Weights weights(const std::int8_t* p) {
+        Weights r;
         __builtin_memcpy(&r, p, sizeof r);
         return r;
     }
-    static I dot(I sum, I activations, I weights) {
-        const auto* a = reinterpret_cast<const std::uint8_t*>(&activations);
-        const auto* w = reinterpret_cast<const std::int8_t*>(&weights);
+    static I dot(I sum, I activations, const Weights& weights) {
+        Q a[lanes * group];
+        __builtin_memcpy(a, &activations, sizeof a);
         for (int i = 0; i < lanes; i++)
-            for (int j = 0; j < 4; j++) sum.x[i] += a[4 * i + j] * w[4 * i + j];
+            for (int j = 0; j < group; j++) sum.x[i] += a[group * i + j] * weights.x[group * i + j];
         return sum;
     }
     static F to_float(I x) {
