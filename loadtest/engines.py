@@ -3,7 +3,7 @@
     python loadtest/engines.py [--seconds 1.5] [--only mobilebert] [--engine native ...]
 
 Each engine is a function from a network to a call; what is not installed is left out. Every round calls every engine
-once, so that a busy machine is unfair to all alike; the figures are medians and the quickest call.
+once, so that a busy machine is unfair to all alike; the times are those of the processor, medians and the quickest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -46,11 +46,20 @@ WORK: Final = {
 Call = Callable[[Batch], object]
 
 
-def run_native(architecture: str, model: Model, directory: Path) -> Call:
+class Network(NamedTuple):
+    """What every engine is to run, and where its files go."""
+
+    architecture: str
+    model: Model
+    directory: Path
+
+
+def run_native(network: Network) -> Call:
     library = native.best()
-    assert library is not None
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return native.Native(library, fold(architecture, RELEASED[architecture], weights)).run
+    if library is None:
+        raise ImportError("there are no kernels for this CPU")
+    weights = {name: tensor.numpy() for name, tensor in network.model.state_dict().items()}
+    return native.Native(library, fold(network.architecture, RELEASED[network.architecture], weights)).run
 
 
 def _session(file: Path) -> Call:
@@ -60,33 +69,33 @@ def _session(file: Path) -> Call:
     return lambda batch: session.run(["rows"], batch.rectangle()._asdict())
 
 
-def exported(model: Model, directory: Path) -> Path:
+def exported(network: Network) -> Path:
     """The network as an fp32 graph, made once."""
-    file = directory / "fp32.onnx"
+    file = network.directory / "fp32.onnx"
     if not file.exists():
-        onnx.save(export(model), file)
+        onnx.save(export(network.model), file)
     return file
 
 
-def run_onnx_cpu(architecture: str, model: Model, directory: Path) -> Call:
-    onnx.save(quantize(onnx.load(exported(model, directory))), directory / "int8.onnx")
-    return _session(directory / "int8.onnx")
+def run_onnx_cpu(network: Network) -> Call:
+    onnx.save(quantize(onnx.load(exported(network))), network.directory / "int8.onnx")
+    return _session(network.directory / "int8.onnx")
 
 
-def run_stock(architecture: str, model: Model, directory: Path) -> Call:
+def run_stock(network: Network) -> Call:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    file = directory / "stock.onnx"
-    quantize_dynamic(exported(model, directory), file, per_channel=True, weight_type=QuantType.QInt8)
+    file = network.directory / "stock.onnx"
+    quantize_dynamic(exported(network), file, per_channel=True, weight_type=QuantType.QInt8)
     return _session(file)
 
 
-def run_torch(architecture: str, model: Model, directory: Path) -> Call:
+def run_torch(network: Network) -> Call:
     torch.set_num_threads(1)
 
     @torch.inference_mode()
     def call(batch: Batch) -> torch.Tensor:
-        return model(*(torch.from_numpy(array) for array in batch.rectangle()))
+        return network.model(*(torch.from_numpy(array) for array in batch.rectangle()))
 
     return call
 
@@ -99,23 +108,23 @@ def _openvino(model: Any) -> Call:
     return lambda batch: request.infer(batch.rectangle()._asdict())
 
 
-def run_openvino(architecture: str, model: Model, directory: Path) -> Call:
+def run_openvino(network: Network) -> Call:
     import openvino
 
-    return _openvino(openvino.Core().read_model(exported(model, directory)))
+    return _openvino(openvino.Core().read_model(exported(network)))
 
 
-def run_openvino_int8(architecture: str, model: Model, directory: Path) -> Call:
+def run_openvino_int8(network: Network) -> Call:
     import nncf
     import openvino
 
     samples = [batch_of(2, 64, seed).rectangle()._asdict() for seed in range(8)]
-    network = openvino.Core().read_model(exported(model, directory))
+    graph = openvino.Core().read_model(exported(network))
     kind = nncf.ModelType.TRANSFORMER
-    return _openvino(nncf.quantize(network, nncf.Dataset(samples), model_type=kind, subset_size=len(samples)))
+    return _openvino(nncf.quantize(graph, nncf.Dataset(samples), model_type=kind, subset_size=len(samples)))
 
 
-ENGINES: Final[Mapping[str, Callable[[str, Model, Path], Call]]] = {
+ENGINES: Final[Mapping[str, Callable[[Network], Call]]] = {
     "native": run_native,
     "onnx_cpu": run_onnx_cpu,
     "ORT stock int8": run_stock,
@@ -156,10 +165,11 @@ def main() -> None:
         torch.manual_seed(0)
         model = build(architecture, RELEASED[architecture], "classify", 2).eval()
         with tempfile.TemporaryDirectory() as directory:
+            network = Network(architecture, model, Path(directory))
             calls = {}
             for name in arguments.engine or ENGINES:
                 try:
-                    calls[name] = ENGINES[name](architecture, model, Path(directory))
+                    calls[name] = ENGINES[name](network)
                 except ImportError as error:
                     print(f"{name} is left out: {error}")
             for rows, length in SHAPES[architecture]:
