@@ -325,6 +325,14 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     ]
 
 
+def test_kernels_that_are_not_proven_serve_only_where_asked_for(monkeypatch):
+    best()
+    assert native.best().kernel not in native.UNPROVEN
+
+    monkeypatch.setenv(native.CHOICE, "avx512vnni")
+    assert native.best().kernel in (*native.UNPROVEN, *native.KERNELS)  # whatever this CPU can run
+
+
 def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
     best()
     hosted, _ = host(make_artifact(tmp_path, "qa"), "native")

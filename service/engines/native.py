@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -32,7 +33,10 @@ from service.types import Batch, Cost, Engine, Row
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(service.__file__).parent / "native"
-KERNELS: Final = ("avx512vnni", "avx2")  # the fastest first
+KERNELS: Final = ("avx2",)  # the fastest first
+# Kernels that have never run on a CPU that has what they need, nor in an emulator: they serve only where asked for.
+UNPROVEN: Final = ("avx512vnni",)
+CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one
 ARCHITECTURES: Final = ("bert", "albert", "mobilebert")  # numbers in C++
 ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
 FAULTS: Final = {1: "there is not enough memory", 2: "the batch is not one", 3: "a parameter is missing"}
@@ -165,8 +169,9 @@ def _native(artifact: Artifact) -> Native:
 
 
 def best() -> Library | None:
-    """The fastest kernels that were compiled and that this CPU can run."""
-    for kernel in KERNELS:
+    """The fastest kernels that were compiled and that this CPU can run; before them, those asked for."""
+    asked = os.environ.get(CHOICE)
+    for kernel in (*(name for name in UNPROVEN if name == asked), *KERNELS):
         for suffix in EXTENSION_SUFFIXES:
             file = LIBRARIES / f"{kernel}{suffix}"
             if not file.exists():
