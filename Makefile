@@ -47,12 +47,14 @@ lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.l
 clean: ## remove the virtual environments and all caches
 	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f service/native/*.so
 	find models service tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is ready when it holds what pyproject.toml asks for. The install is editable: a clone serves itself.
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
-$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml
+# Installing compiles the native engine's kernels, where there is a compiler.
+$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml $(wildcard service/native/*.h service/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'

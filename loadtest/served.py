@@ -26,6 +26,7 @@ class Served:
     process: subprocess.Popen[str]
     port: int
     log: IO[str]
+    admin_port: int | None = None
 
     def family(self) -> list[int]:
         """Its process and those that it started, oldest first."""
@@ -59,9 +60,9 @@ def serving(
     environment: Mapping[str, str] | None = None,
     port: int = 0,
 ) -> Iterator[Served]:
-    """A server of these models on a port that the system chose, which is ended in any case."""
+    """A server of these models, or of the embedded ones, on a port that the system chose; it is ended in any case."""
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--engine", engine]
-    command += ["--models", ",".join(map(str, models)), *options]
+    command += [*(["--models", ",".join(map(str, models))] if models else []), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     paths = os.pathsep.join([str(STAND_IN), str(ROOT)])
     with (
@@ -77,10 +78,10 @@ def serving(
     ):
         try:
             assert process.stdout is not None  # noqa: S101  # it is a pipe
-            found = re.search(r"http://\S+?:(\d+)", process.stdout.readline())
-            if found is None:
+            found = re.findall(r"http://\S+?:(\d+)", process.stdout.readline())
+            if not found:
                 log.seek(0)
                 raise SystemExit(f"the server did not start:\n{log.read()}")
-            yield Served(process, int(found[1]), log)
+            yield Served(process, int(found[0]), log, int(found[1]) if found[1:] else None)
         finally:
             process.kill()

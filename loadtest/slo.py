@@ -44,6 +44,8 @@ from machine import setting
 from served import serving
 from verdict import SHARE, Estimate, estimate, judge, next_rate
 
+from service.settings import Settings
+
 CALLERS: Final = 32  # of a closed loop
 LEAST_REQUESTS: Final = 200  # of a load: with fewer, 1 % is a matter of one
 LONGEST: Final = 3  # a load of a low rate lasts longer for that, but no longer than so many times
@@ -179,7 +181,7 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a server that runs; one is started if left out")
     parser.add_argument("--models", default="", help="of the server that is started; every embedded one if left out")
-    parser.add_argument("--engine", default="onnx_cpu", help="of the server that is started")
+    parser.add_argument("--engine", default=Settings.model_fields["engine"].default, help="of that server")
     parser.add_argument("--p99-ms", type=float, required=True, help="the target")
     parser.add_argument("--at-least", type=float, help="a search holds if it finds this rate to hold")
     parser.add_argument("--most-failed", type=int, help="how many requests of a single load may fail; 1 %% if left out")

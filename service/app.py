@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import bodies, openapi, problems, timings
+from service import bodies, metrics, openapi, problems, records, tasks
 from service.errors import (
     Fault,
     Internal,
@@ -35,11 +35,23 @@ from service.errors import (
 )
 from service.gate import LIVE, READY, Gate, Visit
 from service.keys import Keys
+from service.records import OTHER, Record
 from service.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 ANSWER_SHARE: Final = 16  # bytes of an answer for each of the body: 64 texts of prose in fill-mask make seven or eight
+METRICS: Final = "/metrics"
+COMPUTE_HEADERS: Final = (
+    "X-Compute-Type",
+    "X-Compute-Time",
+    "X-Compute-Characters",
+    "X-Compute-Tokens",
+    "X-Total-Time",
+    "X-Tokenization-Time",
+    "X-Queue-Time",
+    "X-Inference-Time",
+)
 CORS: Final[Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": [
@@ -50,18 +62,25 @@ CORS: Final[Any] = {
         "X-Request-Priority",
         "X-Request-Timeout-Ms",
     ],
-    "expose_headers": ["Retry-After", "Server-Timing", "X-Compute-Time", "X-Request-Id"],
+    "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Request-Id"],
 }
 RANDOM: Final = random.Random()  # noqa: S311  # ids are no secrets, and this asks the system for nothing
+NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+"""FastAPI's own would hold addresses as they came, which may be somebody's text; `service.tracing` is ours."""
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
 T = TypeVar("T")
 
+Observer = Callable[[Record], None]
+"""Is told of every request, when its answer leaves or its client has gone."""
 
-def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
+
+def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
     """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends.
 
-    With `keys`, every address but those of health answers only who brings one.
+    With `keys`, every address but those of health answers only who brings one. The runtime's books are told of every
+    request, and so are the `observers`.
     """
 
     @asynccontextmanager
@@ -78,8 +97,10 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
         exception_handlers={HTTPException: _translate},
+        telemetry=NO_TELEMETRY,
     )
-    app.add_middleware(Edge, runtime=runtime, gate=Gate(runtime, keys, runtime.tasks))
+    gate = Gate(runtime, keys, runtime.tasks)
+    app.add_middleware(Edge, runtime=runtime, gate=gate, observers=[runtime.books.finish, *observers])
     if origins := runtime.settings.cors_origins:  # the outermost, so that a page can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
     for task in runtime.tasks:
@@ -87,6 +108,8 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
     app.add_api_route("/models", _listing(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, _live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
+    if runtime.settings.admin_port is None:
+        app.add_api_route(METRICS, _measuring(runtime), methods=["GET"], **openapi.METRICS)
     openapi.install(app, runtime)
     return app
 
@@ -94,7 +117,11 @@ def create_app(runtime: Runtime, keys: Keys | None = None) -> FastAPI:
 def create_admin(runtime: Runtime) -> Starlette:
     """What the own port has. It runs on another thread than the runtime, of which it only reads."""
     app = Starlette(
-        routes=[Route(LIVE, _live, methods=["GET"]), Route(READY, _readiness(runtime), methods=["GET"])],
+        routes=[
+            Route(LIVE, _live, methods=["GET"]),
+            Route(READY, _readiness(runtime), methods=["GET"]),
+            Route(METRICS, _measuring(runtime), methods=["GET"]),
+        ],
         middleware=[Middleware(Edge, runtime=runtime, gate=Gate(runtime))],
         exception_handlers={HTTPException: _translate},
     )
@@ -110,21 +137,42 @@ def _answering(runtime: Runtime, task: str) -> Handler:
 
     async def answer(request: Request) -> Response:
         visit: Visit = request.state.visit  # the gate has let it in
+        record: Record = request.state.record
+        record.task = task
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
-        body = bodies.parse(model, raw)
+        record.received = len(raw)
+        with records.measure("parse"):
+            body = bodies.parse(model, raw)
         lane = runtime.lane(task, body.model)
-        with timings.collect() as stages:
-            answer = await _while_connected(request, lane.answer(body, visit.due, visit.priority))
-        headers = {
-            "server-timing": ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages.items()),
-            "x-compute-time": f"{time.monotonic() - visit.received:.3f}",  # seconds, as the Inference API gives it
-        }
-        response = JSONResponse(answer, headers=headers)
+        record.model = lane.model.manifest.name
+        record.characters = tasks.characters(body.inputs)
+        answer = await _while_connected(request, lane.answer(body, visit.due, visit.priority))
+        response = JSONResponse(answer, headers=_costs(record, lane.model.engine_name))
         _check_answer(len(response.body), max(runtime.settings.max_answer_bytes, ANSWER_SHARE * len(raw)))
         visit.check(time.monotonic())  # an event loop that lags lets timers go off late, too
         return response
 
     return answer
+
+
+def _costs(record: Record, engine: str) -> dict[str, str]:
+    """What a response says of how it came about.
+
+    X-Compute-Time is in seconds, as from Hugging Face's Inference API; TEI's own headers are in whole milliseconds.
+    """
+    ms = {stage: 1000 * span.seconds for stage, span in record.stages.items()}
+    total_s = time.monotonic() - record.began
+    return {
+        "server-timing": ", ".join(f"{stage};dur={ms[stage]:.2f}" for stage in records.STAGES if stage in ms),
+        "x-compute-type": engine,
+        "x-compute-time": f"{total_s:.3f}",
+        "x-compute-characters": str(record.characters),
+        "x-compute-tokens": str(record.tokens),
+        "x-total-time": f"{1000 * total_s:.0f}",
+        "x-tokenization-time": f"{ms.get('encode', 0):.0f}",
+        "x-queue-time": f"{ms.get('queue', 0):.0f}",
+        "x-inference-time": f"{ms.get('infer', 0):.0f}",
+    }
 
 
 def _check_answer(size: int, most: int) -> None:
@@ -152,6 +200,13 @@ def _readiness(runtime: Runtime) -> Handler:
         return JSONResponse({"ready": True})
 
     return ready
+
+
+def _measuring(runtime: Runtime) -> Handler:
+    async def measure(_: Request) -> Response:
+        return Response(await metrics.scrape(runtime), media_type=metrics.MEDIA_TYPE)
+
+    return measure
 
 
 async def _live(_: Request) -> Response:
@@ -193,46 +248,64 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
 
 
 class Edge:
-    """The outermost layer: the gate, an id for each request, and one kind of answer for errors."""
+    """The outermost layer: the gate, a record of each request, and one kind of answer for errors."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, gate: Gate, observers: Sequence[Observer] = ()) -> None:
         self.app = app
         self._runtime = runtime
         self._gate = gate
+        self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = _request_id(headers)
-        started = False
+        method = scope["method"] if scope["method"] in METHODS else OTHER
+        state = scope.setdefault("state", {})
+        state["record"] = record = Record(_request_id(headers), method, traceparent=headers.get("traceparent"))
+        record.began = state.get("received", record.began)
+        record.on_accept = self._runtime.books.accept if self._observers else None
 
         async def send_named(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.id.encode())]
                 if self._runtime.leaving:
                     message["headers"].append((b"connection", b"close"))
+                self._end(record, scope)
             await send(message)
 
         try:
-            self._gate.admit(scope, headers)
-            await self.app(scope, receive, send_named)
+            with records.recording(record):
+                self._gate.admit(record, scope, headers)
+                await self.app(scope, receive, send_named)
         except ClientDisconnect:
+            if record.status is None:
+                self._end(record, scope)
             return  # nobody is left to answer
         except asyncio.CancelledError:  # the server leaves without waiting any longer
             failure: SwiftletError = draining()
         except SwiftletError as error:
             failure = error
         except Exception as error:
-            report(log, f"request {request_id} failed", error)
+            report(log, f"request {record.id} failed", error)
             failure = Internal("internal", "The server made a mistake. The log has more under this request's id.")
         else:
             return
-        if not started:
-            await problems.render(failure, request_id)(scope, receive, send_named)
+        if record.status is None:
+            record.code = failure.code
+            await problems.render(failure, record.id)(scope, receive, send_named)
+
+    def _end(self, record: Record, scope: Scope) -> None:
+        """Tells all who look on what became of a request; none of them can fail it."""
+        record.ended = time.monotonic()
+        record.route = self._gate.route(scope) or str(getattr(scope.get("route"), "path", OTHER))
+        for observe in self._observers:
+            try:
+                observe(record)
+            except Exception as error:
+                report(log, f"request {record.id} could not be noted", error)
 
 
 def _request_id(headers: Headers) -> str:

@@ -37,10 +37,11 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from models.tokenizer import Encoding
-from service import timings
+from service import records
 from service.admission import Load, Pace, admissible, retry_after_s
+from service.books import Books
 from service.errors import Internal, SwiftletError, Unavailable, draining, report, too_late
-from service.types import Crew, Deadline, Lost, Outcome, Priority, Row, Scheduler
+from service.types import Crew, Deadline, Lost, Priority, Ran, Row, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Waiting:
     answer: asyncio.Future[Row]
     started: float = math.nan
     finished: float = math.nan
+    engine_s: float = 0.0  # of its call, the engine's own time
     suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
 
     def __len__(self) -> int:
@@ -202,8 +204,9 @@ class Batcher:
         """Runs in the context of the request, whatever became of it."""
         self.lines[item.priority].discard(item)
         if not answer.cancelled() and answer.exception() is None:
-            timings.record("queue", item.started - item.submitted)
-            timings.record("infer", item.finished - item.started)
+            records.note("queue", item.submitted, item.started)
+            records.note("batch", item.started, item.finished - item.engine_s)  # as if all of it came first
+            records.note("infer", item.finished - item.engine_s, item.finished)
 
     @property
     def tokens(self) -> int:
@@ -270,6 +273,17 @@ class Call(NamedTuple):
         return abs(self.started + self.expected_s - now)
 
 
+class Queue(NamedTuple):
+    """What waits for a core at one moment, and what runs."""
+
+    rows: int
+    tokens: int
+    age_s: float  # for how long the oldest has waited
+    wait_s: float  # how long an interactive request would wait that came now, at least
+    running: int  # calls
+    busy_s: float  # that all cores together have spent in calls so far
+
+
 class Pool:
     """The cores of a crew, shared by all batchers."""
 
@@ -280,8 +294,9 @@ class Pool:
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
         scheduler: Scheduler = "deadlines",
+        books: Books | None = None,
     ) -> None:
-        """`patience_s` is after how long any call is given up, and the engine with it.
+        """`patience_s` is after how long any call is given up, and the engine with it. `books` are told of calls.
 
         The scheduler "fifo" is there to be compared with: it admits by count alone and starts whatever is not yet late.
         """
@@ -290,8 +305,11 @@ class Pool:
         self.patience_s = patience_s
         self.clock = clock
         self.by_deadline = scheduler == "deadlines"
+        self._books = Books({}) if books is None else books
         self._batchers: list[Batcher] = []
-        self._calls: dict[asyncio.Future[list[Outcome]], Call] = {}
+        self._calls: dict[asyncio.Future[Ran], Call] = {}
+        self._busy_s = 0.0
+        self._counted = clock()  # up to when
         self._suspect_runs = False
         self._interactive = Load(crew.size)
         self._since_bulk = 0  # batches of interactive work that went before waiting bulk
@@ -358,6 +376,21 @@ class Pool:
             return ahead / cores
         spare = max(1 / BULK_EVERY, 1 - self._interactive.share(now))
         return (ahead + sum(one.backlog_s("bulk", turn) for one in batchers) / spare) / cores
+
+    def queue(self) -> Queue:
+        self._count()
+        lines = [line for batcher in self._batchers for line in batcher.lines.values()]
+        now, rows = self.clock(), sum(map(len, lines))
+        oldest = min((item.submitted for line in lines for item in line), default=now)
+        return Queue(
+            rows, self.waiting_tokens, now - oldest, self.wait_s("interactive"), len(self._calls), self._busy_s
+        )
+
+    def _count(self) -> None:
+        """Takes in how long calls have run; to be called before there is one more or less."""
+        now = self.clock()
+        self._busy_s += (now - self._counted) * len(self._calls)
+        self._counted = now
 
     @property
     def waiting_tokens(self) -> int:
@@ -431,18 +464,21 @@ class Pool:
         for item in batch:
             item.started = now
         call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
+        self._count()
         self._calls[call] = Call(batcher, batch, now, expected_s)
         call.add_done_callback(self._finish)
 
-    def _finish(self, future: asyncio.Future[list[Outcome]]) -> None:
+    def _finish(self, future: asyncio.Future[Ran]) -> None:
         """Frees the core first, then hands every caller who still waits what is theirs, and learns last."""
+        self._count()
         batcher, batch, started, _ = self._calls.pop(future)
         batcher.calls -= 1
         self._suspect_runs &= not batch[0].suspect
         self._wake()
-        now, ended = self.clock(), False
+        now, engine_s, ended = self.clock(), 0.0, False
         try:
-            outcomes: Sequence[Row | SwiftletError] = future.result()
+            outcomes: Sequence[Row | SwiftletError]
+            outcomes, engine_s = future.result()
             ended = True
         except Lost as lost:
             if not (lost.guilty and batch[0].suspect):
@@ -457,7 +493,7 @@ class Pool:
             report(log, "an engine call was lost", error)
             outcomes = [Internal("internal", "The model failed.") for _ in batch]
         for item, outcome in zip(batch, outcomes, strict=True):
-            item.finished = now
+            item.finished, item.engine_s = now, engine_s
             if item.answer.done():
                 continue
             if isinstance(outcome, SwiftletError):
@@ -467,4 +503,7 @@ class Pool:
         if batch[0].priority == "interactive":
             self._interactive.add(now - started, now)
         if ended:
-            batcher.pace.learn([len(item) for item in batch], now - started)
+            lengths = [len(item) for item in batch]
+            batcher.pace.learn(lengths, now - started)
+            padding = len(batch) * max(lengths) - sum(lengths) if batcher.pace.cost.padded else 0
+            self._books.ran(batcher.model, len(batch), sum(lengths), padding)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -18,7 +19,7 @@ from models.tokenizer import Encoding
 from service import engines, plugins
 from service.errors import Internal, report
 from service.golden import rehearse, replay
-from service.types import Batch, Cost, Engine, Outcome, Row, Timed
+from service.types import Batch, Cost, Engine, Outcome, Ran, Row, Timed
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class InProcess:
     call is ever `Lost`, and patience has no end.
     """
 
+    restarts = 0
+
     def __init__(self, models: Mapping[str, Hosted], size: int) -> None:
         self.size = size
         self._models = dict(models)
@@ -76,9 +79,9 @@ class InProcess:
     async def open(self) -> None:
         pass
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:  # noqa: ARG002  # see above
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:  # noqa: ARG002  # see above
         self._running += 1
-        call = asyncio.get_running_loop().run_in_executor(self._threads, run_batch, self._models[model], encodings)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, timed, self._models[model], encodings)
         call.add_done_callback(self._ended)
         return await call
 
@@ -96,6 +99,13 @@ class InProcess:
         for model in self._models.values():
             model.engine.close()
         return True
+
+
+def timed(model: Hosted, encodings: Sequence[Encoding]) -> Ran:
+    """As `run_batch`, and how long it took."""
+    began = time.monotonic()
+    outcomes = run_batch(model, encodings)
+    return Ran(outcomes, time.monotonic() - began)
 
 
 def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from models.artifact import ArtifactError, open_artifact
-from service import golden, wire
-from service.crew import Hosted, host, run_batch
+from service import golden, lines, wire
+from service.crew import Hosted, host, timed
 from service.errors import SetupError, report
 from service.types import Cost, Timed
 
@@ -42,6 +42,7 @@ class Order:
     engine: str
     models: Sequence[str]  # directories of artifacts
     log_level: str
+    log_format: str
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with(order.parent)
     faulthandler.enable()  # a crash of native code leaves the frames it was called from
-    logging.basicConfig(
-        level=order.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    writer = logging.StreamHandler()
+    writer.setFormatter(lines.formatter(order.log_format))
+    logging.basicConfig(level=order.log_level.upper(), handlers=[writer])
     control = socket.socket(fileno=order.control)
     models, loaded = [], []
     try:
@@ -89,7 +90,7 @@ def _serve(line: socket.socket, models: Sequence[Hosted]) -> None:
         while True:
             call = _receive(line, wire.length_of(_receive(line, wire.HEAD_BYTES)))
             id_, model, encodings = wire.unpack_call(call)
-            line.sendall(wire.pack_answer(id_, run_batch(models[model], encodings)))
+            line.sendall(wire.pack_answer(id_, timed(models[model], encodings)))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:

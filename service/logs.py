@@ -8,7 +8,8 @@ import threading
 from logging.handlers import QueueHandler
 from typing import Final
 
-FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from service import lines
+
 MAX_WAITING: Final = 1000  # records: beyond it they are dropped, counted and told
 CLOSE_S: Final = 1.0
 
@@ -16,12 +17,13 @@ CLOSE_S: Final = 1.0
 class Logs(QueueHandler):
     """Hands records to a thread that writes them to standard error; what that cannot keep up with is dropped."""
 
-    def __init__(self, level: str, writer: logging.Handler | None = None) -> None:
+    def __init__(self, level: str, writer: logging.Handler | None = None, kind: str = "text") -> None:
+        """`kind` is that of the lines, "text" or "json"."""
         self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         super().__init__(self._waiting)
         self.setFormatter(logging.Formatter("%(message)s"))  # the writer adds the rest
         self._writer = writer or logging.StreamHandler()
-        self._writer.setFormatter(logging.Formatter(FORMAT))
+        self._writer.setFormatter(lines.formatter(kind))
         self._dropped = 0
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()

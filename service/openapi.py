@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, TypeAdapter
+from starlette.responses import PlainTextResponse
 
 from service.errors import SwiftletError
 from service.problems import MEDIA_TYPE, Problem
@@ -142,6 +143,13 @@ def _response(served: Any) -> dict[str, Any]:
 
 MODELS: Final = _get("models", "The models served.", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
 LIVE: Final = _get("live", "The process answers.", {"$ref": SCHEMAS + Live.__name__})
+METRICS: Final[dict[str, Any]] = {
+    "name": "metrics",
+    "operation_id": "metrics",
+    "summary": "How the server does, for Prometheus.",
+    "response_class": PlainTextResponse,
+    "responses": {503: _failures()[503]},
+}
 READY: Final = _get("ready", "Requests are answered.", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
 
 

@@ -27,7 +27,7 @@ from models.tokenizer import Encoding
 from service import wire
 from service.engine_process import Loaded, Order
 from service.errors import SetupError
-from service.types import Cost, Lost, Outcome, Timed
+from service.types import Cost, Lost, Ran, Timed
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Process:
         models: Sequence[Path],
         size: int,
         log_level: str,
+        log_format: str,
         main: str,
         on_lost: Callable[[Process], None],
     ) -> None:
@@ -65,7 +66,7 @@ class Process:
         self._sockets = [near for near, _ in pairs]
         lines = [far for _, far in pairs]
         handed = [end.fileno() for end in (control, *lines)]
-        order = Order(os.getpid(), handed[0], handed[1:], engine, [str(path) for path in models], log_level)
+        order = Order(os.getpid(), handed[0], handed[1:], engine, [str(path) for path in models], log_level, log_format)
         try:
             self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, and nothing that anybody sent
                 [sys.executable, "-P", "-m", main, json.dumps(asdict(order))],
@@ -117,7 +118,7 @@ class Process:
         if self._lost:
             raise SetupError("The engine process ended as soon as the models were loaded; the log may say why.")
 
-    async def call(self, model: int, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def call(self, model: int, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         """Runs a batch on a line that is free; there must be one.
 
         Raises:
@@ -131,9 +132,9 @@ class Process:
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
         message = await answer
         with suppress(ValueError, IndexError):
-            returned, outcomes = wire.unpack_answer(message)
-            if (returned, len(outcomes)) == (number, len(encodings)):
-                return outcomes
+            returned, ran = wire.unpack_answer(message)
+            if (returned, len(ran.outcomes)) == (number, len(encodings)):
+                return ran
         self._died()
         raise Lost(guilty=True)
 

@@ -101,7 +101,9 @@ class Limits:
 class Room:
     """What the connections of one server share: the places, who may have to give up theirs, and one line of log."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[str], None]) -> None:
+        """`refused` is told the code of every error that is answered here."""
+        self.refused = refused
         self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their client's next head; the longest first
         self.held: Counter[str] = Counter()  # connections, by their clients' addresses
         self._refused: Counter[str] = Counter()
@@ -109,6 +111,7 @@ class Room:
 
     def tell(self, error: SwiftletError, now: float) -> None:
         """Logs an error's code, at most one line in a while; the next one has what was left out."""
+        self.refused(error.code)
         self._refused[error.code] += 1
         if now >= self._tell_at:
             level = logging.INFO if error.status < 500 else logging.WARNING
@@ -130,9 +133,9 @@ IDLE, HEAD, BODY, ANSWER, CLOSING = Phase  # a class's attribute takes a while t
 RECEIVING: Final = (IDLE, HEAD, BODY)
 
 
-def limited(limits: Limits) -> type[Connection]:
-    """The protocol of one server, for `uvicorn.Config(http=...)`."""
-    return type("Limited", (Connection,), {"limits": limits, "room": Room()})
+def limited(limits: Limits, refused: Callable[[str], None] = lambda _: None) -> type[Connection]:
+    """The protocol of one server, for `uvicorn.Config(http=...)`; `refused` as in `Room`."""
+    return type("Limited", (Connection,), {"limits": limits, "room": Room(refused)})
 
 
 class Connection(HttpToolsProtocol):

@@ -16,8 +16,9 @@ import models
 from models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
 from models.tokenizer import Encoding, Tokenizer
 from models.vocabulary import TokenizerError
-from service import partial, plugins, tasks, timings
-from service.batching import Batcher, Pool
+from service import partial, plugins, records, tasks
+from service.batching import Batcher, Pool, Queue
+from service.books import Books
 from service.crew import Hosted, InProcess, host
 from service.errors import Fault, Internal, NotFound, SetupError, Unprocessable, draining, no_engine, too_late
 from service.settings import Settings
@@ -142,13 +143,14 @@ class Lane:
         task = self.model.task
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                with timings.measure("encode"):
+                with records.measure("encode"):
                     parts = await self._aside(partial.encode, task, request)
                 encodings = [encoding for part in parts for encoding in part.encodings]
                 self._check_size(encodings)
                 work = self._submit(encodings, deadline, priority) if encodings else []
+                records.accept(len(encodings), sum(len(encoding.input_ids) for encoding in encodings))
                 outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
-                with timings.measure("decode"):
+                with records.measure("decode"):
                     if sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal)) <= LIGHT:
                         return partial.decode(task, parts, outcomes)
                     return await self._aside(partial.decode, task, parts, outcomes)
@@ -189,6 +191,17 @@ async def _all(work: Sequence[Awaitable[Row | Internal]]) -> list[Row | Internal
             one.cancel()
 
 
+@dataclass(frozen=True)
+class Look:
+    """How things are at one moment."""
+
+    books: Books
+    queue: Queue
+    cores: int
+    ready: bool  # whether there is an engine that works
+    restarts: int  # of engines
+
+
 class Runtime:
     """All lanes of the process, over one crew."""
 
@@ -196,8 +209,9 @@ class Runtime:
         """Raises SetupError where two models have one name."""
         self.settings = settings
         self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
+        self.books = Books({model.manifest.name: model.manifest.task for model in served})
         self._crew = crew
-        self._pool = Pool(crew, settings.max_waiting_tokens, scheduler=settings.scheduler)
+        self._pool = Pool(crew, settings.max_waiting_tokens, scheduler=settings.scheduler, books=self.books)
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         self.lanes: dict[str, Lane] = {}  # by the name of the model, in the order given
         for model in served:
@@ -228,7 +242,12 @@ class Runtime:
         """As `load`, but the engines are in a process of their own."""
         paths, tokenizers = locate(settings.models), dict[str, Tokenizer]()
         crew = Workers(
-            settings.engine, paths, settings.cores, spare=settings.spare_engine, log_level=settings.log_level
+            settings.engine,
+            paths,
+            settings.cores,
+            spare=settings.spare_engine,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
         )
         try:
             served = [open_model(path, settings.engine, tokenizers) for path in paths]
@@ -241,6 +260,7 @@ class Runtime:
 
     async def open(self) -> None:
         """Begins to watch over the engines, on the event loop that requests will come on."""
+        self.loop = asyncio.get_running_loop()
         await self._crew.open()
 
     @property
@@ -278,6 +298,11 @@ class Runtime:
         if lane is None or lane.model.manifest.task != task:
             raise NotFound("unknown_model", "No model of that name serves this task; /models lists those there are.")
         return lane
+
+    async def look(self) -> Look:
+        """How things are at this moment; to be awaited on `loop`."""
+        queue = self._pool.queue()
+        return Look(self.books.copy(), queue, self._crew.size, self._crew.ready, self._crew.restarts)
 
     def check(self, left_s: float, priority: Priority) -> None:
         """Refuses a request before it is read, where none could be answered in time.

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from service import access, openapi
 from service.app import create_admin, create_app
 from service.errors import SetupError
 from service.keys import Keys
@@ -33,11 +34,15 @@ from service.runtime import Runtime
 from service.settings import Settings
 from service.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from service.tracing import Tracer
+
 log = logging.getLogger(__name__)
 
 SILENT_S: Final = 1.0  # for a new connection to begin its request, once the server closes
 GIVE_UP_S: Final = 0.3  # for requests that are cancelled to be answered
 CLOSE_S: Final = 5.0  # for the runtime, where nobody is in a hurry
+OTLP: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 LOOK_S: Final = 0.02  # between two looks at what connections are left
 
 
@@ -49,7 +54,8 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
     Raises:
         ArtifactError, SetupError: a model cannot be served, or a setting does not work.
     """
-    logs = Logs(settings.log_level.upper())
+    logs = Logs(settings.log_level.upper(), kind=settings.log_format)
+    tracer: Tracer | None = None
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit is 1024, and a connection is one
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -57,8 +63,12 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
         keys = None if settings.api_keys_file is None else Keys.read(settings.api_keys_file)
         bound = bind(settings.host, settings.port, settings.reuse_port)
         bound_admin = None if settings.admin_port is None else bind(settings.admin_host, settings.admin_port)
+        tracer = _tracer(settings.traces_endpoint)
+        if settings.reuse_port and settings.admin_port is None:
+            log.warning("With reuse_port and no admin_port, /metrics is that of one of the servers, whichever answers.")
+        observers = [*([access.note] if settings.access_log else []), *([tracer.note] if tracer else [])]
         runtime = Runtime.start(settings)
-        public = Port(create_app(runtime, keys), Listener(bound, tls), settings)
+        public = Port(create_app(runtime, keys, observers), Listener(bound, tls), settings, runtime.books.refuse)
         admin = None if bound_admin is None else Port(create_admin(runtime), Listener(bound_admin), settings)
         server = Server(settings, runtime, public, admin, Watchdog(lambda: _leave(logs)))
         with asyncio.Runner(loop_factory=public.config.get_loop_factory()) as runner:
@@ -66,9 +76,26 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
         if server.stuck:
             log.error("A request does not end; leaving without it.")
     finally:
+        if tracer:
+            tracer.close()
         written = logs.end()
     if server.stuck or not written:
         os._exit(1)  # the interpreter would wait for the thread
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    """Raises SetupError where traces are wanted by setting and cannot be made."""
+    if endpoint is None and not any(os.environ.get(name) for name in OTLP):
+        return None
+    try:
+        from service.tracing import Tracer
+    except ModuleNotFoundError as error:
+        needed = f"Traces need the package {error.name!r}: pip install 'swiftlet[otel]'."
+        if endpoint is not None:
+            raise SetupError(needed) from None
+        log.warning("%s There are none.", needed)  # the environment may be meant for others
+        return None
+    return Tracer.sending(endpoint, openapi.version())
 
 
 def _leave(logs: Logs) -> None:
@@ -97,11 +124,14 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 class Port:
     """One address, the application behind it, and the connections that came to it."""
 
-    def __init__(self, app: ASGIApp, listener: Listener, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, listener: Listener, settings: Settings, refused: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`refused` is told the code of every error that the application does not see."""
         self.config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=limited(Limits(proxies=settings.trusted_proxies)),
+            http=limited(Limits(proxies=settings.trusted_proxies), refused),
             ws="none",
             lifespan="on",
             access_log=False,

@@ -55,8 +55,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Own port for whoever runs the server: it has /health only, and answers on a thread of its own "
-        "while the public port is flooded. Unset: none.",
+        description="Own port for whoever runs the server: it has /health and /metrics only, and answers on a thread "
+        "of its own while the public port is flooded. Unset: none, and /metrics is on the public port.",
     )
     reuse_port: bool = Field(
         False,
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
         "X-Forwarded-Proto are believed. Empty: nobody's.",
     )
-    engine: str = Field("onnx_cpu", description="Engine that runs the models: onnx_cpu, torch or echo.")
+    engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, torch or echo.")
     spare_engine: bool = Field(
         True,
         description="Whether a second engine process stands by and serves at once when the first is lost; "
@@ -131,6 +131,17 @@ class Settings(BaseSettings):
     )
     shutdown_timeout_s: int = Field(
         15, ge=1, description="How long requests under way may take to finish after that, in seconds."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="How a line of the log is written: text, for a person; or json, one object a line."
+    )
+    access_log: bool = Field(
+        False, description="Whether each request is logged: who asked, what became of it and its times, and no text."
+    )
+    traces_endpoint: str | None = Field(
+        None,
+        description="Where OpenTelemetry traces are sent, as OTLP over HTTP: http://collector:4318/v1/traces. Needs "
+        "the extra otel. Unset: where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe messages that are logged: debug, info, warning or error."

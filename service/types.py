@@ -120,6 +120,11 @@ class Engine(Protocol):
     """
 
     @property
+    def title(self) -> str:
+        """What runs the network, in words: one engine may choose among several ways, or fall back on another."""
+        ...
+
+    @property
     def cost(self) -> Cost: ...
 
     faithful: ClassVar[bool]
@@ -150,10 +155,19 @@ class Lost(Exception):
         self.guilty = guilty
 
 
+class Ran(NamedTuple):
+    """A call that ended."""
+
+    outcomes: list[Outcome]  # for each encoding its row, or why it has none
+    engine_s: float  # the engine's own time, without the way there and back
+
+
 class Crew(Protocol):
     """Where batches run, at most `size` at a time."""
 
     size: int
+    restarts: int
+    """Engines that were lost so far, and replaced."""
 
     def cost(self, model: str) -> Cost: ...
 
@@ -165,8 +179,8 @@ class Crew(Protocol):
         """Begins to watch over the engines, on the event loop that `run` will be called on."""
         ...
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
-        """For each encoding its row, or why it has none.
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
+        """Runs a batch.
 
         Raises:
             Lost: there was no answer within `patience_s`, or the engine died or was ended meanwhile.

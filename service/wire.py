@@ -7,9 +7,10 @@ A message is its length in bytes as one int64, then that many bytes. A call is i
 The names are those of `Batch`; `model` counts the models in the order in which they were hosted. Its answer is int64,
 then float32:
 
-    id, B, shapes (B, 2) | the numbers of all rows, one after the other
+    id, B, nanoseconds, shapes (B, 2) | the numbers of all rows, one after the other
 
-A shape is (F, O); where an encoding has no row it is (-1, which of `CODES` says why).
+The nanoseconds are those that the engine took. A shape is (F, O); where an encoding has no row it is (-1, which of
+`CODES` says why).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from models.tokenizer import Encoding
 from service.crew import FAULTS
 from service.errors import Internal
-from service.types import Batch, Outcome
+from service.types import Batch, Outcome, Ran
 
 HEAD_BYTES: Final = 8
 CODES: Final = tuple(FAULTS)
@@ -54,20 +55,21 @@ def unpack_call(message: bytearray) -> tuple[int, int, list[Encoding]]:
     return id_, model, Batch(input_ids, token_type_ids, offsets, focus, focus_offsets).encodings()
 
 
-def pack_answer(id_: int, outcomes: Sequence[Outcome]) -> bytes:
+def pack_answer(id_: int, ran: Ran) -> bytes:
     """An answer, head included."""
+    outcomes, engine_s = ran
     shapes = [(-1, CODES.index(one.code)) if isinstance(one, Internal) else one.shape for one in outcomes]
     rows = [np.asarray(one, _FLOAT).tobytes() for one in outcomes if not isinstance(one, Internal)]
-    numbers = np.array([id_, len(outcomes), *(n for shape in shapes for n in shape)], _INT)
+    numbers = np.array([id_, len(outcomes), round(1e9 * engine_s), *(n for shape in shapes for n in shape)], _INT)
     return _message(numbers.tobytes(), *rows)
 
 
-def unpack_answer(message: memoryview) -> tuple[int, list[Outcome]]:
-    """The id and the outcomes of an answer without its head. Rows are copies: none holds another's numbers."""
-    id_, size = np.frombuffer(message, _INT, 2).tolist()
-    shapes = np.frombuffer(message, _INT, 2 * size, 2 * _INT.itemsize).reshape(size, 2).tolist()
+def unpack_answer(message: memoryview) -> tuple[int, Ran]:
+    """The id of an answer without its head, and what the call came to. Rows are copies, not views."""
+    id_, size, nanoseconds = np.frombuffer(message, _INT, 3).tolist()
+    shapes = np.frombuffer(message, _INT, 2 * size, 3 * _INT.itemsize).reshape(size, 2).tolist()
     outcomes: list[Outcome] = []
-    at = (2 + 2 * size) * _INT.itemsize
+    at = (3 + 2 * size) * _INT.itemsize
     for rows, width in shapes:
         if rows < 0:
             outcomes.append(Internal(CODES[width], FAULTS[CODES[width]]))
@@ -75,7 +77,7 @@ def unpack_answer(message: memoryview) -> tuple[int, list[Outcome]]:
         numbers: NDArray[np.float32] = np.frombuffer(message, _FLOAT, rows * width, at)
         outcomes.append(numbers.reshape(rows, width).astype(np.float32))
         at += numbers.nbytes
-    return id_, outcomes
+    return id_, Ran(outcomes, 1e-9 * nanoseconds)
 
 
 def _message(*parts: bytes) -> bytes:

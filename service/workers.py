@@ -23,7 +23,7 @@ from service.breaker import Breaker
 from service.engine_process import Loaded
 from service.errors import Internal, SetupError, no_engine
 from service.process import Process
-from service.types import Cost, Lost, Outcome, Timed
+from service.types import Cost, Lost, Ran, Timed
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Workers:
         *,
         spare: bool,
         log_level: str = "info",
+        log_format: str = "text",
         main: str = "service.engine_process",
     ) -> None:
         """Starts the process; `load` waits for it.
@@ -53,11 +54,12 @@ class Workers:
             models: directories of artifacts.
             size: calls that run at a time.
             spare: whether a second process stands by.
-            log_level: of the process, which logs to the same place.
+            log_level, log_format: of the process, which logs to the same place.
             main: the module that it runs.
         """
         self.size = size
-        self._make = partial(Process, engine, models, size, log_level, main, self._lost)
+        self.restarts = 0
+        self._make = partial(Process, engine, models, size, log_level, log_format, main, self._lost)
         self._wants_spare = spare
         self._breaker = Breaker()
         self._models: dict[str, tuple[int, Loaded]] = {}  # by name: number on the wire, what the process said of it
@@ -107,7 +109,7 @@ class Workers:
             await self._first.result().attach()
         self._restock()
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         if self._breaker.open:
             raise no_engine()
         return await self._call(model, encodings, patience_s)
@@ -132,20 +134,20 @@ class Workers:
         reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in left]
         return all(await asyncio.gather(*reaping))
 
-    async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         while self._serving is None:
             if self._closed or self._failures >= TRIES:
                 raise no_engine()
             await self._changed.wait()
         process = self._serving
         try:
-            outcomes = await process.call(self._models[model][0], encodings, patience_s)
+            ran = await process.call(self._models[model][0], encodings, patience_s)
         except Lost as lost:
             if lost.guilty:
                 self._note(False, model, patience_s)
             raise
-        self._note(not all(isinstance(one, Internal) for one in outcomes), model, patience_s)
-        return outcomes
+        self._note(not all(isinstance(one, Internal) for one in ran.outcomes), model, patience_s)
+        return ran
 
     def _note(self, good: bool, model: str, patience_s: float) -> None:
         """Tells the breaker of a call, and does what it decides."""
@@ -160,8 +162,8 @@ class Workers:
         while not good:
             if (process := self._serving) is not None:
                 with suppress(Lost):
-                    (outcome,) = await process.call(number, [trial], patience_s)
-                    good = not isinstance(outcome, Internal)
+                    ran = await process.call(number, [trial], patience_s)
+                    good = not isinstance(ran.outcomes[0], Internal)
                 if self._breaker.tried(good):
                     log.error("the engine answers nothing any more, not even a golden input; it is replaced")
                     process.lose()
@@ -176,6 +178,7 @@ class Workers:
             self._spare = None
         if self._closed:
             return
+        self.restarts += 1
         if self._serving is None:
             self._changed.clear()
         asyncio.get_running_loop().run_in_executor(None, self._bury, process)

@@ -13,7 +13,7 @@ import numpy as np
 from models.tokenizer import Encoding
 from service.batching import Batcher
 from service.errors import DeadlineExceeded
-from service.types import Batch, Cost, Outcome, Row, Timed
+from service.types import Batch, Cost, Outcome, Ran, Row, Timed
 
 PATIENCE_S = 30.0  # how long a test waits for what must happen; only a failing test ever waits that long
 RAGGED = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)
@@ -109,6 +109,7 @@ class ScriptedCrew:
     """Tells the test of each call, and gives or raises what the test says."""
 
     ready = True
+    restarts = 0
 
     def __init__(self, size: int, cost: Cost = RAGGED):
         self.size = size
@@ -125,11 +126,11 @@ class ScriptedCrew:
     async def open(self) -> None:
         pass
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         self.asked.append(tags(Batch.of(encodings)))
         call: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
         self.calls.put_nowait(call)
-        return await call
+        return Ran(await call, 0.0)
 
     async def close(self, grace_s: float) -> bool:
         return True

@@ -18,7 +18,7 @@ import virtual
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import DeadlineExceeded, Unavailable
-from service.types import Cost, Outcome, Priority, Scheduler, Timed
+from service.types import Cost, Priority, Ran, Scheduler, Timed
 
 ROW = np.zeros((1, 2), np.float32)
 SHORT, LONG = 25, 300
@@ -56,12 +56,12 @@ class Crew:
         tokens = len(lengths) * max(lengths)
         return self.fixed_s + tokens * self.token_s + tokens * max(lengths) * self.square_s
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         seconds = self.takes_s([len(one.input_ids) for one in encodings])
         seconds *= self.slower(asyncio.get_running_loop().time()) * math.exp(self._random.gauss(0, self.noise))
         self.busy_s += seconds
         await asyncio.sleep(seconds)
-        return [ROW for _ in encodings]
+        return Ran([ROW for _ in encodings], seconds)
 
     async def close(self, grace_s: float) -> bool:
         return True

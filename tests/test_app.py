@@ -22,10 +22,11 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 from service import errors, openapi
-from service.app import create_app
+from service.app import COMPUTE_HEADERS, create_app
 from service.crew import Hosted
 from service.engines.echo import echo
 from service.errors import SwiftletError
+from service.records import STAGES
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -75,9 +76,23 @@ def test_every_task_answers_its_own_example(client, runtime):
 
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/json"
-        stages = r"encode;dur=\S+, queue;dur=\S+, infer;dur=\S+, decode;dur=\S+"
+        stages = ", ".join(rf"{stage};dur=\d+\.\d\d" for stage in STAGES)
         assert re.fullmatch(stages, response.headers["server-timing"])
-        assert float(response.headers["x-compute-time"]) >= 0
+
+
+def test_an_answer_says_what_it_took_in_the_words_of_hugging_face_and_tei(client):
+    """Clients that reckon costs multiply by x-compute-time as a float of seconds and count x-compute-characters."""
+    response = client.post("/qa", json={"inputs": {"question": "wer 하나?", "context": "it was me."}})
+    told = {name: response.headers[name] for name in map(str.lower, COMPUTE_HEADERS)}
+
+    assert told["x-compute-type"] == "echo"
+    assert told["x-compute-characters"] == str(len("wer 하나?") + len("it was me."))
+    assert 10 < int(told["x-compute-tokens"]) < 30
+    assert re.fullmatch(r"\d+\.\d{3}", told["x-compute-time"])
+    names = "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"
+    whole = {name: int(told[name]) for name in names}
+    assert abs(whole["x-total-time"] - 1000 * float(told["x-compute-time"])) <= 1
+    assert all(0 <= ms <= whole["x-total-time"] + 1 for ms in whole.values())
 
 
 def test_the_shapes_are_those_of_hugging_face(client):
@@ -320,7 +335,8 @@ def test_another_method_is_refused_with_those_that_are_not(method, path, allowed
 def test_the_routes_are_these_and_no_others(client):
     paths = client.get("/openapi.json").json()["paths"]
 
-    assert set(paths) == {"/classify", "/qa", "/fill-mask", "/models", "/health/live", "/health/ready"}
+    others = {"/models", "/health/live", "/health/ready", "/metrics"}
+    assert set(paths) == {"/classify", "/qa", "/fill-mask", *others}
 
 
 # Trouble inside
@@ -589,9 +605,18 @@ def operations(shelf):
     return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
 
 
-BEYOND_A_SCHEMA = {"empty_input", "no_mask", "too_many_masks", "input_too_long", "answer_too_large", "unknown_model"}
-# 2.0 is an integer to JSON Schema, and a value of another type here; and some bounds are those of the model.
-BEYOND_A_SCHEMA |= {"int_type", "less_than_equal"}
+BEYOND_A_SCHEMA = {
+    "empty_input",
+    "no_mask",
+    "no_target",
+    "too_many_masks",
+    "input_too_long",
+    "answer_too_large",
+    "unknown_model",
+}
+# 2.0 is an integer to JSON Schema, and a value of another type here; some bounds are those of the model; and no schema
+# says that two lists are as long as one another.
+BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "wrong_length"}
 """Why a request may be refused that fits the description."""
 
 

@@ -12,11 +12,12 @@ from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service import timings
+from service import records
 from service.admission import Pace
 from service.batching import BULK_EVERY, Batcher, Pool, plan
 from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
+from service.records import Record
 from service.types import Cost, Lost
 
 COSTS = st.builds(
@@ -635,11 +636,11 @@ def test_closing_does_not_wait_for_an_engine_that_hangs():
 def test_the_time_in_the_queue_and_in_the_engine_is_recorded():
     async def scenario():
         _, batcher = one_core(Engine())
-        with timings.collect() as collected:
+        with records.recording(Record()) as record:
             await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in range(3)))
 
-        assert collected.keys() == {"queue", "infer"}
-        assert all(seconds >= 0 for seconds in collected.values())
+        assert record.stages.keys() == {"queue", "batch", "infer"}
+        assert all(span.seconds >= 0 for span in record.stages.values())
 
     asyncio.run(scenario())
 

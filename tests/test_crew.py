@@ -52,7 +52,7 @@ def test_a_crew_of_threads_runs_as_many_calls_at_a_time_as_it_has_threads():
         assert not await crew.close(0)
         for call in calls:
             call.finish()
-        assert [[row.tolist() for row in outcomes] for outcomes in await asyncio.gather(*work)] == [
+        assert [[row.tolist() for row in outcomes] for outcomes, _ in await asyncio.gather(*work)] == [
             [row_of(tag).tolist()] for tag in range(2)
         ]
         assert await crew.close(0)

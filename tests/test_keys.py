@@ -24,12 +24,11 @@ OTHER = "0" * 43
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "xyzzyplugh"]
 OPEN = {"/health/live": {"GET"}, "/health/ready": {"GET"}}
 LOCKED = {"/classify": {"POST"}, "/qa": {"POST"}, "/fill-mask": {"POST"}, "/models": {"GET"}}
-LOCKED |= {"/openapi.json": {"GET", "HEAD"}}
+LOCKED |= {"/openapi.json": {"GET", "HEAD"}, "/metrics": {"GET"}}
 NOWHERE = [
     "/",
     "/docs",
     "/redoc",
-    "/metrics",
     "/admin",
     "/classify/",
     "/health",
@@ -180,11 +179,13 @@ def test_without_a_key_every_address_but_those_of_health_is_closed(locked):
                     is_problem(response, 401, "missing_key")
 
 
-def test_the_own_port_has_health_and_nothing_else(shelf):
-    with TestClient(create_admin(make_runtime(shelf))) as client:
+def test_the_own_port_has_health_and_metrics_and_nothing_else(shelf):
+    runtime = make_runtime(shelf)
+    own = {*OPEN, "/metrics"}
+    with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as client:
         for path in [*OPEN, *LOCKED, *NOWHERE]:
-            assert client.get(path).status_code == (200 if path in OPEN else 404)
-            assert client.post(path).status_code == (405 if path in OPEN else 404)
+            assert client.get(path).status_code == (200 if path in own else 404)
+            assert client.post(path).status_code == (405 if path in own else 404)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
@@ -243,7 +244,7 @@ def asked_by(app) -> list[str]:
     answer = route.app
 
     async def remember(scope, receive, send):
-        seen.append(scope["state"]["client"])
+        seen.append(scope["state"]["record"].client)
         await answer(scope, receive, send)
 
     route.app = remember

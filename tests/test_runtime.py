@@ -16,9 +16,10 @@ from artifacts import make_artifact
 from fakes import PATIENCE_S
 
 from models.artifact import CARD, GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
+from service import records
 from service import runtime as runtime_module
-from service import timings
 from service.errors import DeadlineExceeded, Internal, NotFound, SetupError, Unprocessable
+from service.records import Record
 from service.runtime import Lane, Runtime, load_model, locate
 from service.settings import Settings
 from service.tasks.classify import ClassifyRequest
@@ -101,7 +102,7 @@ def test_a_broken_tokenizer_is_refused_by_name(tmp_path):
 
 
 def test_an_engine_that_is_not_there_is_refused_with_those_that_are(shelf):
-    with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, onnx_cpu"):
+    with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, native, onnx_cpu"):
         load_model(shelf / "tiny-classify", "abacus")
 
 
@@ -181,12 +182,13 @@ def lane(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Lane:
 def test_an_answer_has_the_time_of_every_stage(shelf):
     async def scenario():
         runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), cores=1))
-        with timings.collect() as stages:
+        with records.recording(Record()) as record:
             answer = await runtime.lanes["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
         await runtime.close()
 
         assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
-        assert list(stages) == ["encode", "queue", "infer", "decode"]
+        assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
+        assert (record.accepted, record.rows, record.tokens) == (True, 1, 7)
         assert runtime.draining
 
     asyncio.run(scenario())

@@ -18,7 +18,7 @@ from virtual import VirtualLoop
 from models.tokenizer import Encoding
 from service.batching import Batcher, Pool
 from service.errors import Internal, SwiftletError
-from service.types import Batch, Cost, Lost, Outcome, Priority, Timed
+from service.types import Batch, Cost, Lost, Outcome, Priority, Ran, Timed
 
 # Whatever happens
 
@@ -80,18 +80,20 @@ class Scheduling(RuleBasedStateMachine):
     def timed(self, model: str) -> Sequence[Timed]:
         return ()
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> list[Outcome]:
+    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
         call = Call(tags(Batch.of(encodings)))
         self.wrong += self.faults_of([self.asked[tag] for tag in call.tags])
         self.calls.append(call)
         try:
-            return await call.answer
+            return Ran(await call.answer, 0.0)
         finally:
             self.calls.remove(call)
 
     def faults_of(self, batch: list[Asked]) -> list[str]:
         """What is wrong with a batch; told later, since the pool would take an exception for one of the crew."""
         several = len(batch) > 1
+        for one in batch:
+            one.runs += 1
         found = {
             "too many rows": len(batch) > COST.max_rows,
             "too many tokens": several and len(batch) * max(one.length for one in batch) > COST.max_tokens,
@@ -102,8 +104,6 @@ class Scheduling(RuleBasedStateMachine):
             "an earlier one was left behind": any(self.overtaken(one) for one in batch),
             "given up before": any(one.task.done() for one in batch),
         }
-        for one in batch:
-            one.runs += 1
         return [fault for fault, is_so in found.items() if is_so]
 
     def overtaken(self, younger: Asked) -> bool:

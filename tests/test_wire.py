@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -11,6 +12,7 @@ from models.tokenizer import Encoding
 from service import wire
 from service.crew import FAULTS
 from service.errors import Internal
+from service.types import Ran
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -42,13 +44,14 @@ def test_a_call_comes_through(id_, model, asked):
     ]
 
 
-@given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20))
-def test_an_answer_comes_through_bit_for_bit(id_, outcomes):
-    message = body(wire.pack_answer(id_, outcomes))
-    returned, found = wire.unpack_answer(memoryview(message))
+@given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20), st.floats(0, 1e6))
+def test_an_answer_comes_through_bit_for_bit(id_, outcomes, engine_s):
+    message = body(wire.pack_answer(id_, Ran(outcomes, engine_s)))
+    returned, (found, returned_s) = wire.unpack_answer(memoryview(message))
     message[:] = bytes(len(message))  # what was unpacked does not live in it
 
     assert returned == id_
+    assert returned_s == pytest.approx(engine_s, abs=1e-9)
     assert len(found) == len(outcomes)
     for one, other in zip(found, outcomes, strict=True):
         if isinstance(other, Internal):

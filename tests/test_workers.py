@@ -28,7 +28,7 @@ from service.crew import Hosted, InProcess, host
 from service.errors import DeadlineExceeded, Internal, SetupError, Unavailable
 from service.runtime import BUNDLED, Runtime
 from service.settings import Settings
-from service.types import Batch, Lost
+from service.types import Batch, Lost, Ran
 from service.workers import Workers
 
 MODEL = "tiny-qa"  # its rows are two numbers wide, as those of the faulty engine
@@ -79,7 +79,7 @@ def pid(crew: Workers) -> int:
 
 
 async def ask(crew: Workers, *tags: int, patience_s: float = PATIENCE_S) -> list:
-    outcomes = await crew.run(MODEL, [encoding(tag) for tag in tags], patience_s)
+    outcomes, _ = await crew.run(MODEL, [encoding(tag) for tag in tags], patience_s)
     return [one.code if isinstance(one, Internal) else one.tolist() for one in outcomes]
 
 
@@ -155,7 +155,7 @@ def test_a_pause_of_the_machine_is_no_hang(place):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("answer", [b"", b"no", wire.pack_answer(9, [row_of(1)])[wire.HEAD_BYTES :]])
+@pytest.mark.parametrize("answer", [b"", b"no", wire.pack_answer(9, Ran([row_of(1)], 0.0))[wire.HEAD_BYTES :]])
 def test_an_answer_that_makes_no_sense_or_belongs_to_another_call_is_nobodys(answer, place, monkeypatch):
     unpack = wire.unpack_answer
 

@@ -1,7 +1,16 @@
-"""Python imports this at its start where the folder is on PYTHONPATH: `stand_in` is then an engine like the others."""
+"""Python imports this at its start where the folder is on PYTHONPATH: `stand_in` is then an engine like the others.
 
+With CLOSED_BOOKS in the environment the server counts nothing, so that it can be measured what counting costs.
+"""
+
+import os
 from pathlib import Path
 
 import service.engines
 
 service.engines.__path__.append(str(Path(__file__).parent / "engines"))
+
+if os.environ.get("CLOSED_BOOKS"):
+    from service.books import Books
+
+    Books.accept = Books.finish = Books.ran = lambda *_: None

@@ -57,6 +57,15 @@ class Failure(BaseModel):
     code: Annotated[str, Field(description="What to decide upon: a code that errors have, too.")]
 
 
+def characters(inputs: object) -> int:
+    """How long all texts of a request's inputs are, in code points."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    if isinstance(inputs, BaseModel):
+        return sum(map(characters, vars(inputs).values()))
+    return sum(map(characters, inputs)) if isinstance(inputs, list) else 0
+
+
 def empty_input(pointer: str) -> Unprocessable:
     """There is nothing to read at `pointer`."""
     return Unprocessable("empty_input", "A text is empty.", faults=[Fault(pointer, "empty_input")])

@@ -1,0 +1,114 @@
+"""Prometheus as a process, for as long as a block lasts: it scrapes servers and evaluates the rules of docker/."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+DOCKER = Path(__file__).parent.parent / "docker"
+CONFIG = DOCKER / "prometheus" / "prometheus.yml"
+RULES = DOCKER / "prometheus" / "rules.yml"
+DASHBOARD = DOCKER / "grafana" / "dashboard.json"
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+START_S = 60.0
+
+
+def installed() -> bool:
+    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
+
+
+def hurried(rules: str, times: float) -> str:
+    """The same rules for a world that goes so many times faster: all durations are as much shorter."""
+
+    def shorter(found: re.Match[str]) -> str:
+        return f"{found[1]}{max(1, round(1000 * int(found[2]) * UNITS[found[3]] / times))}ms"
+
+    return re.sub(r"(\[|for: )(\d+)([smhd])\b", shorter, rules)
+
+
+class Prometheus:
+    """One that answers."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **parameters: object) -> Any:
+        """What its API answers. Raises ValueError for what it cannot evaluate."""
+        query = urllib.parse.urlencode({name: str(value) for name, value in parameters.items()})
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:  # noqa: S310
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(error.read().decode()) from None
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that an expression comes to now, each with its `metric` and its `value`."""
+        found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
+        return found
+
+    def alerts(self) -> dict[str, str]:
+        """The alerts that are pending or firing, with which of the two."""
+        found = sorted(self.get("alerts")["alerts"], key=lambda one: str(one["state"]), reverse=True)
+        return {one["labels"]["alertname"]: one["state"] for one in found}
+
+
+@contextmanager
+def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, times: float = 1.0) -> Iterator[Prometheus]:
+    """Scrapes the ports of each job every `interval_s`, and evaluates the rules as often, `times` faster."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        jobs = [
+            {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+            for job, ports in targets.items()
+        ]
+        every = f"{round(1000 * interval_s)}ms"
+        settings = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
+        config = {"global": settings, "rule_files": ["rules.yml"], "scrape_configs": jobs}
+        (place / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        (place / "rules.yml").write_text(hurried(RULES.read_text(), times))
+        command = [
+            shutil.which("prometheus") or "prometheus",
+            f"--config.file={place / 'prometheus.yml'}",
+            f"--storage.tsdb.path={place / 'data'}",
+            "--web.listen-address=127.0.0.1:0",
+        ]
+        with (place / "log").open("w") as log, subprocess.Popen(command, stderr=log, cwd=place) as process:
+            try:
+                yield Prometheus(_port(process, place / "log"))
+            finally:
+                process.kill()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The port that the system chose, once Prometheus is ready."""
+    give_up = time.monotonic() + START_S
+    while time.monotonic() < give_up and process.poll() is None:
+        found = re.search(r'"?Listening on"? address=\S+?:(\d+)', log.read_text())
+        if found and "Server is ready" in log.read_text():
+            return int(found[1])
+        time.sleep(0.05)
+    raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
+
+
+def expressions(rate_interval: str, job: str = ".+") -> dict[str, list[tuple[str, str]]]:
+    """What the dashboard asks, by the titles of its panels: expressions with their legends, variables filled in."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return {
+        panel["title"]: [
+            (target["expr"].replace("$__rate_interval", rate_interval).replace("$job", job), target["legendFormat"])
+            for target in panel["targets"]
+        ]
+        for panel in panels
+        if panel["type"] != "row"
+    }

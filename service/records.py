@@ -1,0 +1,112 @@
+"""What is known of one request, noted where the work is done and read where the answer leaves.
+
+It holds names, numbers and times, and never any of the request's text: it goes into logs, metrics and traces.
+
+The stages of a request: `parse`, bytes to a request; `encode`, text to encodings; `queue`, from the submission of an
+encoding to the start of its batch; `batch`, what the batch's call takes beside the engine's own work: to be packed, to
+reach the engine and to come back; `infer`, the engine's own work; `decode`, rows to an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, get_args
+
+Stage = Literal["parse", "encode", "queue", "batch", "infer", "decode"]
+OTHER: Final = "-"  # for names that a client made up
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+
+
+class Span(NamedTuple):
+    """A stretch of time, in seconds of `time.monotonic()`."""
+
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """One request. Times are seconds of `time.monotonic()`."""
+
+    id: str = ""
+    method: str = ""  # OTHER where it is none of the usual ones
+    route: str = ""  # the address, where the server has it; OTHER where not
+    began: float = field(default_factory=time.monotonic)
+    on_accept: Callable[[Record], None] | None = None  # called once it is admitted
+    ended: float = 0.0
+    traceparent: str | None = None  # as it came, unchecked
+    client: str = ""  # the owner of the key, or the address
+    task: str = ""  # where it is a task's route
+    model: str = ""  # that is served and was asked; empty where none was found
+    stages: dict[Stage, Span] = field(default_factory=dict)  # where a request has several encodings, of the slowest
+    characters: int = 0  # of its inputs
+    rows: int = 0  # encodings
+    tokens: int = 0  # of them all
+    received: int = 0  # bytes of the body
+    accepted: bool = False  # whether it was admitted
+    status: int | None = None  # of the answer; None: the client hung up before there was one
+    code: str = ""  # of the error that it was answered with
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    def accept(self, rows: int, tokens: int) -> None:
+        """Notes that all its encodings wait for their turn."""
+        self.rows, self.tokens, self.accepted = rows, tokens, True
+        if self.on_accept is not None:
+            self.on_accept(self)
+
+    def note(self, stage: Stage, began: float, ended: float) -> None:
+        """Notes a stage, unless another encoding was slower at it."""
+        known = self.stages.get(stage)
+        if known is None or known.seconds < ended - began:
+            self.stages[stage] = Span(began, ended)
+
+
+_current: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def current() -> Record | None:
+    """Of the request at hand, if there is one."""
+    return _current.get()
+
+
+@contextmanager
+def recording(record: Record) -> Iterator[Record]:
+    """What is noted inside the block, tasks started from there included, is of this request."""
+    token = _current.set(record)
+    try:
+        yield record
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def measure(stage: Stage) -> Iterator[None]:
+    """Notes how long the block takes; without a request at hand, does nothing else than the block."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        note(stage, began, time.monotonic())
+
+
+def note(stage: Stage, began: float, ended: float) -> None:
+    """As `Record.note`, of the request at hand; without one, does nothing."""
+    if (record := _current.get()) is not None:
+        record.note(stage, began, ended)
+
+
+def accept(rows: int, tokens: int) -> None:
+    """As `Record.accept`, of the request at hand; without one, does nothing."""
+    if (record := _current.get()) is not None:
+        record.accept(rows, tokens)
