@@ -112,7 +112,8 @@ def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
         change = "LOWER than"
     else:
         change = "no different, as far as this shows, from"
-    return f"That is {change} {figures}{elsewhere}; quotient {now['rate'] / max(then['rate'], 1e-9):.2f}."
+    quotient = f"; quotient {now['rate'] / then['rate']:.2f}" if then["rate"] else ""
+    return f"That is {change} {figures}{elsewhere}{quotient}."
 
 
 def write(found: Mapping[str, Any], path: Path) -> None:
@@ -185,6 +186,7 @@ def page(found: Mapping[str, Any], picture: bytes) -> str:
         f"{setting['date']}, commit {setting['commit']}. {setting['machine']}, load {setting['load']:.1f}. {versions}."
     )
     parts = [f"<h1>Load test: {html.escape(found['verdict'])}</h1>", f"<p>{html.escape(about)}</p>"]
+    parts.append(f"<p>Of {html.escape(found['server'])}, with {html.escape(', '.join(found['bodies']))}.</p>")
     parts += [f"<p>{html.escape(line)}</p>" for line in conclusion(found).splitlines()]
     parts.append(f'<p><img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>')
     if rates := found.get("generators"):

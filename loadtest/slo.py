@@ -132,6 +132,7 @@ def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
     print(f"{report.TARGET.format(options.p99_ms)}\n")
     closed(load_of(options, url, seconds=options.closed_s))
     found: dict[str, Any] = {"target_p99_ms": options.p99_ms, "arrivals": str(options.trace or options.shape)}
+    found["server"] = options.url or f"{options.models or 'the embedded models'} on the engine {options.engine}"
     found["bodies"] = [path.name for path in options.bodies] or ["our own mix"]
     if options.rate:
         print(report.HEAD)

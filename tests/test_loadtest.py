@@ -321,6 +321,7 @@ def test_a_result_differs_from_the_last_where_the_intervals_do(low, high, told):
 
     assert told in report.compare(found(low, high), found(80, 120))
     assert "another machine" in report.compare(found(low, high), found(80, 120, "b"))
+    assert "quotient" not in report.compare(found(low, high), found(0, 0))
     assert "not compared" in report.compare(found(low, high), found(80, 120) | {"target_p99_ms": 2})
 
 
