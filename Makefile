@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture lint image image-test lock clean
+.PHONY: help run test torture loadtest lint image image-test lock clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
@@ -20,6 +20,14 @@ test: $(DEVELOPMENT)/ready ## run the tests
 
 torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input: an hour, and a table
 	PYTHONPATH=.:tests:loadtest $(DEVELOPMENT)/bin/python -m torture
+
+# How `make loadtest` asks: `standard` searches for the highest rate, `minute` tries a low one.
+PROFILE ?= standard
+standard := --p99-ms 500 --at-least 10 --out loadtest/results/standard
+minute := --p99-ms 8000 --rate 4 --shape step --seconds 45 --give-up-s 30 --most-failed 0
+
+loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO, or try one: PROFILE=minute
+	$(DEVELOPMENT)/bin/python loadtest/slo.py $($(PROFILE))
 
 lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff check
@@ -39,12 +47,14 @@ lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.l
 clean: ## remove the virtual environments and all caches
 	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f service/native/*.so
 	find models service tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is ready when it holds what pyproject.toml asks for. The install is editable: a clone serves itself.
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
-$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml
+# Installing compiles the native engine's kernels, where there is a compiler.
+$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml $(wildcard service/native/*.h service/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'

@@ -20,22 +20,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import wrk
+from wrk import Result
+
 HERE = Path(__file__).parent
 PACKAGES = ("swiftlet", "onnxruntime", "tokenizers", "fastapi", "uvicorn", "torch", "transformers")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One round of one server."""
-
-    rate: float  # requests a second
-    p50: float  # milliseconds
-    p99: float  # milliseconds
-    failed: int
 
 
 class Server:
@@ -61,24 +53,7 @@ class Server:
             return False
 
     def load(self, bodies: Path, concurrency: int, seconds: int) -> Result:
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{concurrency}",
-            f"-d{seconds}s",
-            "--timeout",
-            "30s",
-            "-s",
-            str(HERE / "post.lua"),
-            self.url,
-        ]
-        environment = os.environ | {"BODIES": str(bodies)}
-        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        found = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
-        if found is None:
-            raise SystemExit(f"wrk said nothing of {self.name}:\n{output}")
-        requests, microseconds, p50, p99, failed = map(float, found.groups())
-        return Result(requests / microseconds * 1e6, p50, p99, int(failed))
+        return wrk.run(self.url, bodies, concurrency, seconds)
 
     @property
     def resident_mib(self) -> float:

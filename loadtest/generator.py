@@ -7,7 +7,6 @@ loop slows down with the server and so hides what an overload does. Times count 
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -124,15 +123,6 @@ class Client:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
-
-
-def poisson(rate: float, seconds: float, pick: random.Random) -> list[float]:
-    """When requests are due, in seconds from the start."""
-    times, now = [], pick.expovariate(rate)
-    while now < seconds:
-        times.append(now)
-        now += pick.expovariate(rate)
-    return times
 
 
 async def open_loop(times: Iterable[float], send: Callable[[float], Awaitable[None]]) -> float:

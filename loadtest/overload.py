@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from generator import Client, Lost, closed_loop, open_loop, payload, percentile, poisson
-from served import ROOT, serving
+from arrivals import poisson
+from generator import Client, Lost, closed_loop, open_loop, payload, percentile
+from machine import setting
+from served import serving
 
 from service.settings import Settings
 
@@ -246,31 +244,6 @@ def plot(reports: Sequence[Report], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def setting() -> str:
-    """Where and when this was measured, and of what: a sentence each."""
-    cpu = next((line.partition(":")[2].strip() for line in _read("/proc/cpuinfo") if line.startswith("model name")), "")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("onnxruntime", "fastapi", "uvicorn", "uvloop"))
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607  # whichever git there is
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit or 'unknown'}. {cpu or platform.machine()}, "
-        f"{len(os.sched_getaffinity(0))} cores, {platform.system()}, generator included. "
-        f"Python {platform.python_version()}, {versions}."
-    )
-
-
-def _read(path: str) -> list[str]:
-    try:
-        return Path(path).read_text("ascii", "replace").splitlines()
-    except OSError:
-        return []
-
-
 async def _ceiling(port: int) -> float:
     """Requests a second that the generator and the server manage together where nothing has to be done."""
     client, count, started = Client(port), 0, time.monotonic()
@@ -295,7 +268,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with serving([MODEL], "echo", "--log-level", "error") as server:
         ceiling = uvloop.run(_ceiling(server.port))
-    head = f"{setting()} Generator and server together manage {ceiling:.0f} requests/s where nothing has to be done.\n"
+    head = f"{setting().told()} Generator and server together: {ceiling:.0f} requests/s where nothing has to be done.\n"
     print(head)
     reports = []
     for engine in arguments.engine or ["stand_in", "onnx_cpu"]:

@@ -1,13 +1,18 @@
 -- wrk sends the bodies of a file, line by line, round and round: BODIES=file wrk -s post.lua URL
-local bodies = {}
+-- A line may begin with the path that its body goes to, and a blank.
+local requests = {}
 for line in io.lines(os.getenv("BODIES")) do
-  bodies[#bodies + 1] = line
+  local path, body = line:match("^(/%S*) (.*)$")
+  requests[#requests + 1] = { path = path, body = body or line }
 end
 
-local next_body = 0
+local headers = wrk.headers
+headers["Content-Type"] = "application/json"
+
+local turn = 0
 request = function()
-  next_body = next_body % #bodies + 1
-  return wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, bodies[next_body])
+  turn = turn % #requests + 1
+  return wrk.format("POST", requests[turn].path, headers, requests[turn].body)
 end
 
 done = function(summary, latency)

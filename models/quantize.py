@@ -19,14 +19,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from models.weights import INT8, SCALE, ZERO, unpack
+
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # what MatMulNBits accepts
 MIN_ROWS: Final = 16  # a table or matrix of fewer rows has nothing to gain
 CONTRIB: Final = "com.microsoft"
-INT8: Final = ".int8"
-SCALE: Final = ".scale"
-ZERO: Final = 128
-
 Array = NDArray[Any]
 
 
@@ -91,12 +89,6 @@ def read_weights(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
         if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
             weights[name] = array
     return weights
-
-
-def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
-    """(N, K / b, b) and (N, K / b) back to (N, K)."""
-    values: NDArray[np.float32] = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
-    return values.reshape(len(packed), -1)
 
 
 def _pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -301,7 +301,7 @@ class Edge:
 
         try:
             with records.recording(record):
-                self._gate.admit(scope, headers)
+                self._gate.admit(record, scope, headers)
                 await self.app(scope, receive, send_named)
         except ClientDisconnect:
             if record.status is None:
@@ -324,7 +324,6 @@ class Edge:
         """Tells all who look on what became of a request; none of them can fail it."""
         record.ended = time.monotonic()
         record.route = self._gate.route(scope) or str(getattr(scope.get("route"), "path", OTHER))
-        record.client = scope["state"].get("client", "")
         for observe in self._observers:
             try:
                 observe(record)

@@ -306,6 +306,6 @@ def _describe(model: LoadedModel) -> str:
             f"       network   {manifest.architecture}, {manifest.precision}, at most {manifest.max_tokens} tokens",
             f"       files     {len(manifest.files)}, all as listed, {size / 1e6:.1f} MB",
             f"       golden    {golden}",
-            f"       engine    {model.engine_name}, ready after {model.seconds:.2f} s",
+            f"       engine    {model.engine.title}, ready after {model.seconds:.2f} s",
         ]
     )

@@ -18,6 +18,7 @@ from service.admission import Quota
 from service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable, too_late
 from service.keys import Keys
 from service.proxies import client, is_trusted
+from service.records import Record
 from service.runtime import Runtime
 from service.types import Deadline, Priority
 
@@ -66,8 +67,8 @@ class Gate:
         self._quota = None if runtime.settings.client_rate is None else Quota(runtime.settings.client_rate)
         self._clock = clock
 
-    def admit(self, scope: Scope, headers: Headers) -> None:
-        """Notes in the scope's state who asks, as `client`, and of requests to a task its `visit`.
+    def admit(self, record: Record, scope: Scope, headers: Headers) -> None:
+        """Notes in the record who asks, and in the scope's state the `visit` of requests to a task.
 
         A server that knows notes there before when the request came, as `received`, and the last of its head, `heard`.
 
@@ -81,23 +82,23 @@ class Gate:
         address = self._believe_proxies(scope, headers)
         state = scope.setdefault("state", {})
         # Under this name the request is counted, where there are quotas.
-        state["client"] = self._owner(scope, headers) or address
+        record.client = self._owner(scope, headers) or address
         if scope["method"] == "POST" and self.route(scope):
-            state["visit"] = self._visit(headers, state)
+            state["visit"] = self._visit(record.client, headers, state)
 
     def route(self, scope: Scope) -> str | None:
         """The task's route that is asked for, if it is one."""
         path: str = scope["path"]
         return path if path in self._routes else None
 
-    def _visit(self, headers: Headers, state: Mapping[str, Any]) -> Visit:
+    def _visit(self, client: str, headers: Headers, state: Mapping[str, Any]) -> Visit:
         now = self._clock()
         self._runtime.check_open()
         received = state.get("received", now)
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
         visit = Visit(received, received + timeout_s, now - state.get("heard", now), _priority(headers))
         if self._quota is not None:
-            _check_quota(self._quota, state["client"], now)
+            _check_quota(self._quota, client, now)
         visit.check(now)
         self._runtime.check(visit.due - now, visit.priority)
         return visit

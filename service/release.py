@@ -132,7 +132,9 @@ def release(
             report("quantising to int8")
             stage = Path(temporary, "int8")
             _write(stage, draft, quantize(graph), answers)
-            manifest = replace(manifest, precision="int8", tolerance=_tolerance(stage, manifest, answers["rows"]))
+            limit = MAX_DEVIATION if measure is None else np.inf  # where there are data, the scores decide
+            tolerance = _tolerance(stage, manifest, answers["rows"], limit)
+            manifest = replace(manifest, precision="int8", tolerance=tolerance)
             lowered = _measure(stage, manifest, measure, card, report, progress)
             card |= _compare(reached, lowered, max_loss)
         if also:
@@ -195,8 +197,8 @@ def _load(stage: Path, manifest: Manifest) -> LoadedModel:
     return load_model(stage, "onnx_cpu")
 
 
-def _tolerance(stage: Path, manifest: Manifest, answers: Any) -> float:
-    """What an int8 artifact's golden answers may be off by.
+def _tolerance(stage: Path, manifest: Manifest, answers: Any, limit: float) -> float:
+    """What an int8 artifact's golden answers may be off by, which are off by `limit` of the largest at most.
 
     Raises:
         ReleaseError: they are off by so much that int8 is no longer the same network.
@@ -205,7 +207,7 @@ def _tolerance(stage: Path, manifest: Manifest, answers: Any) -> float:
     model = load_model(stage, "onnx_cpu")
     deviation = replay(artifact, model.engine)
     model.engine.close()
-    if deviation > MAX_DEVIATION * np.abs(answers).max():
+    if deviation > limit * np.abs(answers).max():
         raise ReleaseError(
             f"int8 answers differ from fp32 ones by up to {deviation:.3g}, so the artifact is not written."
         )

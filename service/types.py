@@ -120,6 +120,11 @@ class Engine(Protocol):
     """
 
     @property
+    def title(self) -> str:
+        """What runs the network, in words: one engine may choose among several ways, or fall back on another."""
+        ...
+
+    @property
     def cost(self) -> Cost: ...
 
     faithful: ClassVar[bool]

@@ -606,7 +606,15 @@ def operations(shelf):
     return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
 
 
-BEYOND_A_SCHEMA = {"empty_input", "no_mask", "too_many_masks", "input_too_long", "answer_too_large", "unknown_model"}
+BEYOND_A_SCHEMA = {
+    "empty_input",
+    "no_mask",
+    "no_target",
+    "too_many_masks",
+    "input_too_long",
+    "answer_too_large",
+    "unknown_model",
+}
 # 2.0 is an integer to JSON Schema, and a value of another type here; some bounds are those of the model; and no schema
 # says that two lists are as long as one another.
 BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "wrong_length"}

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from service.admission import admissible
 from service.errors import DeadlineExceeded, SwiftletError, Unavailable
 from service.gate import Gate, Visit
+from service.records import Record
 from service.settings import Settings
 from service.types import Priority
 
@@ -46,7 +47,7 @@ def visit(
         "headers": [(b"x-request-timeout-ms", str(timeout_ms).encode())],
         "state": {"received": heard - took_s, "heard": heard},
     }
-    gate.admit(scope, Headers(scope=scope))
+    gate.admit(Record(), scope, Headers(scope=scope))
     return scope["state"]["visit"]
 
 
@@ -84,7 +85,7 @@ def test_what_comes_too_late_or_could_only_leave_too_late_is_refused_though_noth
 
 def test_without_a_server_that_knows_better_a_request_comes_when_the_gate_sees_it():
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/qa", "headers": []}
-    Gate(Busy(0.0, timeout_ms=3000), tasks=["qa"], clock=lambda: NOW).admit(scope, Headers(scope=scope))
+    Gate(Busy(0.0, timeout_ms=3000), tasks=["qa"], clock=lambda: NOW).admit(Record(), scope, Headers(scope=scope))
 
     assert scope["state"]["visit"] == Visit(NOW, NOW + 3.0, 0.0, "interactive")
 
@@ -92,6 +93,6 @@ def test_without_a_server_that_knows_better_a_request_comes_when_the_gate_sees_i
 @pytest.mark.parametrize(("method", "path"), [("GET", "/classify"), ("POST", "/models"), ("POST", "/qa")])
 def test_what_is_no_request_to_a_task_needs_no_time(method, path):
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": [], "state": {"received": 0.0}}
-    Gate(Busy(60.0), tasks=["classify"], clock=lambda: NOW).admit(scope, Headers(scope=scope))
+    Gate(Busy(60.0), tasks=["classify"], clock=lambda: NOW).admit(Record(), scope, Headers(scope=scope))
 
     assert "visit" not in scope["state"]

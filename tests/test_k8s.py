@@ -211,7 +211,6 @@ def test_prometheus_finds_every_pod_once(manifests):
 RULES = ROOT / "docker/prometheus/rules.yml"
 
 
-@pytest.mark.skipif(not RULES.exists(), reason="there are no rules yet")
 def test_the_rules_are_those_that_compose_runs_with(manifests):
     """`k8s/rules` writes them."""
     assert one(manifests, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text("utf-8"))

@@ -102,7 +102,7 @@ def test_a_broken_tokenizer_is_refused_by_name(tmp_path):
 
 
 def test_an_engine_that_is_not_there_is_refused_with_those_that_are(shelf):
-    with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, onnx_cpu"):
+    with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, native, onnx_cpu"):
         load_model(shelf / "tiny-classify", "abacus")
 
 

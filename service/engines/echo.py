@@ -18,6 +18,7 @@ from service.types import Batch, Cost, Row
 
 
 class Echo:
+    title: ClassVar[str] = "echo"
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=64)
     faithful: ClassVar[bool] = False
     rounding: ClassVar[float] = 0.0

@@ -19,6 +19,7 @@ from service.types import Batch, Cost, Rectangle, Row
 
 
 class OnnxCpu:
+    title: ClassVar[str] = "onnx_cpu"
     # Measured on two cores with MobileBERT int8 (ONNX Runtime 1.31): a call costs about as much as 24 tokens, and a
     # batch of about 512 padded tokens reaches the most sequences a second on short and on mixed text alike. A larger
     # one is no faster, makes everyone in it wait, and is several times slower where lengths differ.

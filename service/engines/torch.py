@@ -29,6 +29,10 @@ class Torch:
         self._network = network.to(device=device, dtype=dtype).eval()
 
     @property
+    def title(self) -> str:
+        return f"torch ({self._device.type})"
+
+    @property
     def rounding(self) -> float:
         return 0.05 if self._device.type == "cuda" else 0.0  # bf16 keeps 8 bits, and layers add up
 

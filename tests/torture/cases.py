@@ -21,7 +21,8 @@ from unittest import mock
 
 import numpy as np
 import uvloop
-from generator import Client, Lost, open_loop, payload, percentile, poisson
+from arrivals import poisson
+from generator import Client, Lost, open_loop, payload, percentile
 from hostile import CANARY, TASKS, Attack, attacks, complaint
 from overload import run as overload
 from restarts import peak, roll

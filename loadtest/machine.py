@@ -1,0 +1,60 @@
+"""Where and when something was measured, and of what."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+PACKAGES: Final = ("swiftlet", "onnxruntime", "fastapi", "uvicorn", "uvloop")
+
+
+@dataclass(frozen=True)
+class Setting:
+    date: str
+    commit: str
+    machine: str
+    cores: int
+    load: float  # what the machine did besides, as runnable processes of the last minute, before the measurement
+    versions: dict[str, str]
+
+    def told(self) -> str:
+        """A sentence each."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return (
+            f"{self.date}, commit {self.commit}. {self.machine}, generator included; load {self.load:.1f}. {versions}."
+        )
+
+
+def setting(*packages: str) -> Setting:
+    """This machine, now; with the versions of more packages."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--tags"],  # noqa: S607  # whichever git there is
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    named = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0))
+    return Setting(
+        f"{datetime.now(UTC):%Y-%m-%d}",
+        described or "unknown",
+        f"{named or platform.machine()}, {cores} cores, {platform.system()}",
+        cores,
+        os.getloadavg()[0],
+        {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
+    )
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,69 @@
+// AVX-512 with VNNI: a dot product of four bytes is one instruction, which adds in 32 bits.
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+struct Isa {
+    static constexpr const char* name = "avx512vnni";
+    static constexpr int lanes = 16;
+    static constexpr int tile_rows = 6;
+    static constexpr int tile_vectors = 4;
+    static constexpr int levels = 255;
+    static constexpr int group = 4;
+
+    using F = __m512;
+    using I = __m512i;
+    using Q = std::uint8_t;
+
+    static bool supported() {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni");
+    }
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F all(float x) { return _mm512_set1_ps(x); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm512_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F magnitude(F x) { return _mm512_abs_ps(x); }
+    static F with_sign(F x, F sign) { return _mm512_or_ps(x, _mm512_and_ps(all(-0.0f), sign)); }
+    static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+    static F first(F x, int n) {
+        return _mm512_maskz_mov_ps(static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1), x);
+    }
+    static float sum(F x) { return _mm512_reduce_add_ps(x); }
+    static float largest(F x) { return _mm512_reduce_max_ps(x); }
+    static void store_rounded(Q* p, F x) {
+        __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32(x), _mm512_setzero_si512());
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(whole));
+    }
+
+    static I none() { return _mm512_setzero_si512(); }
+    static I activations(const Q* p) {
+        int word;
+        __builtin_memcpy(&word, p, 4);
+        return _mm512_set1_epi32(word);
+    }
+    static I weights(const std::int8_t* p) { return _mm512_load_si512(p); }
+    static I dot(I sum, I activations, I weights) {
+        sum = _mm512_dpbusd_epi32(sum, activations, weights);
+        asm volatile("" : "+v"(sum));  // keeps the order of a tile's products, and gcc 12 from running out of registers
+        return sum;
+    }
+    static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+};
+
+}  // namespace
+
+#include "api.h"

@@ -1,0 +1,439 @@
+// The networks: BERT's and ALBERT's layers, MobileBERT's layers, and the heads.
+//
+// A batch is ragged: T tokens of all rows end to end, without padding; only attention knows where rows begin. Weights
+// are int8 with one scale for each output, activations small whole numbers with one scale for each token, made just before the
+// product that reads them. What is added up from layer to layer, softmax and normalisation are fp32.
+//
+// `models/folding.py` makes the parameters, and says under which names and what was folded into them.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+
+namespace {
+
+constexpr int block = 48;  // rows that go through a feed-forward network together, and stay in the cache meanwhile
+
+// Memory on a boundary of 64 bytes that only ever grows, and is not kept when it does.
+template <class T>
+class Buffer {
+   public:
+    Buffer() = default;
+    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    Buffer& operator=(Buffer&&) = delete;
+    ~Buffer() { std::free(data_); }
+
+    T* room(std::size_t size) {
+        if (size > size_) {
+            std::free(data_);
+            size_ = 0;
+            data_ = static_cast<T*>(std::aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64));
+            if (!data_) throw std::bad_alloc();
+            size_ = size;
+        }
+        return data_;
+    }
+    T* get() const { return data_; }
+    std::size_t bytes() const { return size_ * sizeof(T); }
+
+   private:
+    T* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// What a call needs besides the weights. Each thread has one, which all models share.
+struct Workspace {
+    Buffer<float> stream, kv, qr, attended, inner, wide, read, scratch, scale, offset;
+    Buffer<Q> quantised_rows;
+    Buffer<int> index, queries;
+
+    std::size_t size() const {
+        std::size_t floats = 0;
+        for (const auto* b : {&stream, &kv, &qr, &attended, &inner, &wide, &read, &scratch, &scale, &offset})
+            floats += b->bytes();
+        return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
+    }
+    // Quantises up to `block` rows.
+    Quantised quantised(const float* x, int stride, int rows, int k) {
+        Quantised to{quantised_rows.room(static_cast<std::size_t>(block) * k), scale.room(block), offset.room(block)};
+        quantise(x, stride, rows, k, to);
+        return to;
+    }
+};
+thread_local Workspace workspace;
+
+// A matrix with its memory, packed as the kernels read it.
+class Packed {
+   public:
+    Packed(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+        m_.n = rounded_up(n, lanes);
+        m_.k = k;
+        m_.w = w_.room(static_cast<std::size_t>(m_.n) * k);
+        m_.scale = scale_.room(m_.n);
+        m_.bias = bias_.room(m_.n);
+        m_.sums = sums_.room(m_.n);
+        std::int8_t* to = m_.w;
+        for (int column = 0; column < m_.n; column += panel) {
+            const int width = std::min(panel, m_.n - column);
+            for (int i = 0; i < k; i += Isa::group)
+                for (int c = column; c < column + width; c++, to += Isa::group) {
+                    if (c < n)
+                        std::memcpy(to, w + static_cast<std::size_t>(c) * k + i, Isa::group);
+                    else
+                        std::memset(to, 0, Isa::group);
+                }
+        }
+        for (int c = 0; c < m_.n; c++) {
+            long sum = 0;
+            for (int i = 0; c < n && i < k; i++) sum += w[static_cast<std::size_t>(c) * k + i];
+            m_.scale[c] = c < n ? scale[c] : 0;
+            m_.bias[c] = c < n ? bias[c] : 0;
+            m_.sums[c] = m_.scale[c] * static_cast<float>(sum);
+        }
+    }
+    operator const Matrix&() const { return m_; }
+    std::size_t bytes() const { return w_.bytes() + scale_.bytes() + bias_.bytes() + sums_.bytes(); }
+
+   private:
+    Matrix m_;
+    Buffer<std::int8_t> w_;
+    Buffer<float> scale_, bias_, sums_;
+};
+
+enum Architecture : int { bert, albert, mobilebert };
+
+// What is to be built; Python fills it in (`service/engines/native.py`).
+struct Shape {
+    int architecture, layers, hidden, inner, intermediate, heads, networks, activation;
+    int embedding, vocabulary, positions, types, outputs;
+    float epsilon;
+};
+
+struct Batch {
+    const std::int64_t *ids, *types, *offsets, *focus, *focus_offsets;
+    int rows, tokens, reads;
+};
+
+// Some rows of a batch's T: all, or those that the head reads.
+struct Selection {
+    int count;
+    const int* index;    // (count,) of T; none: all
+    const int* queries;  // (rows + 1,): row b of the batch has queries[b] to queries[b + 1] of them
+};
+
+struct Missing {};
+
+class Model {
+   public:
+    Model(const Shape& shape, const int* order) : shape_(shape), order_(order, order + shape.layers) {}
+
+    void add(const std::string& name, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+        matrices_.emplace(name, Packed(n, k, w, scale, bias));
+    }
+    void add(const std::string& name, std::size_t n, const float* x) {
+        Buffer<float> copy;
+        std::memcpy(copy.room(n), x, n * sizeof(float));
+        vectors_.emplace(name, std::move(copy));
+    }
+    void add_words(const std::int8_t* w, const float* scale) {
+        const std::size_t size = static_cast<std::size_t>(shape_.vocabulary) * shape_.embedding;
+        std::memcpy(words_.room(size), w, size);
+        std::memcpy(word_scale_.room(shape_.vocabulary), scale, shape_.vocabulary * sizeof(float));
+    }
+
+    // Looks up what was added. Raises Missing.
+    void finish() {
+        words_.get() || throw_missing();
+        position_ = vector("embeddings.position");
+        type_ = vector("embeddings.token_type");
+        if (shape_.architecture != mobilebert) norm_ = norm("embeddings.norm");
+        if (shape_.architecture != bert) projection_ = &matrix("embeddings.projection");
+        layers_.clear();
+        for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(layer(i));
+        if (matrices_.count("head.decoder")) {
+            transform_ = &matrix("head.transform");
+            head_norm_ = norm("head.norm");
+            decoder_ = &matrix("head.decoder");
+        } else {
+            if (matrices_.count("head.pooler")) pooler_ = &matrix("head.pooler");
+            output_ = vector("head.output");
+            output_bias_ = vector("head.output_bias");
+        }
+        ready_ = true;
+    }
+
+    bool ready() const { return ready_; }
+    const Shape& shape() const { return shape_; }
+
+    // How many numbers lie between two rows of answers.
+    int stride() const { return decoder_ ? decoder_->n : shape_.outputs; }
+
+    std::size_t bytes() const {
+        std::size_t total = words_.bytes() + word_scale_.bytes();
+        for (const auto& [_, m] : matrices_) total += m.bytes();
+        for (const auto& [_, v] : vectors_) total += v.bytes();
+        return total;
+    }
+
+    // out: (reads, stride()). The batch is a valid one.
+    void run(const Batch& batch, float* out) const {
+        Workspace& space = workspace;
+        int* index = space.index.room(batch.reads);
+        int* queries = space.queries.room(2 * (batch.rows + 1));
+        int* every = queries + batch.rows + 1;
+        for (int b = 0; b <= batch.rows; b++) {
+            queries[b] = static_cast<int>(batch.focus_offsets[b]);
+            every[b] = static_cast<int>(batch.offsets[b]);
+        }
+        for (int b = 0; b < batch.rows; b++)
+            for (int i = queries[b]; i < queries[b + 1]; i++) index[i] = every[b] + static_cast<int>(batch.focus[i]);
+        float* stream = space.stream.room(static_cast<std::size_t>(batch.tokens) * shape_.hidden);
+        embed(batch, stream, space);
+        const Selection all{batch.tokens, nullptr, every}, read{batch.reads, index, queries};
+        const bool fewer = batch.reads < batch.tokens;
+        for (int depth = 0; depth < shape_.layers; depth++) {
+            const Layer& l = layers_[order_[depth]];
+            const Selection& rows = fewer && depth == shape_.layers - 1 ? read : all;
+            stream = shape_.architecture == mobilebert ? thin(l, batch, stream, rows, space) : thick(l, batch, stream, rows, space);
+        }
+        if (!fewer || !shape_.layers) stream = gather(stream, shape_.hidden, read, space);
+        answer(stream, batch.reads, out, space);
+    }
+
+   private:
+    struct Norm {
+        const float *weight, *bias;
+    };
+    struct Network {
+        const Matrix *in, *out;
+        const float* gain;
+    };
+    struct Layer {
+        const Matrix *kv, *qr, *output, *leave;  // in BERT qr is the query, in MobileBERT also the inner residual
+        const float *output_gain, *leave_gain;
+        Norm attention_norm, ffn_norm;
+        std::vector<Network> networks;
+    };
+
+    [[noreturn]] static bool throw_missing() { throw Missing(); }
+    const Matrix& matrix(const std::string& name) const {
+        auto found = matrices_.find(name);
+        if (found == matrices_.end()) throw Missing();
+        return found->second;
+    }
+    const float* vector(const std::string& name) const {
+        auto found = vectors_.find(name);
+        if (found == vectors_.end()) throw Missing();
+        return found->second.get();
+    }
+    Norm norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
+
+    Layer layer(int i) const {
+        const std::string name = "layers." + std::to_string(i) + ".";
+        Layer l{};
+        l.kv = &matrix(name + "kv");
+        l.qr = &matrix(name + "qr");
+        l.output = &matrix(name + "output");
+        for (int f = 0; f < shape_.networks; f++) {
+            const std::string ffn = name + "ffns." + std::to_string(f) + ".";
+            l.networks.push_back({&matrix(ffn + "in"), &matrix(ffn + "out"), nullptr});
+            if (shape_.architecture == mobilebert) l.networks.back().gain = vector(ffn + "gain");
+        }
+        if (shape_.architecture == mobilebert) {
+            l.leave = &matrix(name + "leave");
+            l.output_gain = vector(name + "output_gain");
+            l.leave_gain = vector(name + "leave_gain");
+        } else {
+            l.attention_norm = norm(name + "attention_norm");
+            l.ffn_norm = norm(name + "ffn_norm");
+        }
+        return l;
+    }
+
+    // ---- tokens to the first hidden states
+
+    void embed(const Batch& batch, float* stream, Workspace& space) const {
+        const int h = shape_.hidden, e = shape_.embedding;
+        const int window = shape_.architecture == mobilebert ? 3 * e : e;
+        for (int b = 0; b < batch.rows; b++) {
+            const int begin = static_cast<int>(batch.offsets[b]), end = static_cast<int>(batch.offsets[b + 1]);
+            for (int at = begin; at < end; at += block) {
+                const int rows = std::min(block, end - at);
+                float* to = stream + static_cast<std::size_t>(at) * h;
+                float* x = shape_.architecture == bert ? to : space.inner.room(static_cast<std::size_t>(block) * window);
+                for (int i = 0; i < rows; i++) {
+                    const int t = at + i;
+                    float* row = x + static_cast<std::size_t>(i) * window;
+                    const float* position = position_ + static_cast<std::size_t>(t - begin) * added();
+                    const float* type = type_ + batch.types[t] * added();
+                    if (shape_.architecture == mobilebert) {
+                        look_up(t + 1 < end ? batch.ids[t + 1] : -1, row);
+                        look_up(batch.ids[t], row + e);
+                        look_up(t > begin ? batch.ids[t - 1] : -1, row + 2 * e);
+                        for (int d = 0; d < h; d++) to[static_cast<std::size_t>(i) * h + d] = position[d] + type[d];
+                    } else {
+                        look_up(batch.ids[t], row);
+                        for (int d = 0; d < e; d++) row[d] += type[d] + position[d];
+                        normalise(row, e, norm_.weight, norm_.bias, shape_.epsilon);
+                    }
+                }
+                if (shape_.architecture == bert) continue;
+                Finish finish;
+                if (shape_.architecture == mobilebert) finish.residual = to;
+                finish.residual_stride = h;
+                multiply(space.quantised(x, window, rows, window), rows, *projection_, to, h, finish);
+            }
+        }
+    }
+
+    // How wide what is added to a word is.
+    int added() const { return shape_.architecture == mobilebert ? shape_.hidden : shape_.embedding; }
+
+    // A word's embedding; zeros for -1, which is no word.
+    void look_up(std::int64_t id, float* to) const {
+        if (id < 0) {
+            std::fill(to, to + shape_.embedding, 0.0f);
+            return;
+        }
+        const std::int8_t* w = words_.get() + id * shape_.embedding;
+        const float scale = word_scale_.get()[id];
+        for (int d = 0; d < shape_.embedding; d++) to[d] = static_cast<float>(w[d]) * scale;
+    }
+
+    // ---- layers: (T, H) to (T, H) in place, or to the rows that are read, elsewhere
+
+    static float* gather(float* stream, int width, const Selection& rows, Workspace& space) {
+        if (!rows.index) return stream;
+        float* read = space.read.room(static_cast<std::size_t>(rows.count) * width);
+        for (int i = 0; i < rows.count; i++)
+            std::memcpy(read + static_cast<std::size_t>(i) * width,
+                        stream + static_cast<std::size_t>(rows.index[i]) * width, width * sizeof(float));
+        return read;
+    }
+
+    // Keys and values of all tokens, whatever `qr` makes of the rows selected, and attention. Returns (count, width).
+    const float* attention(const Layer& l, const Batch& batch, const float* stream, const float* selected,
+                           const Selection& rows, int width, Workspace& space) const {
+        const int h = shape_.hidden, kv_stride = l.kv->n, q_stride = l.qr->n;
+        const std::size_t tokens = batch.tokens, count = rows.count;
+        float *kv = space.kv.room(tokens * kv_stride), *qr = space.qr.room(count * q_stride);
+        for (int at = 0; at < batch.tokens; at += block) {
+            const int n = std::min(block, batch.tokens - at);
+            const Quantised x = space.quantised(stream + static_cast<std::size_t>(at) * h, h, n, h);
+            multiply(x, n, *l.kv, kv + static_cast<std::size_t>(at) * kv_stride, kv_stride);
+            if (!rows.index) multiply(x, n, *l.qr, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+        }
+        for (int at = 0; rows.index && at < rows.count; at += block) {
+            const int n = std::min(block, rows.count - at);
+            const Quantised x = space.quantised(selected + static_cast<std::size_t>(at) * h, h, n, h);
+            multiply(x, n, *l.qr, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+        }
+        float* attended = space.attended.room(count * width);
+        const int depth = width / shape_.heads;
+        for (int b = 0; b < batch.rows; b++) {
+            const std::size_t first = batch.offsets[b], query = rows.queries[b];
+            const int keys = static_cast<int>(batch.offsets[b + 1] - batch.offsets[b]);
+            float* scratch = space.scratch.room(static_cast<std::size_t>(depth + Isa::tile_rows) * rounded_up(keys, lanes));
+            attend(qr + query * q_stride, q_stride, rows.queries[b + 1] - rows.queries[b], kv + first * kv_stride,
+                   kv + first * kv_stride + width, kv_stride, keys, shape_.heads, depth, attended + query * width, width,
+                   scratch);
+        }
+        return attended;
+    }
+
+    // BERT's and ALBERT's.
+    float* thick(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
+        const int h = shape_.hidden, wide = l.networks[0].in->n;
+        float* selected = gather(stream, h, rows, space);
+        const float* attended = attention(l, batch, stream, selected, rows, h, space);
+        float* w = space.wide.room(static_cast<std::size_t>(block) * wide);
+        for (int at = 0; at < rows.count; at += block) {
+            const int n = std::min(block, rows.count - at);
+            float* x = selected + static_cast<std::size_t>(at) * h;
+            const Finish added{Activation::none, x, h, nullptr};
+            multiply(space.quantised(attended + static_cast<std::size_t>(at) * h, h, n, h), n, *l.output, x, h, added);
+            for (int i = 0; i < n; i++) normalise(x + static_cast<std::size_t>(i) * h, h, l.attention_norm.weight, l.attention_norm.bias, shape_.epsilon);
+            multiply(space.quantised(x, h, n, h), n, *l.networks[0].in, w, wide, {activation()});
+            multiply(space.quantised(w, wide, n, wide), n, *l.networks[0].out, x, h, added);
+            for (int i = 0; i < n; i++) normalise(x + static_cast<std::size_t>(i) * h, h, l.ffn_norm.weight, l.ffn_norm.bias, shape_.epsilon);
+        }
+        return selected;
+    }
+
+    // MobileBERT's.
+    float* thin(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
+        const int h = shape_.hidden, c = shape_.inner, wide = shape_.intermediate;
+        float* selected = gather(stream, h, rows, space);
+        const float* attended = attention(l, batch, stream, selected, rows, c, space);
+        const float* residual = space.qr.get() + c;
+        float* y = space.inner.room(static_cast<std::size_t>(block) * c);
+        float* w = space.wide.room(static_cast<std::size_t>(block) * wide);
+        for (int at = 0; at < rows.count; at += block) {
+            const int n = std::min(block, rows.count - at);
+            float* x = selected + static_cast<std::size_t>(at) * h;
+            multiply(space.quantised(attended + static_cast<std::size_t>(at) * c, c, n, c), n, *l.output, y, c,
+                     {Activation::none, residual + static_cast<std::size_t>(at) * 2 * c, 2 * c, l.output_gain});
+            for (const Network& f : l.networks) {
+                multiply(space.quantised(y, c, n, c), n, *f.in, w, wide, {Activation::relu});
+                multiply(space.quantised(w, wide, n, wide), n, *f.out, y, c, {Activation::none, y, c, f.gain});
+            }
+            multiply(space.quantised(y, c, n, c), n, *l.leave, x, h, {Activation::none, x, h, l.leave_gain});
+        }
+        return selected;
+    }
+
+    Activation activation() const { return static_cast<Activation>(shape_.activation); }
+
+    // ---- the head
+
+    void answer(const float* x, int rows, float* out, Workspace& space) const {
+        const int h = shape_.hidden;
+        for (int at = 0; at < rows; at += block, x += static_cast<std::size_t>(block) * h, out += static_cast<std::size_t>(block) * stride()) {
+            const int n = std::min(block, rows - at);
+            if (decoder_) {
+                const int p = transform_->n;
+                float* y = space.inner.room(static_cast<std::size_t>(block) * p);
+                multiply(space.quantised(x, h, n, h), n, *transform_, y, p, {activation()});
+                for (int i = 0; i < n; i++) normalise(y + static_cast<std::size_t>(i) * p, p, head_norm_.weight, head_norm_.bias, shape_.epsilon);
+                multiply(space.quantised(y, p, n, p), n, *decoder_, out, stride());
+                continue;
+            }
+            const float* y = x;
+            if (pooler_) {
+                float* pooled = space.inner.room(static_cast<std::size_t>(block) * h);
+                multiply(space.quantised(x, h, n, h), n, *pooler_, pooled, h, {Activation::tanh});
+                y = pooled;
+            }
+            for (int i = 0; i < n; i++)
+                for (int o = 0; o < shape_.outputs; o++)
+                    out[static_cast<std::size_t>(i) * shape_.outputs + o] =
+                        inner(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
+        }
+    }
+
+    Shape shape_;
+    std::vector<int> order_;  // which layer comes at each depth
+    std::map<std::string, Packed> matrices_;
+    std::map<std::string, Buffer<float>> vectors_;
+    Buffer<std::int8_t> words_;
+    Buffer<float> word_scale_;
+    bool ready_ = false;
+    std::vector<Layer> layers_;
+    Norm norm_{}, head_norm_{};
+    const Matrix *projection_ = nullptr, *pooler_ = nullptr, *transform_ = nullptr, *decoder_ = nullptr;
+    const float *position_ = nullptr, *type_ = nullptr, *output_ = nullptr, *output_bias_ = nullptr;
+};
+
+}  // namespace

@@ -1,0 +1,127 @@
+// No instruction set: vectors are arrays, in the shape of `SWIFTLET_LANES` lanes. Slow, and never chosen to serve; the
+// tests build it, in the shape of each instruction set, to check what the others share and where they should agree.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifndef SWIFTLET_LANES
+#define SWIFTLET_LANES 8
+#endif
+
+namespace {
+
+struct Isa {
+    static constexpr const char* name = "plain";
+    static constexpr int lanes = SWIFTLET_LANES;
+    static constexpr int tile_rows = 6;
+    static constexpr int tile_vectors = lanes == 8 ? 2 : 4;
+    static constexpr int levels = lanes == 8 ? 1023 : 255;
+    static constexpr int group = lanes == 8 ? 2 : 4;
+
+    using Q = std::conditional_t<lanes == 8, std::int16_t, std::uint8_t>;
+
+    struct F {
+        float x[lanes];
+    };
+    struct I {
+        std::int32_t x[lanes];
+    };
+
+    static bool supported() { return true; }
+
+    template <class Op>
+    static F each(Op op) {
+        F r;
+        for (int i = 0; i < lanes; i++) r.x[i] = op(i);
+        return r;
+    }
+    static F zero() { return all(0.0f); }
+    static F all(float x) {
+        return each([=](int) { return x; });
+    }
+    static F load(const float* p) {
+        return each([=](int i) { return p[i]; });
+    }
+    static void store(float* p, F x) { std::copy(x.x, x.x + lanes, p); }
+    static F add(F a, F b) {
+        return each([&](int i) { return a.x[i] + b.x[i]; });
+    }
+    static F sub(F a, F b) {
+        return each([&](int i) { return a.x[i] - b.x[i]; });
+    }
+    static F mul(F a, F b) {
+        return each([&](int i) { return a.x[i] * b.x[i]; });
+    }
+    static F div(F a, F b) {
+        return each([&](int i) { return a.x[i] / b.x[i]; });
+    }
+    static F fma(F a, F b, F c) {
+        return each([&](int i) { return std::fma(a.x[i], b.x[i], c.x[i]); });
+    }
+    static F min(F a, F b) {
+        return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+    }
+    static F max(F a, F b) {
+        return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+    }
+    static F round(F x) {
+        return each([&](int i) { return std::nearbyint(x.x[i]); });
+    }
+    static F magnitude(F x) {
+        return each([&](int i) { return std::fabs(x.x[i]); });
+    }
+    static F with_sign(F x, F sign) {
+        return each([&](int i) { return std::copysign(x.x[i], sign.x[i]); });
+    }
+    static F scale(F x, F n) {
+        return each([&](int i) { return std::ldexp(x.x[i], static_cast<int>(n.x[i])); });
+    }
+    static F first(F x, int n) {
+        return each([&](int i) { return i < n ? x.x[i] : 0.0f; });
+    }
+    static float sum(F x) {
+        for (int half = lanes / 2; half; half /= 2)  // in the order of the others, so that all agree to the bit
+            for (int i = 0; i < half; i++) x.x[i] += x.x[i + half];
+        return x.x[0];
+    }
+    static float largest(F x) { return *std::max_element(x.x, x.x + lanes); }
+    static void store_rounded(Q* p, F x) {
+        constexpr float most = std::numeric_limits<Q>::max(), least = std::numeric_limits<Q>::min();
+        for (int i = 0; i < lanes; i++) {
+            float v = std::nearbyint(x.x[i]);
+            p[i] = static_cast<Q>(v > least ? (v < most ? v : most) : least);  // least, too, for what is no number
+        }
+    }
+
+    static I none() { return I{}; }
+    static I activations(const Q* p) {
+        I r;
+        for (auto& v : r.x) __builtin_memcpy(&v, p, 4);
+        return r;
+    }
+    struct Weights {
+        std::int8_t x[lanes * group];
+    };
+    static Weights weights(const std::int8_t* p) {
+        Weights r;
+        __builtin_memcpy(&r, p, sizeof r);
+        return r;
+    }
+    static I dot(I sum, I activations, const Weights& weights) {
+        Q a[lanes * group];
+        __builtin_memcpy(a, &activations, sizeof a);
+        for (int i = 0; i < lanes; i++)
+            for (int j = 0; j < group; j++) sum.x[i] += a[group * i + j] * weights.x[group * i + j];
+        return sum;
+    }
+    static F to_float(I x) {
+        return each([&](int i) { return static_cast<float>(x.x[i]); });
+    }
+};
+
+}  // namespace
+
+#include "api.h"
