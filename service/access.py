@@ -35,5 +35,6 @@ def _fields(record: Record) -> dict[str, Any]:
         "characters": record.characters or None,
         "rows": record.rows or None,
         "tokens": record.tokens or None,
+        "batch_rows": record.batch_rows or None,
         "bytes": record.received or None,
     }

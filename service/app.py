@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import bodies, metrics, openapi, problems, records, tasks
+from service import bodies, metrics, openapi, page, problems, records, status, tasks
 from service.errors import (
     Fault,
     Internal,
@@ -79,8 +79,8 @@ Observer = Callable[[Record], None]
 def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
     """The application over a runtime that is loaded; it opens the runtime when it starts and closes it when it ends.
 
-    With `keys`, every address but those of health answers only who brings one. The runtime's books are told of every
-    request, and so are the `observers`.
+    With `keys`, every address but those of health and of the page answers only who brings one. The runtime's books are
+    told of every request, and so are the `observers`.
     """
 
     @asynccontextmanager
@@ -110,6 +110,9 @@ def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[O
     app.add_api_route(READY, _readiness(runtime), methods=["GET"], **openapi.READY)
     if runtime.settings.admin_port is None:
         app.add_api_route(METRICS, _measuring(runtime), methods=["GET"], **openapi.METRICS)
+    app.add_api_route("/status", _looking(runtime), methods=["GET"], **openapi.STATUS)
+    for path, file in page.FILES.items():
+        app.add_api_route(path, _showing(file), methods=["GET", "HEAD"], include_in_schema=False)
     openapi.install(app, runtime)
     return app
 
@@ -163,7 +166,7 @@ def _costs(record: Record, engine: str) -> dict[str, str]:
     ms = {stage: 1000 * span.seconds for stage, span in record.stages.items()}
     total_s = time.monotonic() - record.began
     return {
-        "server-timing": ", ".join(f"{stage};dur={ms[stage]:.2f}" for stage in records.STAGES if stage in ms),
+        "server-timing": ", ".join(_timing(stage, ms[stage], record) for stage in records.STAGES if stage in ms),
         "x-compute-type": engine,
         "x-compute-time": f"{total_s:.3f}",
         "x-compute-characters": str(record.characters),
@@ -173,6 +176,12 @@ def _costs(record: Record, engine: str) -> dict[str, str]:
         "x-queue-time": f"{ms.get('queue', 0):.0f}",
         "x-inference-time": f"{ms.get('infer', 0):.0f}",
     }
+
+
+def _timing(stage: records.Stage, ms: float, record: Record) -> str:
+    """A metric of Server-Timing. What the standard has for anything but a duration is a description."""
+    described = f';desc="rows={record.batch_rows}"' if stage == "batch" else ""
+    return f"{stage};dur={ms:.2f}{described}"
 
 
 def _check_answer(size: int, most: int) -> None:
@@ -207,6 +216,20 @@ def _measuring(runtime: Runtime) -> Handler:
         return Response(await metrics.scrape(runtime), media_type=metrics.MEDIA_TYPE)
 
     return measure
+
+
+def _looking(runtime: Runtime) -> Handler:
+    async def look(_: Request) -> Response:
+        return JSONResponse(status.describe(await runtime.look(), time.monotonic()).model_dump())
+
+    return look
+
+
+def _showing(file: page.File) -> Handler:
+    async def show(request: Request) -> Response:
+        return file.answer(request)
+
+    return show
 
 
 async def _live(_: Request) -> Response:

@@ -106,6 +106,7 @@ class Waiting:
     started: float = math.nan
     finished: float = math.nan
     engine_s: float = 0.0  # of its call, the engine's own time
+    rows: int = 0  # of its batch
     suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
 
     def __len__(self) -> int:
@@ -207,6 +208,7 @@ class Batcher:
             records.note("queue", item.submitted, item.started)
             records.note("batch", item.started, item.finished - item.engine_s)  # as if all of it came first
             records.note("infer", item.finished - item.engine_s, item.finished)
+            records.ran(item.rows)
 
     @property
     def tokens(self) -> int:
@@ -493,7 +495,7 @@ class Pool:
             report(log, "an engine call was lost", error)
             outcomes = [Internal("internal", "The model failed.") for _ in batch]
         for item, outcome in zip(batch, outcomes, strict=True):
-            item.finished, item.engine_s = now, engine_s
+            item.finished, item.engine_s, item.rows = now, engine_s, len(batch)
             if item.answer.done():
                 continue
             if isinstance(outcome, SwiftletError):

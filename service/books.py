@@ -11,7 +11,7 @@ is what keeps counting cheap; to a histogram of prometheus_client it takes six t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
@@ -38,6 +38,7 @@ STAGE_S: Final = (
 )
 # fmt: on
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+RECENT: Final = 1000  # answers of each model that are known one by one
 TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -78,13 +79,14 @@ class Account:
     rows: Histogram  # of batches
     tokens: Histogram  # of batches, without padding
     padding: int  # tokens that batches were padded with
+    recent: deque[tuple[float, float]]  # of the last answers each one's moment of `time.monotonic()`, and its seconds
 
     @classmethod
     def of(cls, task: str) -> Account:
         """An empty one."""
         seconds: dict[Ending, Histogram] = {ending: Histogram(REQUEST_S) for ending in ENDINGS}
         stages: dict[Stage, Histogram] = {stage: Histogram(STAGE_S) for stage in STAGES}
-        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0)
+        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0, deque(maxlen=RECENT))
 
     def copy(self) -> Account:
         return replace(
@@ -93,6 +95,7 @@ class Account:
             stages={stage: histogram.copy() for stage, histogram in self.stages.items()},
             rows=self.rows.copy(),
             tokens=self.tokens.copy(),
+            recent=self.recent.copy(),
         )
 
 
@@ -124,7 +127,9 @@ class Books:
         account.seconds[end].add(record.seconds)
         for stage, (began, ended) in record.stages.items():
             account.stages[stage].add(ended - began)
-        if end == "failed":
+        if end == "answered":
+            account.recent.append((record.ended, record.seconds))
+        elif end == "failed":
             self.failures[record.code] += 1
 
     def refuse(self, reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from service import page
 from service.admission import Quota
 from service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable, too_late
 from service.keys import Keys
@@ -23,6 +24,7 @@ from service.types import Deadline, Priority
 
 LIVE: Final = "/health/live"
 READY: Final = "/health/ready"
+OPEN: Final = frozenset({LIVE, READY, *page.FILES})  # to whoever has no key, too
 TIMEOUT_HEADER: Final = "x-request-timeout-ms"
 PRIORITY_HEADER: Final = "x-request-priority"
 PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
@@ -58,7 +60,7 @@ class Gate:
         tasks: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tasks` are those whose routes stand behind it; with `keys`, all but health is for who brings one."""
+        """`tasks` are those whose routes stand behind it; with `keys`, all but `OPEN` is for who brings one."""
         self._runtime = runtime
         self._keys = keys
         self._routes = {f"/{task}" for task in tasks}
@@ -107,7 +109,7 @@ class Gate:
         Raises:
             Unauthorized: one is needed, and there is none or a wrong one.
         """
-        if self._keys is None or scope["path"] in (LIVE, READY):
+        if self._keys is None or scope["path"] in OPEN:
             return None
         key = _key(headers)
         if key is None:

@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from service.errors import SwiftletError
 from service.problems import MEDIA_TYPE, Problem
 from service.runtime import Lane, Runtime
+from service.status import Status
 
 SCHEMAS: Final = "#/components/schemas/"
 
@@ -51,6 +52,7 @@ class ModelInfo(BaseModel):
     engine: Annotated[str, Field(description="The engine that runs it.")]
     max_tokens: Annotated[int, Field(description="The longest row it reads, special tokens included.")]
     labels: Annotated[list[str], Field(description="What it tells apart, where its task is classify.")]
+    mask: Annotated[str | None, Field(description="What stands for a masked word, where its task is fill-mask.")]
     card: Annotated[dict[str, Any], Field(description="Where it comes from, and how well it does.")]
 
 
@@ -79,6 +81,7 @@ def describe(lane: Lane, default: bool) -> dict[str, Any]:
         engine=lane.model.engine_name,
         max_tokens=manifest.max_tokens,
         labels=list(manifest.labels),
+        mask=getattr(lane.model.task, "mask", None),
         card=lane.model.artifact.card(),
     ).model_dump()
 
@@ -150,13 +153,14 @@ METRICS: Final[dict[str, Any]] = {
     "response_class": PlainTextResponse,
     "responses": {503: _failures()[503]},
 }
+STATUS: Final = _get("status", "How the server does now.", {"$ref": SCHEMAS + Status.__name__})
 READY: Final = _get("ready", "Requests are answered.", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
 
 
 def install(app: FastAPI, runtime: Runtime) -> None:
     """Adds the schemas that the routes refer to."""
     served = [lane.model.task for lane in runtime.tasks.values()]
-    shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready]
+    shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
     _, document = TypeAdapter.json_schemas(
         [

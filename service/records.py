@@ -50,6 +50,7 @@ class Record:
     characters: int = 0  # of its inputs
     rows: int = 0  # encodings
     tokens: int = 0  # of them all
+    batch_rows: int = 0  # of the largest batch that one of them ran in, neighbours included
     received: int = 0  # bytes of the body
     accepted: bool = False  # whether it was admitted
     status: int | None = None  # of the answer; None: the client hung up before there was one
@@ -70,6 +71,10 @@ class Record:
         known = self.stages.get(stage)
         if known is None or known.seconds < ended - began:
             self.stages[stage] = Span(began, ended)
+
+    def ran(self, rows: int) -> None:
+        """Notes that an encoding ran in a batch of so many rows."""
+        self.batch_rows = max(self.batch_rows, rows)
 
 
 _current: ContextVar[Record | None] = ContextVar("record", default=None)
@@ -104,6 +109,12 @@ def note(stage: Stage, began: float, ended: float) -> None:
     """As `Record.note`, of the request at hand; without one, does nothing."""
     if (record := _current.get()) is not None:
         record.note(stage, began, ended)
+
+
+def ran(rows: int) -> None:
+    """As `Record.ran`, of the request at hand; without one, does nothing."""
+    if (record := _current.get()) is not None:
+        record.ran(rows)
 
 
 def accept(rows: int, tokens: int) -> None:

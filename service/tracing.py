@@ -85,6 +85,7 @@ def _attributes(record: Record) -> dict[str, str | int]:
         "swiftlet.model": record.model,
         "swiftlet.rows": record.rows,
         "swiftlet.tokens": record.tokens,
+        "swiftlet.batch_rows": record.batch_rows,
     }
     if record.status is not None:
         attributes["http.response.status_code"] = record.status

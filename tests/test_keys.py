@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from test_app import TASKS, is_problem, make_runtime
 
+from service import page
 from service.app import create_admin, create_app
 from service.cli import main
 from service.errors import SetupError
@@ -22,11 +23,17 @@ from service.keys import Keys, make_key
 
 OTHER = "0" * 43
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "xyzzyplugh"]
-OPEN = {"/health/live": {"GET"}, "/health/ready": {"GET"}}
+HEALTH = {"/health/live": {"GET"}, "/health/ready": {"GET"}}
+OPEN = HEALTH | {path: {"GET", "HEAD"} for path in page.FILES}
 LOCKED = {"/classify": {"POST"}, "/qa": {"POST"}, "/fill-mask": {"POST"}, "/models": {"GET"}}
-LOCKED |= {"/openapi.json": {"GET", "HEAD"}, "/metrics": {"GET"}}
+LOCKED |= {"/openapi.json": {"GET", "HEAD"}, "/metrics": {"GET"}, "/status": {"GET"}}
 NOWHERE = [
-    "/",
+    "/page",
+    "/page/",
+    "/page/__init__.py",
+    "/page/%2e%2e/keys.py",
+    "/page/index.html",
+    "/index.html",
     "/docs",
     "/redoc",
     "/admin",
@@ -37,7 +44,7 @@ NOWHERE = [
     "/%2e",
     "*",
 ]
-NOWHERE += ["//classify", "/classify%00", "/health/live%2F..%2F..%2Fclassify", "/Classify"]
+NOWHERE += ["http://testserver//classify", "/classify%00", "/health/live%2F..%2F..%2Fclassify", "/Classify"]
 
 KEY, LINE = make_key("alice")
 
@@ -166,12 +173,12 @@ def test_the_public_port_has_these_routes_and_methods_and_no_others(unlocked):
     assert paths == {**OPEN, **LOCKED}
 
 
-def test_without_a_key_every_address_but_those_of_health_is_closed(locked):
+def test_without_a_key_every_address_but_those_of_health_and_the_page_is_closed(locked):
     for path in [*LOCKED, *NOWHERE, *OPEN]:
         for method in METHODS:
             response = locked.request(method, path)
             if path in OPEN:
-                assert response.status_code == (200 if method == "GET" else 405)
+                assert response.status_code == (200 if method in OPEN[path] else 405)
             else:
                 assert response.status_code == 401, (method, path)
                 assert response.headers["www-authenticate"] == "Bearer"
@@ -181,7 +188,7 @@ def test_without_a_key_every_address_but_those_of_health_is_closed(locked):
 
 def test_the_own_port_has_health_and_metrics_and_nothing_else(shelf):
     runtime = make_runtime(shelf)
-    own = {*OPEN, "/metrics"}
+    own = {*HEALTH, "/metrics"}
     with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as client:
         for path in [*OPEN, *LOCKED, *NOWHERE]:
             assert client.get(path).status_code == (200 if path in own else 404)

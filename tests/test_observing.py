@@ -17,6 +17,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fakes import PATIENCE_S, GatedEngine
 from hypothesis import given
@@ -32,7 +33,7 @@ from service import access, books, lines, metrics
 from service.app import create_admin, create_app
 from service.books import ENDINGS, Books, Histogram
 from service.crew import Hosted
-from service.records import STAGES, Record, recording
+from service.records import STAGES, Record, ran, recording
 from service.runtime import Runtime
 from service.settings import Settings
 from service.tracing import Tracer
@@ -146,7 +147,52 @@ def test_of_several_encodings_the_slowest_counts():
     assert record.stages["infer"].seconds == 2.0
 
 
+def test_of_several_batches_the_largest_counts():
+    with recording(Record()) as record:
+        for rows in (2, 5, 3):
+            ran(rows)
+
+    assert record.batch_rows == 5
+
+
+def test_a_request_is_told_of_its_batch_neighbours_included(shelf):
+    """One core, held by a call: what waits behind it runs together, and each learns with how many."""
+
+    async def scenario():
+        runtime, engine = gated(shelf)
+        await runtime.open()
+        lane = runtime.lanes["tiny-classify"]
+        far = asyncio.get_running_loop().time() + 1e6
+
+        async def answer(inputs):
+            with recording(Record()) as record:
+                await lane.answer(lane.model.task.Request(inputs=inputs), far)
+            return record
+
+        requests = [asyncio.ensure_future(answer("abc"))]
+        calls = [await engine.called()]
+        requests += [asyncio.ensure_future(answer(inputs)) for inputs in ("abc", ["abd", "abe"])]
+        while (await runtime.look()).queue.rows < 3:
+            await asyncio.sleep(0)
+        calls[0].finish([np.zeros((1, 3), np.float32)])
+        calls.append(await engine.called())
+        calls[1].finish([np.zeros((1, 3), np.float32)] * 3)
+        records = await asyncio.gather(*requests)
+        await runtime.close()
+        return [(record.rows, record.batch_rows) for record in records]
+
+    assert asyncio.run(scenario()) == [(1, 1), (1, 3), (2, 3)]
+
+
 # Metrics
+
+
+def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
+    """A runtime with one core, whose engine answers when told to."""
+    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo", cores=1))
+    engine = GatedEngine()
+    runtime._crew._models["tiny-classify"] = Hosted(engine, 3)
+    return runtime, engine
 
 
 class Load:
@@ -285,9 +331,7 @@ def test_the_queue_is_seen_while_it_is_there(shelf):
     """One core, held by a call: what waits behind it has rows, tokens, an age and a wait."""
 
     async def scenario():
-        runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo", cores=1))
-        engine = GatedEngine()
-        runtime._crew._models["tiny-classify"] = Hosted(engine, 3)
+        runtime, engine = gated(shelf)
         await runtime.open()
         lane, body = runtime.lanes["tiny-classify"], runtime.lanes["tiny-classify"].model.task.Request(inputs="abc")
         far = asyncio.get_running_loop().time() + 1e6
@@ -471,7 +515,8 @@ def test_a_request_is_logged_with_its_id_and_its_times(shelf, caplog):
 
     assert response.headers["x-request-id"] == one["request_id"] == "mine-1"
     assert (one["trace_id"], one["method"], one["route"], one["status"]) == (trace, "POST", "/classify", 200)
-    assert (one["model"], one["rows"], one["characters"], one["bytes"]) == ("tiny-classify", 1, 4, 17)
+    assert (one["model"], one["rows"], one["batch_rows"]) == ("tiny-classify", 1, 1)
+    assert (one["characters"], one["bytes"]) == (4, 17)
     assert {f"{stage}_ms" for stage in STAGES} <= one.keys()
     assert (nowhere["route"], nowhere["status"], nowhere["code"]) == ("-", 404, "unknown_route")
     assert (other["route"], other["status"], other["code"]) == ("/classify", 405, "method_not_allowed")

@@ -90,7 +90,7 @@ class FillMask:
         if tokenizer.mask is None:
             raise ValueError("fill-mask needs a tokenizer that has a mask token")
         self._tokenizer = tokenizer
-        self._mask = tokenizer.mask
+        self.mask = tokenizer.mask  # as it stands in a text
         self._max_tokens = manifest.max_tokens
 
     def encode(self, request: FillMaskRequest) -> list[Encoding]:
@@ -103,7 +103,7 @@ class FillMask:
         masks = self._count(texts, parameters.top_k)
         for count, pointer in zip(masks, where, strict=True):
             if count == 0:
-                detail = f"A text has no {self._mask}, the mask token of this model."
+                detail = f"A text has no {self.mask}, the mask token of this model."
                 raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
         try:
             encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
@@ -141,7 +141,7 @@ class FillMask:
 
     def _count(self, texts: Sequence[str], top_k: int) -> list[int]:
         """How many masks each text has, once it is clear that neither they nor the answer are too many."""
-        masks = [text.count(self._mask) for text in texts]
+        masks = [text.count(self.mask) for text in texts]
         if sum(masks) > MAX_MASKS:
             detail = f"The texts have more than {MAX_MASKS} masks."
             raise Unprocessable("too_many_masks", detail, faults=[Fault("/inputs", "too_many_masks", MAX_MASKS)])

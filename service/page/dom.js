@@ -1,0 +1,51 @@
+// Elements. What they hold is text or other elements, never HTML.
+
+/** An element; `properties` are set on it, those named with a dash as attributes. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "scope") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Facts by their names, as a list. */
+export function facts(pairs) {
+  return make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}
+
+/** A table whose first column names its rows; all others are numbers. */
+export function table(header, rows) {
+  const cell = (text, place) => make("td", { className: place ? "number" : "" }, text);
+  const head = header.map((text, place) => make("th", { scope: "col", className: place ? "number" : "" }, text));
+  const body = rows.map(([name, ...cells]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((text) => cell(text, 1))),
+  );
+  // It can be scrolled sideways where it is wide, by keyboard too.
+  return make(
+    "div",
+    { className: "scroll", tabIndex: 0, role: "group", "aria-label": header[0] },
+    make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)),
+  );
+}
+
+/** Bars: each with a name, which is text or an element, a share of 1 that is its length, and a number as text. */
+export function bars(items) {
+  return make(
+    "ol",
+    { className: "bars" },
+    ...items.map(({ name, share, number }) => {
+      const bar = make("span", { className: "bar" });
+      bar.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
+      return make(
+        "li",
+        {},
+        make("span", { className: "name" }, name),
+        make("span", { className: "track", "aria-hidden": "true" }, bar),
+        make("span", { className: "number" }, number),
+      );
+    }),
+  );
+}
