@@ -1,6 +1,6 @@
 """CPU engines side by side, on one core: milliseconds a call on the released shapes with random weights.
 
-    python loadtest/engines.py [--seconds 1.5] [--only mobilebert] [--engine native ...]
+    python loadtest/compare_engines.py [--seconds 1.5] [--only mobilebert] [--engine native ...]
 
 Each engine is a function from a network to a call; what is not installed is left out. Every round calls every engine
 once, so that a busy machine is unfair to all alike; the times are those of the processor, medians and the quickest.
