@@ -432,7 +432,7 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
             assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]
             assert all(call.seconds > 0 for call in timed)
         async with opened(crew):
-            return [await one.run(name, encodings, PATIENCE_S) for one in (threads, crew)]
+            return [(await one.run(name, encodings, PATIENCE_S)).outcomes for one in (threads, crew)]
 
     here, there = asyncio.run(scenario())
     assert [(row.shape, row.dtype, row.tobytes()) for row in here] == [
