@@ -15,8 +15,8 @@ import json
 import os
 from pathlib import Path
 
-from compare import _machine
 from generator import Client, closed_loop, payload
+from machine import setting
 from served import Served, serving
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     arguments = parser.parse_args()
 
-    print(f"{_machine()}; closed loop of {arguments.callers}, {arguments.seconds:g} s each\n")
+    print(f"{setting().told()} Closed loop of {arguments.callers}, {arguments.seconds:g} s each\n")
     print("| model | " + " | ".join(f"{length} tokens" for length in LENGTHS) + " | memory |")
     print("|---" * (len(LENGTHS) + 2) + "|")
     for model in arguments.models:

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from models.weights import INT8, SCALE, ZERO, unpack
+from models.weights import INT8, SCALE, ZERO, merge
 
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # what MatMulNBits accepts
@@ -80,15 +80,7 @@ def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def read_weights(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
     """The parameters of a graph that `export` or `quantize` wrote, by name, in fp32."""
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    weights = {}
-    for name, array in arrays.items():
-        if name.endswith(INT8):
-            name = name.removesuffix(INT8)
-            array = unpack(array, arrays[name + SCALE])
-        if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
-            weights[name] = array
-    return weights
+    return merge({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
 
 
 def _pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -38,13 +38,20 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
         WeightsError: the file is no ONNX graph, or not one that `export` or `quantize` wrote.
     """
     try:
-        return _merge(dict(_initializers(memoryview(path.read_bytes()))))
+        weights = merge(dict(_initializers(memoryview(path.read_bytes()))))
     except (ValueError, IndexError, KeyError) as error:
         raise WeightsError(f"{path.name} is no graph whose parameters can be read: {error}") from None
+    if not weights:
+        raise WeightsError(f"{path.name} is no graph whose parameters can be read: it has no parameters.")
+    return weights
 
 
-def _merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
-    """The arrays that are parameters, and those that are two arrays. Raises ValueError, IndexError, KeyError."""
+def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
+    """Of a graph's initializers those that are parameters, in fp32, and those that are two arrays as one.
+
+    Raises:
+        ValueError, IndexError, KeyError: one of two arrays is missing, or they do not belong together.
+    """
     weights = {}
     for name, array in arrays.items():
         if name.endswith(INT8):
@@ -52,8 +59,6 @@ def _merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
             array = unpack(array, arrays[name + SCALE])
         if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
             weights[name] = array
-    if not weights:
-        raise ValueError("it has no parameters.")
     return weights
 
 

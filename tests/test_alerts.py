@@ -133,17 +133,16 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
 
     async def scenario(server: Process, watching: Prometheus) -> None:
         world = World(server, watching, tmp_path)
-        answers = lambda ask: watching.query(ask)  # noqa: E731
         await world.offer(clients=10, interval_s=0.2)
         async with asyncio.timeout(PATIENCE_S):
-            while not await asyncio.to_thread(answers, "swiftlet:errors:ratio_rate5m >= 0"):
+            while not await asyncio.to_thread(watching.query, "swiftlet:errors:ratio_rate5m >= 0"):
                 await asyncio.sleep(SCRAPE_S)
         await asyncio.sleep(5)  # eight minutes of peace
         assert await asyncio.to_thread(watching.alerts) == {}
-        assert await asyncio.to_thread(answers, 'ALERTS{alertname!="SwiftletDown"}[1m]') == []
+        assert await asyncio.to_thread(watching.query, 'ALERTS{alertname!="SwiftletDown"}[1m]') == []
         for title, asked in expressions("3s").items():
             for expression, _ in asked:
-                assert await asyncio.to_thread(answers, expression), title
+                assert await asyncio.to_thread(watching.query, expression), title
 
         with world.mood("broken"):
             await world.until_firing(

@@ -284,7 +284,9 @@ def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(shelf, 
 def test_no_client_can_make_a_series(shelf):
     """Random paths, methods, models, ids, hosts and keys: the set of series is what it was before the first of them."""
     draw = random.Random(7)
-    word = lambda: "".join(draw.choices("abcdefghij", k=draw.randrange(1, 30)))  # noqa: E731
+
+    def word() -> str:
+        return "".join(draw.choices("abcdefghij", k=draw.randrange(1, 30)))
 
     async def scenario(server: Process):
         before = await scrape(server.port)

@@ -96,7 +96,7 @@ class Native:
     # A call costs what it holds, and little besides: the weights come by once for all tokens of it.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
     faithful: ClassVar[bool] = True
-    # Of the tolerance beyond that of ONNX Runtime's int8: activations of 7 bits, and weights' scales for whole outputs.
+    # Beyond the tolerance of ONNX Runtime's int8: weights have one scale for a whole output, not one for each block.
     rounding: ClassVar[float] = 0.05
 
     def __init__(self, library: Library, folded: Folded) -> None:
