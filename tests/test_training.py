@@ -40,7 +40,7 @@ from models.training.pretrain import STARTS, Draw, pretrain
 from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
 from models.training.start import Sample
-from models.training.start_mobilebert import kept_share, narrow_pair, start_mobilebert
+from models.training.start_mobilebert import kept_share, narrow_pair, start_mobilebert, start_words
 from models.training.study import read_study
 from models.training.vocabulary import SPECIALS, count_pieces, prune
 from service import train as trains
@@ -640,13 +640,16 @@ def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architectur
     assert likeness(ids[:, :1].expand(-1, 30)) > 0.8
 
 
-def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(teacher):
+@pytest.mark.parametrize(("architecture", "words"), [("bert", 48), ("albert", 16)])
+def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(architecture, words):
     """With a bottleneck as wide as the stream: what is left is what no linear map makes of a norm."""
+    shape = reference(SMALL[architecture], "fill-mask", max_position_embeddings=512)
+    teacher = conversion(shape, "fill-mask").model.encoder
     config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 48, "num_attention_heads": 4}
-    config |= {"embedding_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_feedforward_networks": 1}
+    config |= {"embedding_size": words, "intermediate_size": 96, "num_hidden_layers": 3, "num_feedforward_networks": 1}
     rows = torch.randint(5, 211, (60, 30), generator=torch.Generator().manual_seed(4))
     every = torch.ones_like(ROWS, dtype=torch.bool)
-    for layer in teacher.layers:  # a trained teacher looks somewhere
+    for layer in set(transfer.layers(teacher)):  # a trained teacher looks somewhere
         layer.query.weight.data *= 2
         layer.key.weight.data *= 2
 
@@ -669,6 +672,27 @@ def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(teacher):
 
     assert after[0] < 0.3 < 1 < before[0]
     assert after[1] < 0.2 * before[1], (before, after)
+
+
+def test_a_mobileberts_head_starts_as_that_of_an_albert():
+    """It says nearly the same, with ReLU in GELU's place, of rows that it was not fitted on."""
+    shape = {"vocab_size": 211, "hidden_size": 48, "embedding_size": 16, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    source, head = (build(name, shape | more, "fill-mask").head for name, more in (("albert", {}), ("mobilebert", {})))
+    words, rows = torch.randn(211, 16), torch.randn(3000, 48)
+    source.transform.weight.data.normal_(std=0.2)
+    source.bias.data.normal_()
+
+    @torch.no_grad()
+    def off() -> float:
+        """How far what it says is from what the source says, in parts of how that differs from row to row."""
+        known = source(rows[:600], words)
+        return float((head(rows[:600], words) - known).square().mean() / (known - known.mean(0)).square().mean())
+
+    before = off()
+    start_words(head, source, words, rows[600:], rows[600:])
+
+    assert off() < 0.1 < 0.9 < before
 
 
 @pytest.mark.parametrize(
@@ -1207,6 +1231,17 @@ def test_what_a_guide_says_changes_what_is_learnt(workshop, guide, tmp_path):
     assert all(not p.requires_grad for p in guide.parameters())
 
 
+def test_a_mobilebert_can_begin_as_the_albert_that_guides_it(made, workshop, tmp_path):
+    body, _ = pretrain(read_recipe(workshop / "tiny.toml"), workshop / "data", workshop / "runs" / "tiny", SILENT)
+    plan = Transfer(recipe="albert", hard=0.5, begin=True)
+    recipe = tiny(workshop, transfer=plan, learning_rate=1e-12, steps=1)
+    model, _ = pretrain(recipe, workshop / "data", tmp_path, SILENT, body=body)
+
+    assert torch.allclose(model.encoder.embeddings.word.weight, body.encoder.embeddings.word.weight, atol=1e-6)
+    assert torch.allclose(model.head.bias, body.head.bias, atol=1e-6)
+    assert model.encoder.embeddings.word.weight.data_ptr() != body.encoder.embeddings.word.weight.data_ptr()
+
+
 def test_a_recipe_that_continues_others_begins_with_their_bodies(made, workshop, tmp_path):
     text, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ncontinues = "{workshop / "tiny.toml"}"')
@@ -1323,11 +1358,16 @@ def test_a_guide_that_cannot_be_imitated_is_refused(made, workshop, tmp_path, ch
         pretrain(recipe, workshop / "data", tmp_path, SILENT, body=body)
 
 
-def test_what_a_recipe_cannot_imitate_is_refused(made, workshop, tmp_path):
+def test_what_a_recipe_cannot_imitate_is_refused(made, workshop, guide, tmp_path):
     recipe = read_recipe(workshop / "tiny.toml")
     work = replace(recipe.pretraining, transfer=Transfer(strategy="progressive", feature_weight=1.0))
     with pytest.raises(RecipeError, match="layers that are shared"):
         pretrain(replace(recipe, pretraining=work), workshop / "data", tmp_path / "shared", SILENT)
+    with pytest.raises(RecipeError, match="as wide as the ALBERT"):
+        pretrain(
+            *(tiny(workshop, transfer=replace(PLAN, begin=True)), workshop / "data", tmp_path / "begin", SILENT),
+            body=guide,
+        )
     with pytest.raises(RecipeError, match="predicts no words"):
         pretrain(tiny(workshop, transfer=Transfer(hard=0.5)), workshop / "data", tmp_path / "silent", SILENT)
 
@@ -1372,6 +1412,7 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (('version = "3"\n', ""), "tiny.toml: recipe: "),
         (("seed = 1", "seed = = 1"), "tiny.toml: it is not valid TOML"),
         (("tiny_teacher_of_the_tests", "no_such_teacher"), "no_such_teacher is not installed"),
+        (("feature_weight = 1.0", "begin = true"), "begin is to start as the guide, and transfer names no recipe"),
         (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
         (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from models.architectures import bert
+from models.architectures import albert, bert, mobilebert
 from models.architectures.layers import Encoder
 from models.heads import Classification, MaskedLM, Model, build
 from models.training import start, transfer
@@ -33,11 +33,12 @@ from models.training.objectives.sentence_order import sentence_order
 from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
 from models.training.run import claim
 from models.training.start import Sample
-from models.training.start_mobilebert import start_mobilebert
+from models.training.start_mobilebert import start_mobilebert, start_words
 from models.training.tokenizer import continuing
 from models.training.vocabulary import SPECIALS
 
 SAMPLED: Final = 64  # rows, about, that the student's start is fitted on
+HOLED: Final = 240  # the same, where its head is fitted, too: that reads nothing but holes
 Start = Callable[[Model, bert.Encoder, Tensor, Sample], None]
 STARTS: Final[Mapping[str, Start]] = {"albert": start.start_albert, "mobilebert": start_mobilebert}
 SENTENCE_ENDS: Final = (".", "?", "!")
@@ -125,6 +126,7 @@ def pretrain(
     model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
     if teacher is not None:
         start.cut_vocabulary(teacher, kept)
+    draw = Draw(recipe, tokenizer, rows)
     if teacher is not None and begin is None:
         sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
         STARTS[recipe.architecture](model, teacher, counts, Sample.of(sample))
@@ -137,8 +139,10 @@ def pretrain(
     if work.transfer is not None:
         guide = _guide(teacher, body)
         _check(student, guide, work.transfer)
+        if work.transfer.begin:
+            _begin(student, guide, counts, draw)
         guide.to(place)
-    draw, depth = Draw(recipe, tokenizer, rows), len(transfer.layers(student.encoder))
+    depth = len(transfer.layers(student.encoder))
 
     def lost(batch: Batch, plan: Transfer | None, done: float, seed: int) -> dict[str, Tensor]:
         batch = batch.to(place)
@@ -239,6 +243,25 @@ class Draw:
             spans=spans,
             share=share,
         )
+
+
+@torch.no_grad()
+def _begin(student: Student, guide: Guide, counts: Tensor, draw: Draw) -> None:
+    """Starts a MobileBERT as near to the ALBERT that guides it as its shape allows, on rows with holes."""
+    encoder, head = guide.encoder, guide.head
+    ours = student.predictor
+    fits = isinstance(student.encoder, mobilebert.Encoder) and isinstance(encoder, albert.Encoder)
+    widths = [(one.config.hidden_size, one.config.embedding_size) for one in (student.encoder, encoder)]
+    if not (fits and widths[0] == widths[1] and isinstance(head, MaskedLM) and ours.extra is not None):
+        raise RecipeError("to begin as its guide, the student is a MobileBERT, as wide as the ALBERT that guides it.")
+    assert isinstance(encoder, albert.Encoder)  # noqa: S101  # tells the type checker
+    batches = [draw(number) for number in range(-(-HOLED // draw.work.batch_rows))]
+    sample = Sample.of(torch.cat([batch.input_ids for batch in batches]))
+    start_mobilebert(Model(student.encoder, ours), encoder, counts, sample)
+    holes = torch.cat([batch.focus + number * batch.whole.numel() for number, batch in enumerate(batches)])
+    read = sample.input_ids, sample.token_type_ids, sample.mask
+    stream, known = (reader(*read).flatten(0, 1)[holes] for reader in (student.encoder, encoder))
+    start_words(ours, head, encoder.embeddings.word.weight, stream, known)
 
 
 def _load(model: Model, begin: Model) -> None:

@@ -53,9 +53,12 @@ class Transfer:
     feature_weight: float = 0.0
     attention_weight: float = 0.0
     hard: float = 1.0  # of what a hole held; the rest is of what the guide says
+    begin: bool = field(default=False, kw_only=True)  # a MobileBERT, as near to the ALBERT that guides it as can be
 
     def __post_init__(self) -> None:
         _choose("strategy", self.strategy, Strategy)
+        if self.begin and not self.recipe:
+            raise RecipeError("begin is to start as the guide, and transfer names no recipe of one.")
         if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(self.feature_weight, self.attention_weight) >= 0):
             raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
         if self.strategy != "auxiliary" and not (self.feature_weight or self.attention_weight):

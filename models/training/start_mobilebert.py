@@ -1,4 +1,4 @@
-"""The start of a MobileBERT: each of its layers as near to one of a BERT teacher's as a bottleneck allows.
+"""The start of a MobileBERT: each of its layers as near to one of a BERT or ALBERT as a bottleneck allows.
 
 Everything is a linear regression on a sample of texts, one layer after the other: each is fitted to what the
 teacher's layer makes, from what the student's layers before it really give it, so that it makes up for their errors.
@@ -16,21 +16,24 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from models.architectures import bert, mobilebert
+from models.architectures import albert, bert, mobilebert
 from models.architectures.layers import attend, padding_bias
-from models.heads import Model
+from models.heads import MaskedLM, Model
 from models.training.start import Sample, fit, principal_directions, regress
 from models.training.transfer import layers, twin
 
+SourceLayer = albert.Layer | bert.Layer
+FITTED: Final = 3  # times that two parts of the masked-LM head are fitted in turn
 LEAST: Final = 0.05  # what is kept of the stream, per dimension: it is divided by
 
 
 @torch.no_grad()
-def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, sample: Sample) -> None:
+def start_mobilebert(student: Model, teacher: albert.Encoder | bert.Encoder, counts: Tensor, sample: Sample) -> None:
     """Starts a MobileBERT whose stream is as wide as the teacher's.
 
-    counts (V,) weighs the words. Layers are only started where they are MobileBERT's own, with bottlenecks no wider
-    than the stream and without norms, and as many heads as its.
+    counts (V,) weighs the words; an ALBERT's are taken as they are, and are to be as wide as the student's. Layers are
+    only started where they are MobileBERT's own, with bottlenecks no wider than the stream and without norms, and as
+    many heads as its.
     """
     encoder = student.encoder
     assert isinstance(encoder, mobilebert.Encoder)  # noqa: S101  # tells the type checker
@@ -39,43 +42,54 @@ def start_mobilebert(student: Model, teacher: bert.Encoder, counts: Tensor, samp
     read = sample.input_ids, sample.token_type_ids, sample.mask
     known = teacher.features(*read)
     start_embeddings(encoder.embeddings, teacher.embeddings, counts, sample, known[0])
-    heads = {layer.heads for layer in layers(encoder) + layers(teacher)}
+    sources = layers(teacher)
+    heads = {layer.heads for layer in layers(encoder) + sources}
     own = config.shared_key_query and config.normalization_type == "no_norm" and config.inner_size <= config.hidden_size
     if len(heads) > 1 or not own:
         return
     stream, depth = encoder.embeddings(*read), len(encoder.layers)
     bias = padding_bias(sample.mask, stream.dtype)
     for number, layer in enumerate(encoder.layers, start=1):
-        after = twin(number, depth, len(teacher.layers))
-        source = teacher.layers[after - 1]
+        after = twin(number, depth, len(sources))
+        source = sources[after - 1]
         assert isinstance(layer, mobilebert.Layer)  # noqa: S101  # tells the type checker
-        assert isinstance(source, bert.Layer)  # noqa: S101  # the same
+        assert isinstance(source, SourceLayer)  # noqa: S101  # the same
         start_layer(layer, source, stream, known[after - 1], known[after], sample.mask)
         stream = layer(stream, bias)
 
 
 def start_embeddings(
-    target: mobilebert.Embeddings, source: bert.Embeddings, counts: Tensor, sample: Sample, known: Tensor
+    target: mobilebert.Embeddings,
+    source: albert.Embeddings | bert.Embeddings,
+    counts: Tensor,
+    sample: Sample,
+    known: Tensor,
 ) -> None:
     """Starts the embeddings so that the sample gives nearly what the teacher's give of it, (R, S, H).
 
     NoNorm cannot normalise, so the teacher's norm is replaced by its mean effect.
     """
     assert target.projection is not None  # noqa: S101  # tells the type checker
-    basis = principal_directions(source.word.weight, counts, target.word.embedding_dim)  # (H, E)
-    target.word.weight.copy_(source.word.weight @ basis)
     places = slice(sample.mask.shape[1])
     typical = source.word.weight + source.position.weight[places].mean(0) + source.token_type.weight[0]
     scale = source.norm.weight / (typical.std(1) * counts / counts.sum()).sum()
-    target.position.weight.copy_(source.position.weight[: target.position.num_embeddings] * scale)
-    target.token_type.weight.copy_(source.token_type.weight * scale)
+    position = source.position.weight[: target.position.num_embeddings] * scale
+    token_type = source.token_type.weight * scale
+    if isinstance(source, albert.Embeddings):
+        target.word.weight.copy_(source.word.weight)
+        position, token_type = (table @ source.projection.weight.T for table in (position, token_type))
+    else:
+        basis = principal_directions(source.word.weight, counts, target.word.embedding_dim)  # (H, E)
+        target.word.weight.copy_(source.word.weight @ basis)
+    target.position.weight[: len(position)] = position
+    target.token_type.weight.copy_(token_type)
     words = target.window(target.word(sample.input_ids) * sample.mask[:, :, None])
     beside = target.position.weight[places] + target.token_type(sample.token_type_ids)
     fit(target.projection, words[sample.mask], (known - beside)[sample.mask])
 
 
 def start_layer(
-    layer: mobilebert.Layer, source: bert.Layer, stream: Tensor, entering: Tensor, leaving: Tensor, mask: Tensor
+    layer: mobilebert.Layer, source: SourceLayer, stream: Tensor, entering: Tensor, leaving: Tensor, mask: Tensor
 ) -> None:
     """Starts a layer that reads the stream (R, S, H) as the source, which makes `leaving` of `entering`.
 
@@ -113,7 +127,7 @@ def start_layer(
 
 
 def start_attention(
-    layer: mobilebert.Layer, source: bert.Layer, s: Tensor, parts: tuple[Tensor, Tensor, Tensor], given: Tensor
+    layer: mobilebert.Layer, source: SourceLayer, s: Tensor, parts: tuple[Tensor, Tensor, Tensor], given: Tensor
 ) -> None:
     """Starts what attends: of each head the directions that say most, and for keys and queries those they share.
 
@@ -146,7 +160,7 @@ def start_attention(
 
 
 def start_feed_forward(
-    layer: mobilebert.Layer, source: bert.Layer, x: Tensor, between: Tensor, wanted: Tensor
+    layer: mobilebert.Layer, source: SourceLayer, x: Tensor, between: Tensor, wanted: Tensor
 ) -> Tensor:
     """Starts the feed-forward networks, one after the other, with the teacher's neurons that say most.
 
@@ -166,6 +180,36 @@ def start_feed_forward(
         fit(block.dense_out, neurons, wanted - x)
         x = x + block.dense_out(neurons)
     return x
+
+
+@torch.no_grad()
+def start_words(head: MaskedLM, source: MaskedLM, words: Tensor, stream: Tensor, known: Tensor) -> None:
+    """Starts what predicts words as an ALBERT's, whose word table (V, E) the student shares.
+
+    stream and known (N, H) are what the student's and the source's head read of the same tokens. The table's E columns
+    say what they say to the source. What they miss, since ReLU is not GELU, is said through the columns that are the
+    student's alone: they read the negative halves and the large values of the same directions.
+    """
+    assert head.extra is not None  # noqa: S101  # tells the type checker
+    width = words.shape[1]
+    inner = source.transform(known)  # (N, E)
+    weight, bias = regress(stream, inner)
+    parts = [(weight, bias), (-weight, -bias), (weight, bias - inner.std(0))]
+    for number in range(head.transform.out_features // width):
+        rows = slice(number * width, (number + 1) * width)
+        head.transform.weight[rows] = parts[number % len(parts)][0].T
+        head.transform.bias[rows] = parts[number % len(parts)][1]
+    wanted, given = source.norm(source.act(inner)), head.norm(head.act(head.transform(stream)))
+    own, rest = given[:, :width], given[:, width:]
+    beside = torch.zeros_like(wanted)
+    for _ in range(FITTED):  # either is fitted to what the other leaves
+        scale = ((wanted - beside) * own).mean(0) / own.square().mean(0)
+        weight, bias = regress(rest, wanted - own * scale)
+        beside = rest @ weight + bias
+    head.norm.weight[:width] = scale
+    head.norm.bias[:width] = bias
+    head.extra.copy_(words @ weight.T)
+    head.bias.copy_(source.bias)
 
 
 def narrow_pair(query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
