@@ -15,8 +15,10 @@ help: ## list these commands
 run: $(SERVICE)/ready ## serve the embedded models on this machine's CPU
 	$(SERVICE)/bin/swiftlet serve
 
+# Two processes at a time, since many tests wait; more of them want more memory, each has torch. A file's tests stay in
+# one, as they share what is slow to make.
 test: $(DEVELOPMENT)/ready ## run the tests
-	$(DEVELOPMENT)/bin/pytest
+	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile
 
 torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input: an hour, and a table
 	PYTHONPATH=.:tests:loadtest $(DEVELOPMENT)/bin/python -m torture

@@ -114,6 +114,7 @@ def test_every_hash_is_compared_whoever_asks(monkeypatch):
         (f"ali/ce {'0' * 64}", "Line 1"),
         (f"ält {'0' * 64}", "not plain text"),
     ],
+    ids=["nothing", "a comment", "a name alone", "a key", "capitals", "two in a line", "a slash", "an umlaut"],
 )
 def test_a_file_of_keys_that_is_wrong_ends_the_start(text, said, tmp_path):
     path = tmp_path / "keys"
