@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from models import artifact as artifacts
-from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER, Artifact, Manifest
+from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER, Artifact, ArtifactError, Manifest
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
 from service.errors import SetupError, SwiftletError
@@ -103,10 +103,11 @@ def release(
 ) -> Artifact:
     """Writes the artifact `directory`, in place of an artifact that may be there, and of nothing else.
 
-    The manifest says whether it is to be int8. `keep_fp32` adds the fp32 weights, for the torch engine. Without a
-    `measure`, int8 is held against fp32 on the golden inputs only, and the card says so. On the files `also` the
-    artifact is measured too, as it is served: what comes out decides nothing. Of the `weaknesses`, those that show go
-    into the card.
+    The manifest says whether it is to be int8; then ONNX Runtime decides whether it is good enough, and what it reaches
+    in the native engine, where this machine has that, is told beside. `keep_fp32` adds the fp32 weights, for the torch
+    engine. Without a `measure`, int8 is held against fp32 on the golden inputs only, and the card says so. On the files
+    `also` the artifact is measured too, as it is served: what comes out decides nothing. Of the `weaknesses`, those
+    that show go into the card.
 
     Raises:
         ReleaseError: int8 lost more than it may.
@@ -137,6 +138,7 @@ def release(
             manifest = replace(manifest, precision="int8", tolerance=tolerance)
             lowered = _measure(stage, manifest, measure, card, report, progress)
             card |= _compare(reached, lowered, max_loss)
+            card |= _measure_native(stage, manifest, measure, reached, report, progress)
         if also:
             card["also"] = {data.name: _measure_also(stage, manifest, data, report, progress) for data in also}
         if weaknesses:
@@ -192,9 +194,9 @@ def _write_card(stage: Path, card: Mapping[str, Any]) -> None:
     (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _load(stage: Path, manifest: Manifest) -> LoadedModel:
+def _load(stage: Path, manifest: Manifest, engine: str = "onnx_cpu") -> LoadedModel:
     artifacts.seal(stage, manifest)
-    return load_model(stage, "onnx_cpu")
+    return load_model(stage, engine)
 
 
 def _tolerance(stage: Path, manifest: Manifest, answers: Any, limit: float) -> float:
@@ -237,6 +239,30 @@ def _measure(
     if "upper_bounds" in told:
         card.setdefault("upper_bounds", {})[manifest.precision] = told["upper_bounds"]
     return evaluation
+
+
+def _measure_native(
+    stage: Path,
+    manifest: Manifest,
+    measure: Measure | None,
+    reached: Evaluation | None,
+    report: Callable[[str], None],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """What the native engine makes of the same file, for it rounds in its own way; nothing where it does not run."""
+    try:
+        model = _load(stage, manifest, "native")
+    except ArtifactError as error:
+        report(f"the native engine refuses it, so that onnx_cpu has to serve it: {error}")
+        return {"native": {"refused": str(error)}}
+    told: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
+    if measure is None or reached is None or not told["engine"].startswith("native"):
+        model.engine.close()
+        return {"native": told} if told["engine"].startswith("native") else {}
+    report(f"measuring {told['engine']} on {measure.data.name}")
+    own = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
+    told |= {"scores": _tell(own)["scores"], "loss": reached.main.value - own.main.value}
+    return {"native": told | {"agreement": asdict(agreement(reached, own))}}
 
 
 def _measure_also(

@@ -24,11 +24,14 @@ from models.quantize import quantize, read_weights
 from models.tokenizer import Tokenizer
 from service import release as releases
 from service.cli import main
+from service.engines import native
 from service.errors import SetupError
 from service.evaluate import Evaluation
 from service.golden import replay
 from service.release import Measure, ReleaseError, golden_encodings
 from service.runtime import load_model
+
+needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
 
 
 @pytest.fixture
@@ -171,10 +174,10 @@ def test_the_fp32_weights_are_added_where_they_are_wanted(out):
 
 @pytest.fixture
 def scores(monkeypatch):
-    """Scores that fp32 and int8 shall have, by what `evaluate` is made to find."""
+    """Scores that fp32 and int8 shall have, and the native engine, by what `evaluate` is made to find."""
 
-    def set_to(fp32: float, int8: float) -> None:
-        found = iter([fp32, int8])
+    def set_to(fp32: float, int8: float, native: float = 0.0) -> None:
+        found = iter([fp32, int8, native])
 
         def evaluate(model, data, **options):
             model.engine.close()
@@ -199,6 +202,39 @@ def test_int8_that_loses_as_much_as_it_may_is_written(out, reviews, scores, int8
     scores(90.0, int8)
 
     assert make(out, draft("bert", "classify"), Measure(reviews)).card()["int8"]["loss"] == 90.0 - int8
+
+
+@needs_kernels
+def test_the_card_says_what_the_native_engine_loses(out, reviews, scores):
+    """It decides nothing: where there is no kernel, nobody would know."""
+    scores(90.0, 89.8, 88.0)
+    told = make(out, draft("bert", "classify"), Measure(reviews)).card()["native"]
+
+    assert told["engine"] == f"native ({native.best().kernel})"
+    assert told["loss"] == 2.0
+    assert told["scores"]["accuracy"]["value"] == 88.0
+    assert told["agreement"]["n"] == 2
+    assert told["latency"]["milliseconds"] > 0
+
+
+@needs_kernels
+def test_without_data_the_card_says_how_fast_the_native_engine_is(out):
+    assert make(out, draft("bert", "classify")).card()["native"].keys() == {"engine", "latency"}
+
+
+@needs_kernels
+def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
+    said: list[str] = []
+    with mock.patch.object(native.Native, "rounding", -1.0):
+        card = make(out, draft("bert", "classify"), report=said.append).card()
+
+    assert "the engine's answers differ from the golden ones" in card["native"]["refused"]
+    assert any(line.startswith("the native engine refuses it, so that onnx_cpu has to serve it") for line in said)
+
+
+def test_where_there_are_no_kernels_the_card_is_silent_about_them(out):
+    with mock.patch.object(native, "best", return_value=None):
+        assert "native" not in make(out, draft("bert", "classify")).card()
 
 
 def scramble(proto):
