@@ -1,12 +1,12 @@
 """What happens when more comes than can be done: goodput at 0.5 to 10 times capacity, open loop, per length class.
 
-    python loadtest/overload.py [--engine stand_in|onnx_cpu] [--seconds 20] [--out loadtest/results]
+    python loadtest/overload.py [--engine stand_in|native|onnx_cpu] [--seconds 20] [--out loadtest/results]
 
-The engine `stand_in` takes a known time and no core; `onnx_cpu` runs the real network. Capacity is measured first, in
-the same run, by a closed loop of callers with all the time in the world. Goodput counts the 200s that came within the
-client's deadline from when the request was due. At the end comes a burst of three times capacity whose clients send
-again at once whatever failed, and how long after it requests still fail. Where Swiftlet has a setting `scheduler`, the
-same load goes to its bounded first-come-first-served queue too.
+The engine `stand_in` takes a known time and no core; `native` and `onnx_cpu` run the real network. Capacity is measured
+first, in the same run, by a closed loop of callers with all the time in the world. Goodput counts the 200s that came
+within the client's deadline from when the request was due. At the end comes a burst of three times capacity whose
+clients send again at once whatever failed, and how long after it requests still fail. Where Swiftlet has a setting
+`scheduler`, the same load goes to its bounded first-come-first-served queue too.
 
 The generator shares the cores with the server: its own ceiling is measured, and how late it ever was is in the table.
 """
@@ -259,7 +259,7 @@ async def _ceiling(port: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", action="append", help="may be given twice; stand_in and onnx_cpu if left out")
+    parser.add_argument("--engine", action="append", help="may be repeated; stand_in and native if left out")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--deadline-ms", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -271,7 +271,7 @@ def main() -> None:
     head = f"{setting().told()} Generator and server together: {ceiling:.0f} requests/s where nothing has to be done.\n"
     print(head)
     reports = []
-    for engine in arguments.engine or ["stand_in", "onnx_cpu"]:
+    for engine in arguments.engine or ["stand_in", "native"]:
         for scheduler in schedulers:
             reports.append(run(engine, arguments.deadline_ms, arguments.seconds, scheduler=scheduler))
             print(table(reports[-1]), flush=True)
