@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
@@ -56,6 +56,7 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = tuple(
     (architecture, task) for architecture in CONFIGS for task in ("classify", "qa", "fill-mask")
 )
 SOURCES: Final = Path(native.LIBRARIES)
+EMULATION: Final = Path(__file__).parent / "emulation"
 
 
 @cache
@@ -75,6 +76,25 @@ def compile_library(source: str, to: Path, *options: str) -> Path:
     command = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
     subprocess.run([*command, *options, str(SOURCES / source), "-o", str(to)], check=True, timeout=500)
     return to
+
+
+class Pair(NamedTuple):
+    """Kernels, and the plain ones that should agree with them to the bit."""
+
+    library: Library
+    plain: Library
+
+
+def make_pair(which: str, directory: Path) -> Pair:
+    """The kernels that serve here ("own"), or those for AVX512-VNNI on any CPU: their intrinsics are emulated."""
+    if which == "own":
+        library = best()
+    else:
+        if not Path("/usr/include/simde").is_dir():
+            pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
+        library = Library(compile_library("avx512vnni.cpp", directory / "emulated.so", "-I", str(EMULATION)))
+    lanes = library.c.swiftlet_lanes()
+    return Pair(library, Library(compile_library("plain.cpp", directory / "plain.so", f"-DSWIFTLET_LANES={lanes}")))
 
 
 @cache

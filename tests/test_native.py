@@ -21,10 +21,12 @@ from native import (
     NETWORKS,
     POSITIONS,
     VOCABULARY,
+    Pair,
     best,
     compile_library,
     encoding,
     folded,
+    make_pair,
     network,
     torch_rows,
 )
@@ -43,12 +45,9 @@ FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean 
 KIND = {"relu": 1, "gelu": 2, "gelu_new": 3, "tanh": 4}
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Library:
-    """The same algorithms without an instruction set, in the shape of the kernels that serve here."""
-    lanes = best().c.swiftlet_lanes()
-    to = tmp_path_factory.mktemp("native") / "plain.so"
-    return Library(compile_library("plain.cpp", to, f"-DSWIFTLET_LANES={lanes}"))
+@pytest.fixture(scope="module", params=["own", "avx512vnni"])
+def pair(request, tmp_path_factory) -> Pair:
+    return make_pair(request.param, tmp_path_factory.mktemp("native"))
 
 
 @cache
@@ -90,11 +89,11 @@ def products(draw: st.DrawFn):
 
 
 @given(products())
-def test_a_product_is_as_exact_as_its_activations_bytes(product):
+def test_a_product_is_as_exact_as_its_activations_bytes(pair, product):
     x, weight, scale, bias = product
-    actual = multiply(best(), *product)
+    actual = multiply(pair.library, *product)
 
-    levels = best().c.swiftlet_levels()
+    levels = pair.library.c.swiftlet_levels()
     step = (x.max(1).clip(0) - x.min(1).clip(None, 0)).astype(np.float64) / levels
     matrix = weight * scale[:, None].astype(np.float64)
     exact = x.astype(np.float64) @ matrix.T + bias
@@ -105,7 +104,7 @@ def test_a_product_is_as_exact_as_its_activations_bytes(product):
 
 
 @given(products(), st.sampled_from(sorted(KIND.values())), st.booleans(), st.booleans())
-def test_a_kernel_agrees_with_the_plain_one_to_the_bit(plain, product, activation, residual, gain):
+def test_a_kernel_agrees_with_the_plain_one_to_the_bit(pair, product, activation, residual, gain):
     x, weight, *_ = product
     rng = np.random.default_rng(len(x))
     more = {"activation": activation if np.abs(x).max() < 1e3 else 1}
@@ -113,7 +112,7 @@ def test_a_kernel_agrees_with_the_plain_one_to_the_bit(plain, product, activatio
         more["residual"] = rng.normal(size=(len(x), len(weight))).astype(np.float32)
         more["gain"] = rng.normal(size=len(weight)).astype(np.float32) if gain else None
 
-    assert multiply(best(), *product, **more).tobytes() == multiply(plain, *product, **more).tobytes()
+    assert multiply(pair.library, *product, **more).tobytes() == multiply(pair.plain, *product, **more).tobytes()
 
 
 @given(products(), st.integers(0, 100))
@@ -135,11 +134,11 @@ def test_activations_are_those_of_the_books(name):
 
 
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 3), st.sampled_from([16, 32, 64, 80]), st.floats(0.01, 8))
-def test_attention_is_that_of_the_paper(plain, queries, keys, heads, depth, spread):
+def test_attention_is_that_of_the_paper(pair, queries, keys, heads, depth, spread):
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (rng.normal(size=(n, heads * depth)).astype(np.float32) for n in (queries, keys, keys))
     q *= np.float32(spread / np.sqrt(depth))
-    out = {library: np.empty_like(q) for library in (best(), plain)}
+    out = {library: np.empty_like(q) for library in pair}
     for library, to in out.items():
         pointers = [array.ctypes.data_as(native.ctypes.c_void_p) for array in (q, k, v, to)]
         assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers) == 0
@@ -148,8 +147,8 @@ def test_attention_is_that_of_the_paper(plain, queries, keys, heads, depth, spre
         scores = q[:, head].astype(np.float64) @ k[:, head].T
         shares = np.exp(scores - scores.max(1, keepdims=True))
         expected = shares @ v[:, head] / shares.sum(1, keepdims=True)
-        assert np.abs(out[best()][:, head] - expected).max() <= 3e-5
-    assert out[best()].tobytes() == out[plain].tobytes()
+        assert np.abs(out[pair.library][:, head] - expected).max() <= 3e-5
+    assert out[pair.library].tobytes() == out[pair.plain].tobytes()
 
 
 BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5, 5], 3)])
@@ -165,10 +164,10 @@ def test_the_engine_computes_the_network(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_networks_agree_with_the_plain_kernels_to_the_bit(plain, architecture, task):
-    rows = Native(plain, folded(architecture, task)).run(BATCH)
+def test_networks_agree_with_the_plain_kernels_to_the_bit(pair, architecture, task):
+    both = (Native(library, folded(architecture, task)).run(BATCH) for library in pair)
 
-    for ours, theirs in zip(engine(architecture, task).run(BATCH), rows, strict=True):
+    for ours, theirs in zip(*both, strict=True):
         assert ours.tobytes() == theirs.tobytes()
 
 
@@ -325,12 +324,13 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     ]
 
 
-def test_kernels_that_are_not_proven_serve_only_where_asked_for(monkeypatch):
-    best()
-    assert native.best().kernel not in native.UNPROVEN
-
-    monkeypatch.setenv(native.CHOICE, "avx512vnni")
-    assert native.best().kernel in (*native.UNPROVEN, *native.KERNELS)  # whatever this CPU can run
+def test_kernels_that_are_asked_for_come_first(monkeypatch):
+    """Of those that this CPU can run; any other name asks for nothing."""
+    own = best().kernel
+    for asked in (*native.KERNELS, "abacus"):
+        monkeypatch.setenv(native.CHOICE, asked)
+        runs = asked in native.KERNELS and Library(next(native.LIBRARIES.glob(f"{asked}.*.so"))).supported
+        assert native.best().kernel == (asked if runs else own)
 
 
 def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):

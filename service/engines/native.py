@@ -33,10 +33,8 @@ from service.types import Batch, Cost, Engine, Row
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(service.__file__).parent / "native"
-KERNELS: Final = ("avx2",)  # the fastest first
-# Kernels that have never run on a CPU that has what they need, nor in an emulator: they serve only where asked for.
-UNPROVEN: Final = ("avx512vnni",)
-CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one
+KERNELS: Final = ("avx512vnni", "avx2")  # the fastest first
+CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one of them
 ARCHITECTURES: Final = ("bert", "albert", "mobilebert")  # numbers in C++
 ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
 FAULTS: Final = {1: "there is not enough memory", 2: "the batch is not one", 3: "a parameter is missing"}
@@ -171,7 +169,7 @@ def _native(artifact: Artifact) -> Native:
 def best() -> Library | None:
     """The fastest kernels that were compiled and that this CPU can run; before them, those asked for."""
     asked = os.environ.get(CHOICE)
-    for kernel in (*(name for name in UNPROVEN if name == asked), *KERNELS):
+    for kernel in sorted(KERNELS, key=lambda name: name != asked):
         for suffix in EXTENSION_SUFFIXES:
             file = LIBRARIES / f"{kernel}{suffix}"
             if not file.exists():

@@ -1,0 +1,106 @@
+// Intel's intrinsics without Intel's instructions: SIMDe's, and those that Debian's version of it (0.7.4) lacks or rounds
+// otherwise. The tests put this in the place of the compiler's header, so that kernels can run on a CPU that has not what
+// they are for.
+
+#pragma once
+
+#define SIMDE_NO_NATIVE
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512/abs.h>
+#include <simde/x86/avx512/add.h>
+#include <simde/x86/avx512/and.h>
+#include <simde/x86/avx512/div.h>
+#include <simde/x86/avx512/dpbusd.h>
+#include <simde/x86/avx512/load.h>
+#include <simde/x86/avx512/loadu.h>
+#include <simde/x86/avx512/max.h>
+#include <simde/x86/avx512/min.h>
+#include <simde/x86/avx512/mov.h>
+#include <simde/x86/avx512/mul.h>
+#include <simde/x86/avx512/or.h>
+#include <simde/x86/avx512/roundscale.h>
+#include <simde/x86/avx512/scalef.h>
+#include <simde/x86/avx512/set1.h>
+#include <simde/x86/avx512/setzero.h>
+#include <simde/x86/avx512/storeu.h>
+#include <simde/x86/avx512/sub.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+using __mmask16 = simde__mmask16;
+#define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
+#undef _mm512_fmadd_ps     // SIMDe rounds twice
+#undef _mm512_load_si512  // and reads from any address
+
+namespace emulation {
+
+template <class To, class From, class Op>
+To each(From from, Op op) {  // of 16 lanes
+    decltype(op(0)) out[16];
+    typename std::conditional<std::is_same<From, simde__m512>::value, float, std::int32_t>::type in[16];
+    static_assert(sizeof from == sizeof in, "16 lanes of 32 bits");
+    std::memcpy(in, &from, sizeof in);
+    for (int i = 0; i < 16; i++) out[i] = op(in[i]);
+    To to;
+    static_assert(sizeof to == sizeof out, "as many lanes");
+    std::memcpy(&to, out, sizeof to);
+    return to;
+}
+
+// The upper half to the lower one, until one lane is left: the order of gcc and clang.
+template <class Op>
+float reduce(simde__m512 x, Op op) {
+    float lanes[16];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int half = 8; half; half /= 2) {
+        for (int i = 0; i < half; i++) lanes[i] = op(lanes[i], lanes[i + half]);
+    }
+    return lanes[0];
+}
+
+}  // namespace emulation
+
+inline __m512i _mm512_load_si512(const void* p) {
+    if (reinterpret_cast<std::uintptr_t>(p) % 64) std::abort();
+    return simde_mm512_loadu_si512(p);
+}
+
+inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+    float x[16], y[16], z[16];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    std::memcpy(z, &c, sizeof z);
+    for (int i = 0; i < 16; i++) x[i] = std::fma(x[i], y[i], z[i]);
+    std::memcpy(&a, x, sizeof x);
+    return a;
+}
+
+inline __m512 _mm512_cvtepi32_ps(__m512i x) {
+    return emulation::each<__m512>(x, [](std::int32_t lane) { return static_cast<float>(lane); });
+}
+
+inline __m512i _mm512_cvtps_epi32(__m512 x) {
+    return emulation::each<__m512i>(x, [](float lane) {
+        const bool fits = lane >= -2147483648.0f && lane < 2147483648.0f;
+        return fits ? static_cast<std::int32_t>(std::nearbyint(lane)) : INT32_MIN;
+    });
+}
+
+inline __m128i _mm512_cvtusepi32_epi8(__m512i x) {
+    return emulation::each<__m128i>(x, [](std::int32_t lane) {
+        return static_cast<std::uint8_t>(std::min<std::uint32_t>(static_cast<std::uint32_t>(lane), 255));
+    });
+}
+
+inline float _mm512_reduce_add_ps(__m512 x) {
+    return emulation::reduce(x, [](float a, float b) { return a + b; });
+}
+
+inline float _mm512_reduce_max_ps(__m512 x) {
+    return emulation::reduce(x, [](float a, float b) { return std::max(a, b); });
+}
