@@ -59,6 +59,7 @@ DATA: Final = {
 }
 TEXTS: Final = {"classify": 32, "qa": 10, "fill-mask": 16}  # requests of a data file
 TOGETHER: Final = 512  # tokens of a batch of texts of like length, padding counted: what ONNX Runtime does best at
+EXACT: Final = "torch"  # the contender that the answers of the others are compared with
 TURN_S: Final = 0.05
 LEAST_ROUNDS: Final = 6  # of fewer, the whole range is no 95 % interval
 PEAK_ROUNDS: Final = 1_000_000  # some milliseconds
@@ -138,6 +139,7 @@ class Result:
     needed: int  # multiply-adds of a pass
     rounds: tuple[float, ...]  # seconds of the processor a pass, one for each round
     call_ms: float  # median of the calls, by the clock: the latency at concurrency 1
+    off: float | None  # largest difference from torch's answers to the first batch, as a share of their largest number
 
 
 @dataclass(frozen=True)
@@ -229,10 +231,20 @@ def measure(
             rounds[name].append(_turn(loaded[name].call, case.batches, passes[name], calls[name]))
         besides()
         done += 1
-    needed = case.needed(work)
+    needed, off = case.needed(work), _deviations(loaded, case.batches[0])
     for name, one in loaded.items():
         middle = 1e3 * statistics.median(calls[name])
-        yield Result(case.name, name, one.title, case.rows, needed, tuple(rounds[name]), middle)
+        yield Result(case.name, name, one.title, case.rows, needed, tuple(rounds[name]), middle, off.get(name))
+
+
+def _deviations(loaded: Mapping[str, Loaded], batch: Batch) -> dict[str, float]:
+    """How far each contender is off torch's answers; nothing where torch is none of them."""
+    if EXACT not in loaded:
+        return {}
+    answers = {name: np.concatenate(one.call(batch)) for name, one in loaded.items()}
+    right = answers[EXACT]
+    largest = np.abs(right).max()
+    return {name: float(np.abs(answer - right).max() / largest) for name, answer in answers.items()}
 
 
 def _passes(call: Call, batches: Sequence[Batch]) -> int:

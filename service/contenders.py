@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 os.environ["NNCF_CI"] = "1"  # else it reports to its makers; read when it is imported
 
 import numpy as np
+from numpy.typing import NDArray
 
 import models
 from models.artifact import ONNX, SAFETENSORS, Artifact, File, Manifest
@@ -39,7 +40,7 @@ RELEASED: Final[Mapping[str, Mapping[str, Any]]] = {  # the defaults of `models.
 }
 SOURCES: Final = ("export.py", "heads.py", "architectures/*.py")  # what decides which graph a network becomes
 
-Call = Callable[[Batch], object]
+Call = Callable[[Batch], Sequence[NDArray[np.float32]]]  # which end to end are the rows (N, O)
 
 
 class Unfit(Exception):
@@ -186,6 +187,7 @@ def _prepare_stock(network: Network) -> Path:
     if not file.exists():
         # Of a graph as torch writes it weights are transposed at run time, and stay as they are without this.
         quant_pre_process(network.graph, prepared, skip_symbolic_shape=True)
+        _untie(prepared)
         root = logging.getLogger()
         level = root.level
         root.setLevel(logging.ERROR)  # it tells how it could be prepared still better, and of every node left alone
@@ -195,6 +197,23 @@ def _prepare_stock(network: Network) -> Path:
             root.setLevel(level)
         prepared.unlink()
     return file
+
+
+def _untie(file: Path) -> None:
+    """Gives look-ups tables of their own: the quantiser would turn a table round that is also a product's matrix."""
+    import onnx
+
+    model = onnx.load(file)
+    tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
+    multiplied = {name for node in model.graph.node if node.op_type == "Gemm" for name in node.input}
+    for tensor in [one for one in model.graph.initializer if one.name in tables & multiplied]:
+        copy = model.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name += ".table"
+        for node in model.graph.node:
+            if node.op_type == "Gather" and node.input[0] == tensor.name:
+                node.input[0] = copy.name
+    onnx.save(model, file)
 
 
 def _load_stock(network: Network) -> Loaded:
@@ -236,7 +255,7 @@ def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Callable[[N
         request = compiled.create_infer_request()
         rest = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()  # bf16 where the CPU has it
         title = f"OpenVINO {kind}{rest}"
-        return Loaded(title, lambda batch: request.infer(batch.rectangle()._asdict()))
+        return Loaded(title, lambda batch: list(request.infer(batch.rectangle()._asdict()).values()))
 
     return load
 

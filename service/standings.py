@@ -13,7 +13,7 @@ from service.bench import Found, Interval, Result
 
 OURS: Final = "native"
 NAME: Final = "engines"  # of the files
-COLUMNS: Final = ("case", "engine", "sequences/s a core", "ms a call", "share of the peak")
+COLUMNS: Final = ("case", "engine", "sequences/s a core", "ms a call", "share of the peak", "off by")
 MIB: Final = 1 << 20
 
 
@@ -77,7 +77,8 @@ def _speeds(found: Found) -> str:
             times = "–" if mine is None or result is mine else _times(quotient(mine, result))
             shown = f"{_number(per_core.value)} ({_number(per_core.low)} to {_number(per_core.high)})"
             share_shown = "–" if share is None else f"{share:.0%}"
-            rows.append([case, result.title, shown, f"{result.call_ms:.2f}", share_shown, times])
+            off = "–" if result.off is None else f"{result.off:.1%}"
+            rows.append([case, result.title, shown, f"{result.call_ms:.2f}", share_shown, off, times])
     return _table([*COLUMNS, f"{name} is faster by"], rows)
 
 
