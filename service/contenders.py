@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    needs: tuple[str, ...]  # packages
+    needs: tuple[str, ...]  # packages that are imported with it
     prepare: Callable[[Network], Path]  # the file that it loads, made if need be
     load: Callable[[Network], Loaded]  # raises Unfit
     serves: bool = False  # one of our engines, so that its call may be made on several threads at once
@@ -261,7 +261,9 @@ def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Callable[[N
 
 
 CONTENDERS: Final[Mapping[str, Contender]] = {  # ours first
-    "native": Contender((), lambda network: network.artifact.file(ONNX), _load_engine("native"), serves=True),
+    "native": Contender(
+        ("onnxruntime",), lambda network: network.artifact.file(ONNX), _load_engine("native"), serves=True
+    ),
     "onnx_cpu": Contender(
         ("onnxruntime",), lambda network: network.artifact.file(ONNX), _load_engine("onnx_cpu"), serves=True
     ),
@@ -270,7 +272,9 @@ CONTENDERS: Final[Mapping[str, Contender]] = {  # ours first
         ("openvino", "nncf"), _prepare_openvino_int8, _load_openvino(_prepare_openvino_int8, "int8, rest ")
     ),
     "openvino": Contender(("openvino",), lambda network: network.graph, _load_openvino(lambda n: n.graph, "")),
-    "torch": Contender(("torch",), lambda network: network.artifact.file(SAFETENSORS), _load_torch),
+    "torch": Contender(
+        ("torch", "onnx", "safetensors"), lambda network: network.artifact.file(SAFETENSORS), _load_torch
+    ),
 }
 
 
