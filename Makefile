@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture loadtest lint image image-test lock clean
+.PHONY: help run test torture loadtest bench lint image image-test lock clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
@@ -30,6 +30,10 @@ minute := --p99-ms 8000 --rate 4 --shape step --seconds 45 --give-up-s 30 --most
 
 loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO, or try one: PROFILE=minute
 	$(DEVELOPMENT)/bin/python loadtest/slo.py $($(PROFILE))
+
+bench: $(DEVELOPMENT)/ready ## measure the engines, and the server over HTTP, beside others: half an hour
+	$(DEVELOPMENT)/bin/swiftlet bench --out loadtest/results
+	$(DEVELOPMENT)/bin/python loadtest/compare.py --released runs/bench --out loadtest/results
 
 lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff check

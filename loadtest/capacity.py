@@ -16,8 +16,9 @@ import os
 from pathlib import Path
 
 from generator import Client, closed_loop, payload
-from machine import setting
 from served import Served, serving
+
+from service.machine import setting
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 

@@ -1,151 +1,289 @@
-"""Requests a second and latency of `/classify`: Swiftlet and transformers' pipeline, side by side in one run.
+"""The price of HTTP, tokenising and batching: workloads to Swiftlet, to Swiftlet without a network, and to peers.
 
-    python loadtest/compare.py --checkpoint DIR --artifact DIR [--artifact DIR ...] --bodies FILE
+    python loadtest/compare.py [--released DIR | --model ARTIFACT ...] [--workloads DIR] [--out DIR] [--quick]
 
-Each server runs by itself, on loopback, with `wrk` (which must be installed) as a closed-loop generator on the same
-cores. Every concurrency is measured `--rounds` times in turn with the other servers, and the median round is printed:
-machines are shared, so that only ratios of one run mean something.
+The workloads are files of request bodies, W1.jsonl and so on, or texts of our own where there are none. All servers run
+at once, and only one of them has requests at a time: a closed loop of `wrk`, which must be installed, on the same
+cores. At every concurrency the servers take turns, `--rounds` times; told is the median round, and the lowest and
+highest rate. Long bodies make short ones wait, so what short ones wait where there are both is measured once more, by
+the generator in Python, which can tell them apart.
+
+Peers are `plain.py`, FastAPI around ONNX Runtime; and `pipeline.py`, transformers' own, of a `--checkpoint` that
+classifies.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
+import json
 import os
-import platform
-import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
 import wrk
+from generator import Client, closed_loop, payload, percentile
+from released import VOCABULARY, make
+from served import resident_kib, serving
+from workload import TASKS, mix, read, route
 from wrk import Result
 
-HERE = Path(__file__).parent
-PACKAGES = ("swiftlet", "onnxruntime", "tokenizers", "fastapi", "uvicorn", "torch", "transformers")
+from service.bench import EMBEDDED
+from service.machine import Setting, setting
+
+HERE: Final = Path(__file__).parent
+LONG_BYTES: Final = 400  # of a body that is called long
+WARM_S: Final = 2
+QUIET: Final = ("--log-level", "error", "--timeout-ms", "60000")
+NAME: Final = "http"  # of the files
 
 
+@dataclass(frozen=True)
 class Server:
-    """A server process on a port of its own."""
+    name: str
+    port: int
+    pid: int
 
-    def __init__(self, name: str, command: list[str], port: int, body: bytes) -> None:
-        self.name = name
-        self.url = f"http://127.0.0.1:{port}/classify"
-        started = time.monotonic()
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        while not self._answers(body):
-            if self.process.poll() is not None:
-                raise SystemExit(f"{name} ended with status {self.process.returncode}")
-            time.sleep(0.02)
-        self.start_seconds = time.monotonic() - started
 
-    def _answers(self, body: bytes) -> bool:
-        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310  # loopback
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
-                return bool(response.status == 200)
-        except urllib.error.URLError:
-            return False
+@dataclass(frozen=True)
+class Point:
+    """A server at a workload and a concurrency."""
 
-    def load(self, bodies: Path, concurrency: int, seconds: int) -> Result:
-        return wrk.run(self.url, bodies, concurrency, seconds)
+    workload: str
+    server: str
+    callers: int
+    rounds: tuple[Result, ...]
+    short_p99: float | None  # milliseconds, of the short bodies where there are long ones too
 
     @property
-    def resident_mib(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+    def middle(self) -> Result:
+        """The round whose rate is the median."""
+        return sorted(self.rounds, key=lambda result: result.rate)[len(self.rounds) // 2]
 
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+
+@dataclass(frozen=True)
+class Compared:
+    setting: Setting
+    models: tuple[str, ...]
+    seconds: float
+    points: tuple[Point, ...]
+    resident_mib: dict[str, float]
+
+
+def workloads(directory: Path, names: Sequence[str], to: Path) -> dict[str, Path]:
+    """Files of bodies by name; of texts of our own, one for each task, where there is no such directory."""
+    if directory.is_dir():
+        files = {path.stem: path for path in sorted(directory.glob("*.jsonl"))}
+    else:
+        files = {}
+        for path in TASKS:
+            files[path[1:]] = to / f"{path[1:]}.jsonl"
+            bodies = [body.data for body in mix(400) if body.path == path]
+            files[path[1:]].write_bytes(b"\n".join(bodies) + b"\n")
+    return {name: file for name, file in files.items() if not names or name in names}
+
+
+@contextmanager
+def peer(name: str, script: str, arguments: Sequence[str], probe: tuple[str, bytes]) -> Iterator[Server]:
+    """A peer that answers, on a port that was free; it may take minutes to start the first time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / script), *(argument.format(port=port) for argument in arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": paths}) as process:
+        try:
+            while not _answers(f"http://127.0.0.1:{port}{probe[0]}", probe[1]):
+                if process.poll() is not None:
+                    raise SystemExit(f"{name} ended with status {process.returncode}")
+                time.sleep(0.1)
+            yield Server(name, port, process.pid)
+        finally:
+            process.terminate()
+
+
+def _answers(url: str, body: bytes) -> bool:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  # loopback
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{url} answered {error.code}") from None
+    except urllib.error.URLError:
+        return False
+
+
+async def short_p99(port: int, file: Path, callers: int, seconds: float) -> float | None:
+    """What 99 % of the short bodies of a file wait at most, in milliseconds; None where all are short, or none."""
+    bodies = read([file])
+    if len({len(body.data) > LONG_BYTES for body in bodies}) < 2 or {body.path for body in bodies} != {"/classify"}:
+        return None
+    client, turn, took = Client(port), itertools.cycle(bodies), []
+
+    async def ask(now: float) -> None:
+        body = next(turn)
+        answer = await client.ask(payload(body.path, body.data))
+        if answer.status == 200 and len(body.data) <= LONG_BYTES:
+            took.append(time.monotonic() - now)
+
+    await closed_loop(callers, seconds, ask)
+    client.close()
+    return 1e3 * percentile(took, 0.99)
+
+
+def compare(
+    servers: Sequence[Server], files: dict[str, Path], concurrency: Sequence[int], seconds: float, rounds: int
+) -> Iterator[Point]:
+    """Lets the servers take turns."""
+    for name, file in files.items():
+        path = route(file.read_bytes().split(b"\n", 1)[0])
+        able = [server for server in servers if server.name != PIPELINE or path == "/classify"]
+        for server in able:
+            wrk.run(f"http://127.0.0.1:{server.port}{path}", file, 8, WARM_S)
+        for callers in concurrency:
+            results: dict[str, list[Result]] = {server.name: [] for server in able}
+            for _ in range(rounds):
+                for server in able:
+                    url = f"http://127.0.0.1:{server.port}{path}"
+                    results[server.name].append(wrk.run(url, file, callers, seconds))
+            for server in able:
+                short = asyncio.run(short_p99(server.port, file, callers, seconds))
+                yield Point(name, server.name, callers, tuple(results[server.name]), short)
+
+
+HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
+PIPELINE: Final = "transformers pipeline"
+
+
+def row(point: Point) -> str:
+    rates, middle = [result.rate for result in point.rounds], point.middle
+    short = "–" if point.short_p99 is None else f"{point.short_p99:.0f}"
+    cells = [
+        point.workload,
+        str(point.callers),
+        point.server,
+        f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})",
+        f"{middle.p50:.1f}",
+        f"{middle.p99:.1f}",
+        short,
+        str(sum(result.failed for result in point.rounds)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def head() -> str:
+    return f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
+
+
+def about(compared: Compared) -> str:
+    memory = ", ".join(f"{name} {mib:.0f}" for name, mib in compared.resident_mib.items())
+    load, cores = compared.setting.load, compared.setting.cores
+    lines = [
+        compared.setting.told(),
+        f"Models: {', '.join(compared.models)}. Closed loop, median of {len(compared.points[0].rounds)} rounds of "
+        f"{compared.seconds:g} s, and the lowest and highest rate.",
+        f"Resident afterwards, MiB, of all processes: {memory}.",
+    ]
+    if load > cores / 2:
+        lines.append(f"The machine had other work: a load of {load:.1f} on {cores} cores before this began.")
+    return "\n".join(lines)
+
+
+def write(compared: Compared, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    table = "\n".join([head(), *map(row, compared.points)])
+    (directory / f"{NAME}.md").write_text(f"# Over HTTP\n\n{about(compared)}\n\n{table}\n", "utf-8")
+    data = json.dumps(asdict(compared), indent=1, ensure_ascii=False)
+    (directory / f"{NAME}.json").write_text(data + "\n", "utf-8")
+    draw(compared, directory / f"{NAME}.png")
+
+
+def draw(compared: Compared, path: Path) -> None:
+    """A PNG with a panel for each workload: requests a second over how many ask at a time."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(point.workload for point in compared.points))
+    figure = Figure(figsize=(3.2 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for server in dict.fromkeys(point.server for point in compared.points):
+            points = [point for point in compared.points if (point.workload, point.server) == (name, server)]
+            x = [point.callers for point in points]
+            axes.plot(x, [point.middle.rate for point in points], marker="o", label=server)
+        axes.set(title=name, xscale="log", yscale="log", xlabel="callers", ylabel="requests/s")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.suptitle(f"{compared.setting.date}, {compared.setting.commit}, {compared.setting.machine}", fontsize=8)
+    figure.savefig(path, dpi=110, format="png")
+
+
+def _models(arguments: Any) -> tuple[str, ...]:
+    if arguments.released is not None:
+        return tuple(str(make(task, arguments.released, VOCABULARY)) for task in ("classify", "qa", "fill-mask"))
+    return tuple(arguments.model or EMBEDDED)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help="artifact or embedded model; one for each task")
+    parser.add_argument("--released", type=Path, help="serve MobileBERT as released, made in this directory if need be")
+    parser.add_argument("--checkpoint", help="for the pipeline: what transformers loads, a classifier")
+    parser.add_argument("--workloads", type=Path, default=Path("../shared/workloads"))
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of two seconds, at 1 and 32")
+    parser.add_argument("--out", type=Path, help="directory to write table, data and picture to")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.concurrency, arguments.seconds, arguments.rounds = [1, 32], 2, 1
+    return arguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--artifact", action="append", required=True, help="for Swiftlet: a directory or an embedded model"
-    )
-    parser.add_argument("--checkpoint", help="for the pipeline: what transformers loads")
-    parser.add_argument("--bodies", type=Path, required=True, help="request bodies, one a line")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--seconds", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = _parse()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed")
-    body = arguments.bodies.read_bytes().split(b"\n", 1)[0]
-
-    print(f"{_machine()}; {', '.join(_versions())}")
-    print(f"{arguments.bodies.name}, median of {arguments.rounds} rounds of {arguments.seconds} s\n")
-    print("| server | start | c | requests/s | p50 ms | p99 ms | failed | RSS MiB |\n|---|---|---|---|---|---|---|---|")
-    servers = [_swiftlet(artifact) for artifact in arguments.artifact]
-    if arguments.checkpoint:
-        servers.append(_pipeline(arguments.checkpoint))
-    results: dict[tuple[str, int], list[Result]] = {}
-    facts: dict[str, tuple[float, float]] = {}
-    for _ in range(arguments.rounds):
-        for name, command, port in servers:
-            server = Server(name, command, port, body)
-            try:
-                server.load(arguments.bodies, 8, 3)  # warm-up
-                for concurrency in arguments.concurrency:
-                    results.setdefault((name, concurrency), []).append(
-                        server.load(arguments.bodies, concurrency, arguments.seconds)
-                    )
-                facts[name] = (server.start_seconds, server.resident_mib)
-            finally:
-                server.stop()
-    for (name, concurrency), rounds in results.items():
-        middle = sorted(rounds, key=lambda result: result.rate)[len(rounds) // 2]
-        start, resident = facts[name]
-        failed = sum(result.failed for result in rounds)
-        print(
-            f"| {name} | {start:.1f} s | {concurrency} | {middle.rate:.1f} | {middle.p50:.1f} | {middle.p99:.1f} "
-            f"| {failed} | {resident:.0f} |"
-        )
-
-
-def _swiftlet(artifact: str) -> tuple[str, list[str], int]:
-    port = _free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "service",
-        "serve",
-        "--models",
-        artifact,
-        "--port",
-        str(port),
-        "--log-level",
-        "error",
-    ]
-    return f"swiftlet {Path(artifact).name}", command, port
-
-
-def _pipeline(checkpoint: str) -> tuple[str, list[str], int]:
-    port = _free_port()
-    return "transformers pipeline", [sys.executable, str(HERE / "pipeline.py"), checkpoint, str(port)], port
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _machine() -> str:
-    flags = set(re.findall(r"\b(?:avx2|avx512f|avx512_vnni|amx_int8)\b", Path("/proc/cpuinfo").read_text()))
-    return f"{os.cpu_count()} cores, {platform.machine()} {' '.join(sorted(flags))}, Python {platform.python_version()}"
-
-
-def _versions() -> list[str]:
-    return [f"{package} {version(package)}" for package in PACKAGES]
+    models = _models(arguments)
+    where = setting("tokenizers", "torch", *(["transformers"] if arguments.checkpoint else []))
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = workloads(arguments.workloads, arguments.only, temporary)
+        if not files:
+            raise SystemExit("there is no such workload")
+        probe = ("/classify", b'{"inputs": "It works."}')
+        servers = []
+        for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
+            served = stack.enter_context(serving(models, engine, *QUIET))
+            servers.append(Server(name, served.port, served.process.pid))
+        plain = peer("FastAPI and ORT int8", "plain.py", ["{port}", *models], probe)
+        servers.append(stack.enter_context(plain))
+        if arguments.checkpoint:
+            command = [arguments.checkpoint, "{port}"]
+            servers.append(stack.enter_context(peer(PIPELINE, "pipeline.py", command, probe)))
+        points = []
+        print(head())
+        for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):
+            print(row(point), flush=True)
+            points.append(point)
+        resident = {server.name: resident_kib(server.pid) / 1024 for server in servers}
+    compared = Compared(where, models, arguments.seconds, tuple(points), resident)
+    print(f"\n{about(compared)}")
+    if arguments.out is not None:
+        write(compared, arguments.out)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from typing import Any, Final
 import uvloop
 from arrivals import poisson
 from generator import Client, Lost, closed_loop, open_loop, payload, percentile
-from machine import setting
 from served import serving
 
+from service.machine import setting
 from service.settings import Settings
 
 MODEL: Final = "mobilebert-sst2"

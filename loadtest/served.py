@@ -19,6 +19,21 @@ STAND_IN = Path(__file__).parent / "stand_in"
 STOP_S = 60.0
 
 
+def family(pid: int) -> list[int]:
+    """A process and those that it started, oldest first."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def resident_kib(pid: int) -> int:
+    """The resident memory of a process and of those that it started."""
+    lines = (Path(f"/proc/{one}/status").read_text() for one in family(pid))
+    return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
     """A server that answers."""
@@ -30,16 +45,11 @@ class Served:
 
     def family(self) -> list[int]:
         """Its process and those that it started, oldest first."""
-        found = [self.process.pid]
-        for pid in found:
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                found += map(int, task.read_text().split())
-        return found
+        return family(self.process.pid)
 
     def resident_kib(self) -> int:
         """The resident memory of all its processes."""
-        lines = (Path(f"/proc/{pid}/status").read_text() for pid in self.family())
-        return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
+        return resident_kib(self.process.pid)
 
     def stop(self) -> int:
         """Tells it to stop, and says with which status it did."""

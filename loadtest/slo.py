@@ -40,10 +40,10 @@ import report
 import wrk
 from levels import Level, tell
 from locust.env import Environment
-from machine import setting
 from served import serving
 from verdict import SHARE, Estimate, estimate, judge, next_rate
 
+from service.machine import setting
 from service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop

@@ -177,6 +177,57 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 
 
 @main.command()
+@click.option(
+    "--artifact", multiple=True, help="Artifact to run on real text; may be repeated. Three embedded ones if left out."
+)
+@click.option("--engine", multiple=True, metavar="NAME", help="Run only this contender; may be repeated.")
+@click.option(
+    "--data",
+    type=Directory,
+    default="../shared/data",
+    show_default=True,
+    help="Folder with SST-2, SQuAD and Wikipedia.",
+)
+@click.option(
+    "--runs", type=Directory, default="runs/bench", show_default=True, help="Folder that keeps exported graphs."
+)
+@click.option("--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case.")
+@click.option("--quick", is_flag=True, help="A few cases, for a few seconds each.")
+@click.option("--out", type=Directory, help="Folder to write tables, data and a picture to.")
+def bench(
+    artifact: tuple[str, ...],
+    engine: tuple[str, ...],
+    data: Path,
+    runs: Path,
+    seconds: float,
+    quick: bool,
+    out: Path | None,
+) -> None:
+    """Measures CPU engines side by side on one core: ours, and those of others that are installed.
+
+    The networks are MobileBERT and ALBERT-base as released, with random weights, and artifacts on real text, or on a
+    few sentences where there is no such data. Needs the extra `models`, and `plot` for the picture. Takes about twelve
+    minutes, and some more the first time.
+    """
+    with needing("models"):
+        from service.bench import EMBEDDED, Plan, bench
+        from service.contenders import CONTENDERS
+        from service.standings import tell, write
+
+        for name in engine:
+            if name not in CONTENDERS:
+                raise click.BadParameter(f"{name!r} is none of {', '.join(CONTENDERS)}.", param_hint="--engine")
+        names = [name for name in CONTENDERS if name in engine] or list(CONTENDERS)
+        plan = Plan(names, models=artifact or EMBEDDED, data=data, runs=runs, seconds=seconds)
+        found = bench(plan.quick() if quick else plan, note)
+    click.echo(tell(found))
+    if out is not None:
+        with needing("plot"):
+            for path in write(found, out):
+                note(str(path))
+
+
+@main.command()
 @click.argument("recipe")
 @click.option(
     "--only", multiple=True, metavar="ARTIFACT", help="Make only this artifact of the recipe; may be repeated."

@@ -31,9 +31,9 @@ from models import datasets, metrics
 from models.artifact import TOKENIZER, Manifest
 from models.datasets import DatasetError
 from models.metrics import Score, Threshold
-from models.tokenizer import Tokenizer, Window
+from models.tokenizer import Encoding, Tokenizer, Window
 from service.errors import SetupError, Unprocessable
-from service.runtime import LoadedModel, Runtime
+from service.runtime import LoadedModel, Model, Runtime
 from service.settings import Settings
 from service.tasks import qa
 from service.types import Row, Task
@@ -101,6 +101,17 @@ def evaluate(
         scores |= _of_two(model.manifest.labels, found, cases)
     bounds = _upper_bounds(cases, answers) if some_impossible else {}
     return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
+
+
+def encodings(model: Model, data: Path, limit: int) -> list[Encoding]:
+    """What the first requests that a model is measured with on a data file are made into.
+
+    Raises:
+        DatasetError: the file is not one that this model's task is measured on.
+    """
+    cases = islice(_CASES[model.manifest.task](model, data, 0, limit), limit)
+    requests = [model.task.Request.model_validate(case.body) for case in cases]
+    return [encoding for request in requests for encoding in model.task.encode(request)]
 
 
 def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
@@ -204,7 +215,7 @@ def _trivial(manifest: Manifest, cases: Sequence[_Case]) -> dict[str, Score]:
     return {f"always the commonest {kind}": metrics.mean([float(one == commonest) for one in right])}
 
 
-def _classify(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+def _classify(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
     labels = model.manifest.labels
     for example in datasets.labelled(data)[skip:stop]:
         if example.label >= len(labels):
@@ -220,7 +231,7 @@ def _classify(model: LoadedModel, data: Path, skip: int, stop: int | None) -> It
         yield _Case({"inputs": example.text, "parameters": {"top_k": 1}}, (wanted,), mark)
 
 
-def _qa(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
+def _qa(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:  # noqa: ARG001
     questions = datasets.questions(data)[skip:stop]
     some_impossible = any(not question.answers for question in questions)
     for question in questions:
@@ -238,7 +249,7 @@ def _qa(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable
         yield _Case({"inputs": inputs, "parameters": parameters}, question.answers, mark)
 
 
-def _fill_mask(model: LoadedModel, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
+def _fill_mask(model: Model, data: Path, skip: int, stop: int | None) -> Iterable[_Case]:
     tokenizer = Tokenizer.load(model.artifact.file(TOKENIZER))
     for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
         paragraphs = [text for text in document.split("\n") if len(text) in PARAGRAPH]

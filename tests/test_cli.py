@@ -32,7 +32,7 @@ def run(*arguments: str):
 
 
 def test_help_names_every_command_and_every_setting():
-    commands = {"check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
+    commands = {"bench", "check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
     assert set(re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
     for name, field in Settings.model_fields.items():

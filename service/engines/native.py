@@ -77,6 +77,8 @@ class Library:
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
         self.c.swiftlet_run.argtypes = [model, *[number] * 3, *[_Int64s] * 5, _Floats]
+        self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
+        self.c.swiftlet_peak.restype = number
 
     @property
     def kernel(self) -> str:
@@ -88,6 +90,14 @@ class Library:
     def supported(self) -> bool:
         """Whether this CPU can run it."""
         return bool(self.c.swiftlet_supported())
+
+    def multiply(self, rounds: int) -> int:
+        """Multiplies and adds as fast as these kernels ever could, and returns how often."""
+        room = np.ones(1 << 14, np.uint8)  # more than a tile has of anything
+        aligned = room.ctypes.data + -room.ctypes.data % 64
+        sums = np.empty(1 << 10, np.float32)
+        count: int = self.c.swiftlet_peak(rounds, aligned, aligned, sums.ctypes.data)
+        return count
 
 
 class Native:

@@ -132,5 +132,28 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
 EXPORT void swiftlet_normalise(int n, float* x, const float* weight, const float* bias, float epsilon) {
     normalise(x, n, weight, bias, epsilon);
 }
+
+// As many tiles of products as fit the registers, again and again, without packed weights, memory or ends: no product is
+// faster. Returns the multiply-adds done. q holds an activation for each row of a tile, w the weights of one group.
+EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Q* q, const std::int8_t* w, float* out) {
+    I sum[Isa::tile_rows][Isa::tile_vectors];
+    decltype(Isa::weights(w)) weights[Isa::tile_vectors];
+    unroll<Isa::tile_vectors>([&](auto c) {
+        weights[c] = Isa::weights(w + Isa::group * c * lanes);
+        unroll<Isa::tile_rows>([&](auto r) { sum[r][c] = Isa::none(); });
+    });
+    for (std::int64_t i = 0; i < rounds; i++) {
+        asm volatile("" : : "r"(q) : "memory");  // what q holds may have changed, so nothing is computed only once
+        unroll<Isa::tile_rows>([&](auto r) {
+            const I same = Isa::activations(q + r * Isa::group);
+            unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
+        });
+    }
+    unroll<Isa::tile_rows>([&](auto r) {
+        unroll<Isa::tile_vectors>([&](auto c) { Isa::store(out + (r * Isa::tile_vectors + c) * lanes, Isa::to_float(sum[r][c])); });
+    });
+    return rounds * Isa::tile_rows * panel * Isa::group;
+}
+
 EXPORT int swiftlet_lanes() { return lanes; }
 EXPORT int swiftlet_levels() { return Isa::levels; }

@@ -24,33 +24,33 @@ class Setting:
     load: float  # what the machine did besides, as runnable processes of the last minute, before the measurement
     versions: dict[str, str]
 
-    def told(self) -> str:
+    def told(self, besides: str = ", generator included") -> str:
         """A sentence each."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return (
-            f"{self.date}, commit {self.commit}. {self.machine}, generator included; load {self.load:.1f}. {versions}."
-        )
+        return f"{self.date}, commit {self.commit}. {self.machine}{besides}; load {self.load:.1f}. {versions}."
 
 
 def setting(*packages: str) -> Setting:
     """This machine, now; with the versions of more packages."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--tags"],  # noqa: S607  # whichever git there is
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     named = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0))
     return Setting(
         f"{datetime.now(UTC):%Y-%m-%d}",
-        described or "unknown",
+        _described() or "unknown",
         f"{named or platform.machine()}, {cores} cores, {platform.system()}",
         cores,
         os.getloadavg()[0],
         {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
     )
+
+
+def _described() -> str:
+    """Which commit this is; nothing where it is none, or there is no git."""
+    command = ["git", "describe", "--always", "--dirty", "--tags"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603  # ours
+    except OSError:
+        return ""
 
 
 def _cpuinfo() -> list[str]:

@@ -1,0 +1,48 @@
+"""What many people write: FastAPI, ONNX Runtime with stock int8, a thread for each core. For comparison only.
+
+    python loadtest/plain.py PORT ARTIFACT [ARTIFACT ...]
+
+It reads and writes text as Swiftlet does, and runs each row by itself: what differs is HTTP, queueing and batching.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import Body, FastAPI
+
+from service.contenders import CONTENDERS, opened
+from service.runtime import locate, open_model
+from service.settings import Settings
+from service.types import Batch
+
+RUNS = Path("runs/bench")
+app = FastAPI()
+threads = ThreadPoolExecutor(Settings().cores)
+
+
+def serve(name: str) -> None:
+    """Adds the route of an artifact's task."""
+    (path,) = locate([name])
+    model = open_model(path, "onnx_cpu")
+    call = CONTENDERS["ort_stock"].load(opened(model.artifact, RUNS, print)).call
+    task = model.task
+
+    def answer(body: dict[str, Any]) -> Any:
+        request = task.Request.model_validate(body)
+        encodings = task.encode(request)
+        rows: list[Any] = [call(Batch.of([encoding])) for encoding in encodings]
+        return task.decode(request, encodings, [row[0] for row in rows])
+
+    @app.post(f"/{model.manifest.task}")
+    def ask(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI's way
+        return threads.submit(answer, body).result()
+
+
+for artifact in sys.argv[2:]:
+    serve(artifact)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", loop="uvloop", http="httptools")

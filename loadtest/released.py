@@ -1,0 +1,67 @@
+"""MobileBERT in its released shape, with random weights, as artifacts: speed does not depend on weights.
+
+python loadtest/released.py DIRECTORY [--vocabulary FILE] [--only TASK ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from models.artifact import Manifest, Task
+from models.heads import build
+from models.tokenizer import Tokenizer
+from service.release import Draft, release
+
+VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
+LABELS: Final = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}
+WORDS: Final = 30_522
+WIDTHS: Final = {"classify": 2, "qa": 2, "fill-mask": WORDS}
+
+
+def make(task: Task, directory: Path, vocabulary: Path) -> Path:
+    """The artifact of a task, unless it is there."""
+    path = directory / f"mobilebert-released-{task}"
+    if path.exists():
+        return path
+    torch.manual_seed(0)
+    model = build("mobilebert", {}, task, len(LABELS[task]))
+    with tempfile.TemporaryDirectory() as temporary:
+        shutil.copyfile(vocabulary, Path(temporary, "vocab.txt"))
+        tokenizer = Tokenizer.from_directory(Path(temporary))
+    manifest = Manifest(
+        name=path.name,
+        version="0",
+        architecture="mobilebert",
+        task=task,
+        precision="int8",
+        max_tokens=512,
+        vocab_size=WORDS,
+        width=WIDTHS[task],
+        labels=LABELS[task],
+        problem="single_label" if task == "classify" else None,
+        tolerance=1.0,
+        config={},
+        source={"weights": "random"},
+    )
+    release(Draft(model, tokenizer, manifest, {"summary": "Random weights."}), path)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", nargs="+", default=[*LABELS], choices=LABELS, metavar="TASK")
+    parser.add_argument("--vocabulary", type=Path, default=VOCABULARY)
+    arguments = parser.parse_args()
+    for task in arguments.only:
+        print(make(task, arguments.directory, arguments.vocabulary), flush=True)
+
+
+if __name__ == "__main__":
+    main()
