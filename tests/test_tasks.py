@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,27 @@ def test_what_is_not_understood_is_refused(body: dict[str, Any], classifier: Any
     for task in (classifier, answerer, filler):
         with pytest.raises(ValidationError):
             task.Request.model_validate_json(json.dumps(body))
+
+
+def test_texts_that_were_read_are_not_kept(classifier: Any, answerer: Any, filler: Any) -> None:
+    """A megabyte of users' texts would stay in memory, and lie between everything else."""
+
+    def read(first: int, last: int) -> None:
+        for number in range(first, last):
+            text = f"text {number}"
+            for task in (classifier, filler):
+                task.Request.model_validate_json(json.dumps({"inputs": text}))
+            answerer.Request.model_validate_json(json.dumps({"inputs": {"question": text, "context": f"con{text}"}}))
+
+    read(0, 50)
+    tracemalloc.start()
+    try:
+        read(50, 1050)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 20_000  # bytes; kept texts would be 4,000 strings of 60 each
 
 
 def test_what_hugging_face_clients_send_is_accepted(classifier: Any) -> None:

@@ -19,9 +19,12 @@ Floats = NDArray[np.float64]
 
 
 class Strict(BaseModel):
-    """Nothing is converted, nothing is ignored: what is not understood is refused."""
+    """Nothing is converted, nothing is ignored: what is not understood is refused.
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    Nor is anything kept: unless it is told not to, pydantic holds on to 16,384 of the short texts that it has read.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, cache_strings="keys")
 
 
 class Options(Strict):
