@@ -18,11 +18,7 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -37,12 +33,12 @@ from typing import Any, Final
 import wrk
 from generator import Client, closed_loop, payload, percentile
 from released import VOCABULARY, make
-from served import resident_kib, serving
+from served import announced, resident_kib, serving
 from workload import TASKS, mix, read, route
 from wrk import Result
 
 from service.bench import EMBEDDED
-from service.machine import Setting, setting
+from service.machine import Setting, other_work, setting
 
 HERE: Final = Path(__file__).parent
 LONG_BYTES: Final = 400  # of a body that is called long
@@ -97,33 +93,20 @@ def workloads(directory: Path, names: Sequence[str], to: Path) -> dict[str, Path
 
 
 @contextmanager
-def peer(name: str, script: str, arguments: Sequence[str], probe: tuple[str, bytes]) -> Iterator[Server]:
-    """A peer that answers, on a port that was free; it may take minutes to start the first time."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HERE / script), *(argument.format(port=port) for argument in arguments)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": paths}) as process:
-        try:
-            while not _answers(f"http://127.0.0.1:{port}{probe[0]}", probe[1]):
-                if process.poll() is not None:
-                    raise SystemExit(f"{name} ended with status {process.returncode}")
-                time.sleep(0.1)
-            yield Server(name, port, process.pid)
-        finally:
-            process.terminate()
+def peer(name: str, script: str, *arguments: str) -> Iterator[Server]:
+    """A peer that answers; it may take minutes to start the first time."""
+    with announced(script, *arguments) as (address, pid):
+        _check(f"{address}/classify")
+        yield Server(name, int(address.rpartition(":")[2]), pid)
 
 
-def _answers(url: str, body: bytes) -> bool:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  # loopback
+def _check(url: str) -> None:
+    """Ends the comparison where a text is not answered."""
+    request = urllib.request.Request(url, b'{"inputs": "It works."}', {"Content-Type": "application/json"})  # noqa: S310  # loopback
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
-            return bool(response.status == 200)
+        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
     except urllib.error.HTTPError as error:
         raise SystemExit(f"{url} answered {error.code}") from None
-    except urllib.error.URLError:
-        return False
 
 
 async def short_p99(port: int, file: Path, callers: int, seconds: float) -> float | None:
@@ -190,16 +173,13 @@ def head() -> str:
 
 def about(compared: Compared) -> str:
     memory = ", ".join(f"{name} {mib:.0f}" for name, mib in compared.resident_mib.items())
-    load, cores = compared.setting.load, compared.setting.cores
     lines = [
         compared.setting.told(),
         f"Models: {', '.join(compared.models)}. Closed loop, median of {len(compared.points[0].rounds)} rounds of "
         f"{compared.seconds:g} s, and the lowest and highest rate.",
         f"Resident afterwards, MiB, of all processes: {memory}.",
     ]
-    if load > cores / 2:
-        lines.append(f"The machine had other work: a load of {load:.1f} on {cores} cores before this began.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *other_work(compared.setting.load, compared.setting.cores)])
 
 
 def write(compared: Compared, directory: Path) -> None:
@@ -264,16 +244,13 @@ def main() -> None:
         files = workloads(arguments.workloads, arguments.only, temporary)
         if not files:
             raise SystemExit("there is no such workload")
-        probe = ("/classify", b'{"inputs": "It works."}')
         servers = []
         for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
             served = stack.enter_context(serving(models, engine, *QUIET))
             servers.append(Server(name, served.port, served.process.pid))
-        plain = peer("FastAPI and ORT int8", "plain.py", ["{port}", *models], probe)
-        servers.append(stack.enter_context(plain))
+        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "plain.py", *models)))
         if arguments.checkpoint:
-            command = [arguments.checkpoint, "{port}"]
-            servers.append(stack.enter_context(peer(PIPELINE, "pipeline.py", command, probe)))
+            servers.append(stack.enter_context(peer(PIPELINE, "pipeline.py", arguments.checkpoint)))
         points = []
         print(head())
         for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):

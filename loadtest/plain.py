@@ -1,14 +1,16 @@
 """What many people write: FastAPI, ONNX Runtime with stock int8, a thread for each core. For comparison only.
 
-    python loadtest/plain.py PORT ARTIFACT [ARTIFACT ...]
+    python loadtest/plain.py ARTIFACT [ARTIFACT ...]
 
-It reads and writes text as Swiftlet does, and runs each row by itself: what differs is HTTP, queueing and batching.
+It prints its address. It reads and writes text as Swiftlet does, and runs each row by itself: what differs is HTTP,
+queueing and batching.
 """
 
 from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from service.settings import Settings
 from service.types import Batch
 
 RUNS = Path("runs/bench")
+note = partial(print, file=sys.stderr)
 app = FastAPI()
 threads = ThreadPoolExecutor(Settings().cores)
 
@@ -29,7 +32,7 @@ def serve(name: str) -> None:
     """Adds the route of an artifact's task."""
     (path,) = locate([name])
     model = open_model(path, "onnx_cpu")
-    call = CONTENDERS["ort_stock"].load(opened(model.artifact, RUNS, print)).call
+    call = CONTENDERS["ort_stock"].load(opened(model.artifact, RUNS, note)).call
     task = model.task
 
     def answer(body: dict[str, Any]) -> Any:
@@ -43,6 +46,10 @@ def serve(name: str) -> None:
         return threads.submit(answer, body).result()
 
 
-for artifact in sys.argv[2:]:
+for artifact in sys.argv[1:]:
     serve(artifact)
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", loop="uvloop", http="httptools")
+config = uvicorn.Config(app, port=0, log_level="warning", loop="uvloop", http="httptools")
+listener = config.bind_socket()
+listener.listen()  # who calls from now on waits, and is answered
+print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+uvicorn.Server(config).run([listener])

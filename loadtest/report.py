@@ -13,6 +13,8 @@ from typing import Any, Final
 from verdict import SHARE, fit
 from verdict import Run as _Run
 
+from service.machine import other_work
+
 TARGET: Final = "Target: 99 % of the requests answered within {:g} ms of when they were due."
 COLUMNS: Final = (
     "rate",
@@ -84,9 +86,7 @@ def conclusion(found: Mapping[str, Any]) -> str:
         lines.append(f"From the first to the last tenth of the time p99 went {_drift(level['slices'])}.")
         if level["generator_bound"]:
             lines.append("The generator was the limit, not the server.")
-    load, cores = found["setting"]["load"], found["setting"]["cores"]
-    if load > cores / 2:
-        lines.append(f"The machine had other work: a load of {load:.1f} on {cores} cores before this began.")
+    lines += other_work(found["setting"]["load"], found["setting"]["cores"])
     if compared := found.get("compared"):
         lines.append(compared)
     wanted = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""

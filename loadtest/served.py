@@ -34,6 +34,23 @@ def resident_kib(pid: int) -> int:
     return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
 
 
+@contextmanager
+def announced(script: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """A server of this folder that prints its address once it listens: that, and its process."""
+    command = [sys.executable, str(Path(__file__).parent / script), *arguments]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None  # noqa: S101  # it is a pipe
+            address = process.stdout.readline().strip()
+            if not address:
+                raise SystemExit(f"{script} ended with status {process.wait()}")
+            yield address, process.pid
+        finally:
+            process.kill()
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
     """A server that answers."""

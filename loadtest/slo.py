@@ -40,7 +40,7 @@ import report
 import wrk
 from levels import Level, tell
 from locust.env import Environment
-from served import serving
+from served import announced, serving
 from verdict import SHARE, Estimate, estimate, judge, next_rate
 
 from service.machine import setting
@@ -74,22 +74,10 @@ def closed(load: Load, callers: int = CALLERS) -> float:
     return sum(record.status == 200 for record in load.records) / (ended - load.started)
 
 
-@contextlib.contextmanager
-def null_server() -> Iterator[str]:
-    """The address of a server that does nothing."""
-    command = [sys.executable, str(Path(__file__).parent / "null_server.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None  # noqa: S101  # it is a pipe
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
 def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
     """Requests a second of a closed loop: this generator's and wrk's, of a server that does nothing and of this one."""
     rates: dict[str, dict[str, float | None]] = {}
-    with null_server() as null, tempfile.NamedTemporaryFile("wb") as lines:
+    with announced("null_server.py") as (null, _), tempfile.NamedTemporaryFile("wb") as lines:
         for name, address in {"nothing": null, "server": url}.items():
             load = load_of(options, address, seconds=options.closed_s)
             if not lines.tell():

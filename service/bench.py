@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -83,9 +83,7 @@ class Plan:
     def quick(self) -> Plan:
         """The same in a minute or two, once the networks are exported: fewer cases, and wide intervals."""
         shapes = {name: shapes[:2] for name, shapes in self.shapes.items()}
-        return Plan(
-            self.contenders, shapes, self.models[:1], self.data, self.runs, min(self.seconds, 3.0), memory=False
-        )
+        return replace(self, shapes=shapes, models=self.models[:1], seconds=min(self.seconds, 3.0), memory=False)
 
 
 @dataclass(frozen=True)

@@ -32,16 +32,31 @@ class Setting:
 
 def setting(*packages: str) -> Setting:
     """This machine, now; with the versions of more packages."""
-    named = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0))
     return Setting(
         f"{datetime.now(UTC):%Y-%m-%d}",
         _described() or "unknown",
-        f"{named or platform.machine()}, {cores} cores, {platform.system()}",
+        f"{_cpuinfo().get('model name', platform.machine())}, {cores} cores, {platform.system()}",
         cores,
         os.getloadavg()[0],
         {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
     )
+
+
+def other_work(load: float, cores: int) -> list[str]:
+    """A sentence of warning where the machine had much to do before a measurement began."""
+    if load <= cores / 2:
+        return []
+    return [f"The machine had other work: a load of {load:.1f} on {cores} cores before this began."]
+
+
+def processor() -> str:
+    """The processor, and the vector instructions that decide how fast int8 is on it."""
+    facts = _cpuinfo()
+    if not facts:
+        return platform.processor() or platform.machine()
+    flags = set(facts.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
+    return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
 
 
 def _described() -> str:
@@ -53,8 +68,10 @@ def _described() -> str:
         return ""
 
 
-def _cpuinfo() -> list[str]:
+def _cpuinfo() -> dict[str, str]:
+    """What the system says of the last of its cores; nothing where it does not."""
     try:
-        return Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
     except OSError:
-        return []
+        return {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,11 @@ from models import artifact as artifacts
 from models.artifact import CARD, GOLDEN, MANIFEST, ONNX, SAFETENSORS, TOKENIZER, Artifact, ArtifactError, Manifest
 from models.tokenizer import Encoding, Tokenizer
 from service import plugins, tasks
+from service.engines.native import Native
 from service.errors import SetupError, SwiftletError
 from service.evaluate import Evaluation, Progress, agreement, ask, evaluate
 from service.golden import replay
+from service.machine import processor
 from service.runtime import LoadedModel, load_model
 from service.types import Batch
 
@@ -231,8 +232,7 @@ def _measure(
     if measure is None:
         model.engine.close()
         return None
-    report(f"measuring {manifest.precision} on {measure.data.name}")
-    evaluation = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
+    evaluation = _evaluate(model, manifest.precision, measure, report, progress)
     card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
     told = _tell(evaluation)
     card["scores"] |= {manifest.precision: told["scores"], "trivial": told["trivial"]}
@@ -255,12 +255,14 @@ def _measure_native(
     except ArtifactError as error:
         report(f"the native engine refuses it, so that onnx_cpu has to serve it: {error}")
         return {"native": {"refused": str(error)}}
-    told: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
-    if measure is None or reached is None or not told["engine"].startswith("native"):
+    if not isinstance(model.engine, Native):  # it fell back
         model.engine.close()
-        return {"native": told} if told["engine"].startswith("native") else {}
-    report(f"measuring {told['engine']} on {measure.data.name}")
-    own = evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
+        return {}
+    told: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
+    if measure is None or reached is None:
+        model.engine.close()
+        return {"native": told}
+    own = _evaluate(model, model.engine.title, measure, report, progress)
     told |= {"scores": _tell(own)["scores"], "loss": reached.main.value - own.main.value}
     return {"native": told | {"agreement": asdict(agreement(reached, own))}}
 
@@ -268,8 +270,15 @@ def _measure_native(
 def _measure_also(
     stage: Path, manifest: Manifest, data: Path, report: Callable[[str], None], progress: Progress | None
 ) -> dict[str, Any]:
-    report(f"measuring {manifest.precision} on {data.name}")
-    return _tell(evaluate(_load(stage, manifest), data, progress=progress))
+    return _tell(_evaluate(_load(stage, manifest), manifest.precision, Measure(data), report, progress))
+
+
+def _evaluate(
+    model: LoadedModel, called: str, measure: Measure, report: Callable[[str], None], progress: Progress | None
+) -> Evaluation:
+    """Measures a model, whose engine is closed then; says that before, since it takes long."""
+    report(f"measuring {called} on {measure.data.name}")
+    return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
 
 
 def _tell(evaluation: Evaluation) -> dict[str, Any]:
@@ -320,15 +329,4 @@ def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str,
         started = time.perf_counter()
         model.engine.run(batch)
         times.append(time.perf_counter() - started)
-    return {"tokens": tokens, "milliseconds": round(1000 * float(np.median(times)), 3), "machine": _machine()}
-
-
-def _machine() -> str:
-    """The processor, and the vector instructions that decide how fast int8 is on it."""
-    try:
-        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-        facts = {name.strip(): value.strip() for name, _, value in pairs}
-    except OSError:
-        return platform.processor() or platform.machine()
-    flags = set(facts.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
-    return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
+    return {"tokens": tokens, "milliseconds": round(1000 * float(np.median(times)), 3), "machine": processor()}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from service.bench import Found, Interval, Result
+from service.machine import other_work
 
 OURS: Final = "native"
 NAME: Final = "engines"  # of the files
@@ -59,9 +60,7 @@ def _about(found: Found) -> str:
             f"Measured peak of the kernel {found.kernel}: {found.peak / 1e9:.0f} G multiply-adds/s on one core."
         )
     lines.append(f"Texts: {found.texts}. Intervals hold with 95 %.")
-    if found.setting.load > found.setting.cores / 2:
-        load, cores = found.setting.load, found.setting.cores
-        lines.append(f"The machine had other work: a load of {load:.1f} on {cores} cores before this began.")
+    lines += other_work(found.setting.load, found.setting.cores)
     lines += [f"{name} is left out: {reason}." for name, reason in found.left_out.items()]
     return "\n".join(lines)
 

@@ -247,7 +247,10 @@ class Draw:
 
 @torch.no_grad()
 def _begin(student: Student, guide: Guide, counts: Tensor, draw: Draw) -> None:
-    """Starts a MobileBERT as near to the ALBERT that guides it as its shape allows, on rows with holes."""
+    """Starts a MobileBERT as near to the ALBERT that guides it as its shape allows, on rows with holes.
+
+    Neurons for which the guide has none stay as the teacher's start left them.
+    """
     encoder, head = guide.encoder, guide.head
     ours = student.predictor
     fits = isinstance(student.encoder, mobilebert.Encoder) and isinstance(encoder, albert.Encoder)
