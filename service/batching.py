@@ -317,6 +317,8 @@ class Pool:
         self._since_bulk = 0  # batches of interactive work that went before waiting bulk
         self._jitter = random.Random()  # noqa: S311  # spreads out when clients come back; no secret
         self._awake = False
+        self._coming: set[object] = set()  # requests that are being read
+        self._usual_s = 0.0  # of one core, that a request takes; averaged over those of late
         self.closing = False  # whether nothing more is admitted
 
     def join(self, batcher: Batcher) -> None:
@@ -329,12 +331,41 @@ class Pool:
             Unavailable: as `check`, or there is too much of it.
         """
         own_s = batcher.own_s(lengths)
+        taken_s = batcher.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
+        self._usual_s += (taken_s - self._usual_s) / 16
         self.check(left_s, priority, batcher, own_s)
         if self.waiting_tokens + sum(lengths) > self.max_waiting_tokens:
             raise self._overloaded(self.wait_s(priority, batcher, own_s))
         self._wake()
 
-    def check(self, left_s: float, priority: Priority, batcher: Batcher | None = None, own_s: float = 0.0) -> None:
+    def expect(self, request: object, left_s: float, priority: Priority, *, whole: bool) -> None:
+        """Lets a request come that was not read yet, unless none could be answered in time.
+
+        One that is here as a `whole` counts as if it waited, until `meet`: while it is read, many more would come than
+        can be admitted, and all the work of reading them would be for nothing. Others do not count, since those who
+        have yet to send a body may never do.
+
+        Raises:
+            Unavailable: as `check`.
+        """
+        if request in self._coming:
+            return
+        self.check(left_s, priority, ahead_s=len(self._coming) * self._usual_s / self.crew.size)
+        if whole:
+            self._coming.add(request)
+
+    def meet(self, request: object) -> None:
+        """What was expected waits now, or never will."""
+        self._coming.discard(request)
+
+    def check(
+        self,
+        left_s: float,
+        priority: Priority,
+        batcher: Batcher | None = None,
+        own_s: float = 0.0,
+        ahead_s: float = 0.0,
+    ) -> None:
         """Refuses what cannot be answered in time; of a request that was not read yet, only what no request could be.
 
         Raises:
@@ -342,7 +373,7 @@ class Pool:
         """
         if self.closing:
             raise draining()
-        wait_s = self.wait_s(priority, batcher, own_s)
+        wait_s = ahead_s + self.wait_s(priority, batcher, own_s)
         if self.by_deadline and not admissible(wait_s, own_s, left_s, priority):
             raise self._overloaded(wait_s)
 

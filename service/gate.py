@@ -70,7 +70,8 @@ class Gate:
     def admit(self, record: Record, scope: Scope, headers: Headers) -> None:
         """Notes in the record who asks, and in the scope's state the `visit` of requests to a task.
 
-        A server that knows notes there before when the request came, as `received`, and the last of its head, `heard`.
+        A server that knows notes there before when the request came, as `received`, and the last of its head, `heard`;
+        and whether its body is here as well, as `whole`.
 
         Raises:
             Unauthorized: a key is needed, and there is none or a wrong one.
@@ -84,7 +85,9 @@ class Gate:
         # Under this name the request is counted, where there are quotas.
         record.client = self._owner(scope, headers) or address
         if scope["method"] == "POST" and self.route(scope):
-            state["visit"] = self._visit(record.client, headers, state)
+            state["visit"] = visit = self._visit(record.client, headers, state)
+            left_s = visit.due - self._clock()
+            self._runtime.expect(record, left_s, visit.priority, whole=state.get("whole", False))
 
     def route(self, scope: Scope) -> str | None:
         """The task's route that is asked for, if it is one."""
@@ -100,7 +103,6 @@ class Gate:
         if self._quota is not None:
             _check_quota(self._quota, client, now)
         visit.check(now)
-        self._runtime.check(visit.due - now, visit.priority)
         return visit
 
     def _owner(self, scope: Scope, headers: Headers) -> str | None:

@@ -29,12 +29,15 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import httptools
+from starlette.responses import Response
+from starlette.types import Scope
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service import problems
@@ -51,6 +54,7 @@ from service.proxies import Network, is_trusted
 
 log = logging.getLogger(__name__)
 
+CLOSE: Final = (b"connection", b"close")
 END: Final = b"\r\n\r\n"
 """What every head ends with, and every chunked body: reads are cut there, and no piece has parts of two requests."""
 
@@ -133,9 +137,16 @@ IDLE, HEAD, BODY, ANSWER, CLOSING = Phase  # a class's attribute takes a while t
 RECEIVING: Final = (IDLE, HEAD, BODY)
 
 
-def limited(limits: Limits, refused: Callable[[str], None] = lambda _: None) -> type[Connection]:
-    """The protocol of one server, for `uvicorn.Config(http=...)`; `refused` as in `Room`."""
-    return type("Limited", (Connection,), {"limits": limits, "room": Room(refused)})
+def limited(
+    limits: Limits,
+    refused: Callable[[str], None] = lambda _: None,
+    refuse: Callable[[Scope], Response | None] = lambda _: None,
+) -> type[Connection]:
+    """The protocol of one server, for `uvicorn.Config(http=...)`.
+
+    `refused` as in `Room`; `refuse` is asked for an answer to each request whose head is good, before the application.
+    """
+    return type("Limited", (Connection,), {"limits": limits, "room": Room(refused), "refuse": staticmethod(refuse)})
 
 
 class Connection(HttpToolsProtocol):
@@ -143,6 +154,7 @@ class Connection(HttpToolsProtocol):
 
     limits: ClassVar[Limits]
     room: ClassVar[Room]
+    refuse: ClassVar[staticmethod[[Scope], Response | None]]
 
     def __init__(
         self,
@@ -163,6 +175,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._tail = b""  # the last bytes of a head or a chunked body, since its end may come in two reads
         self._body_bytes: int | None = None  # still to come; None: it is chunked
+        self._behind_bytes = 0  # that came with the last of its head
         self._framing_bytes = 0  # since the last byte of a chunked body that is content
         self._ahead = b""  # what came while a request was answered
         # One timer per connection: it looks at the deadlines now and then, so that setting one costs nothing.
@@ -208,6 +221,7 @@ class Connection(HttpToolsProtocol):
             del self.room.held[self._address]
         if self._timer is not None:
             self._timer.cancel()
+        self._timer = self.cycle = None  # type: ignore[assignment]  # they know this object, and would keep it
 
     # Receiving
 
@@ -245,6 +259,7 @@ class Connection(HttpToolsProtocol):
         end = self._end(data, start)
         end = min(end, start + self.limits.head_bytes - self._head_bytes)
         part = data[start:end]
+        self._behind_bytes = len(data) - end
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
@@ -318,7 +333,8 @@ class Connection(HttpToolsProtocol):
         if self._body_bytes != 0 and self.parser.should_upgrade():
             raise _UpgradeOffered
         super().on_headers_complete()
-        self.scope["state"].update(received=self._received, heard=self._heard)  # for the gate
+        whole = self._body_bytes is not None and self._body_bytes <= self._behind_bytes
+        self.scope["state"].update(received=self._received, heard=self._heard, whole=whole)  # for the gate
         self.cycle.transport = _Outlet(self)  # type: ignore[assignment]  # it has what a cycle uses
         self.headers = []  # the request has its list; trailers go into this one, which nobody reads
         self._phase = BODY
@@ -328,6 +344,14 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self)
         if self._last:
             self.cycle.keep_alive = False
+        refusal = self.refuse(cast(Scope, self.scope))
+        if refusal is None:
+            super()._start_asgi_task(self.cycle, self.app)
+        else:
+            self._answer(refusal)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Does not, when uvicorn says so: `on_headers_complete` does, unless the head alone decides the answer."""
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -469,11 +493,27 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         request_id = uuid.uuid4().hex
         response = problems.render(error, request_id)
-        own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
-        headers = [*self.server_state.default_headers, *response.raw_headers, *own]
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        self.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)]))
+        response.raw_headers += [(b"x-request-id", request_id.encode()), CLOSE]
+        self._write(response)
         self._leave(lingering=True)
+
+    def _answer(self, response: Response) -> None:
+        """Answers a request that the application never sees. Its body is thrown away as it comes."""
+        cycle = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        cycle.keep_alive &= CLOSE not in response.raw_headers
+        if not cycle.keep_alive and CLOSE not in response.raw_headers:
+            response.raw_headers.append(CLOSE)
+        self._write(response)
+        self.on_response_complete()
+        if not cycle.keep_alive:
+            self._leave(lingering=True)
+
+    def _write(self, response: Response) -> None:
+        headers = [*self.server_state.default_headers, *response.raw_headers]
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        body = b"" if self.parser.get_method() == b"HEAD" else bytes(response.body)
+        self.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", body]))
 
     def _leave(self, lingering: bool = False) -> None:
         """Closes the connection.

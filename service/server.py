@@ -7,6 +7,7 @@ afterwards, so that a request which was on its way is lost with every restart.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from service import access, openapi
@@ -68,7 +70,8 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
             log.warning("With reuse_port and no admin_port, /metrics is that of one of the servers, whichever answers.")
         observers = [*([access.note] if settings.access_log else []), *([tracer.note] if tracer else [])]
         runtime = Runtime.start(settings)
-        public = Port(create_app(runtime, keys, observers), Listener(bound, tls), settings, runtime.books.refuse)
+        app = create_app(runtime, keys, observers)
+        public = Port(app, Listener(bound, tls), settings, runtime.books.refuse, app.state.refuse)
         admin = None if bound_admin is None else Port(create_admin(runtime), Listener(bound_admin), settings)
         server = Server(settings, runtime, public, admin, Watchdog(lambda: _leave(logs)))
         with asyncio.Runner(loop_factory=public.config.get_loop_factory()) as runner:
@@ -125,13 +128,18 @@ class Port:
     """One address, the application behind it, and the connections that came to it."""
 
     def __init__(
-        self, app: ASGIApp, listener: Listener, settings: Settings, refused: Callable[[str], None] = lambda _: None
+        self,
+        app: ASGIApp,
+        listener: Listener,
+        settings: Settings,
+        refused: Callable[[str], None] = lambda _: None,
+        refuse: Callable[[Scope], Response | None] = lambda _: None,
     ) -> None:
-        """`refused` is told the code of every error that the application does not see."""
+        """`refused` and `refuse` as in `limited`."""
         self.config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=limited(Limits(proxies=settings.trusted_proxies), refused),
+            http=limited(Limits(proxies=settings.trusted_proxies), refused, refuse),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -232,6 +240,8 @@ class Server:
             raise SetupError("The engines could not be started; the log says why.")
         if self._admin:
             self._admin.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: to look through it again and again would hold everybody up
         self._public.listen()
         self._public.open()
         announce(self._public.url, self._admin.port.url if self._admin else None, self._runtime)

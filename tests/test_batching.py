@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import records
-from service.admission import Pace
+from service.admission import USABLE, Pace
 from service.batching import BULK_EVERY, Batcher, Pool, plan
 from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
@@ -591,6 +591,32 @@ def test_a_full_queue_refuses_says_when_to_come_back_and_has_room_again():
         call.finish()
         await asyncio.gather(running, second, fourth)
         assert call.tags == [2, 4]
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_still_read_count_as_if_they_waited():
+    async def scenario():
+        engine = GatedEngine()
+        pool, batcher = one_core(engine)
+        stands = time.monotonic()
+        pool.clock = lambda: stands
+        running = asyncio.ensure_future(submit(batcher, encoding(0), soon()))
+        call = await engine.called()
+        one_s = pool._usual_s
+        for request in range(10):
+            for _ in range(2):  # it is the same one
+                pool.expect(request, 100.0, "interactive", whole=True)
+            pool.expect(f"the head of {request}", 100.0, "interactive", whole=False)
+        left_s = (pool.wait_s("interactive") + 9.5 * one_s) / USABLE["interactive"]
+        with pytest.raises(Unavailable) as refusal:
+            pool.expect("another", left_s, "interactive", whole=False)
+        assert refusal.value.code == "overloaded"
+        pool.meet(0)
+        pool.meet("nobody knows")
+        pool.expect("another", left_s, "interactive", whole=True)
+        call.finish()
+        await running
 
     asyncio.run(scenario())
 

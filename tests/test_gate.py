@@ -29,7 +29,8 @@ class Busy:
     def check_open(self) -> None:
         pass
 
-    def check(self, left_s: float, priority: Priority) -> None:
+    def expect(self, _: Record, left_s: float, priority: Priority, *, whole: bool) -> None:
+        assert not whole
         if not admissible(self.wait_s, 0.0, left_s, priority):
             raise Unavailable("overloaded", "It is.", retry_after=1.0)
 

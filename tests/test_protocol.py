@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -22,12 +23,15 @@ import uvloop
 from fakes import PATIENCE_S
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service import problems, protocol
 from service.app import create_app
 from service.errors import Unavailable
 from service.protocol import Connection, Limits, capacity, limited
+from service.records import Record
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -38,6 +42,9 @@ LINE = b"POST / HTTP/1.1\r\n"
 POST = LINE + HOST
 GET = b"GET / HTTP/1.1\r\n" + HOST
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+Refuse = Callable[[Any], Response | None]
 
 
 class App:
@@ -132,9 +139,9 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(app: Any = None, **limits: Any) -> AsyncIterator[Service]:
+async def serving(app: Any = None, refuse: Refuse = lambda _: None, **limits: Any) -> AsyncIterator[Service]:
     app = app or App()
-    kind = limited(Limits(**{"proxies": (LOCAL,)} | limits))  # a test's clients share an address
+    kind = limited(Limits(**{"proxies": (LOCAL,)} | limits), refuse=refuse)  # a test's clients share an address
     config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     with socket.socket() as listener:
@@ -184,13 +191,13 @@ class Wire(asyncio.Transport):
         return default
 
 
-async def converse(app: App, pieces: list[bytes], wire: Wire | None = None) -> bytes:
+async def converse(app: App, pieces: list[bytes], wire: Wire | None = None, refuse: Refuse = lambda _: None) -> bytes:
     """What one connection is told that sends these pieces, each once the one before has been read.
 
     An empty one is a pause, in which the application has its turn.
     """
     wire = wire or Wire()
-    kind = limited(Limits())
+    kind = limited(Limits(), refuse=refuse)
     config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     connection = kind(config, ServerState(), {})
@@ -831,6 +838,104 @@ def test_whoever_has_sent_something_is_answered_before_the_server_ends():
     run(scenario())
 
 
+# What the head alone decides
+
+
+def no(scope: Any) -> Response | None:
+    """Refuses an address."""
+    return Response(b"no", 503, {"retry-after": "1"}) if scope["path"] == "/no" else None
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_a_request_refused_by_its_head_is_answered_before_its_body_comes_and_the_next_is_served(body):
+    async def scenario() -> None:
+        async with serving(refuse=no) as service:
+            client = await service.client()
+            client.send(b"POST /no HTTP/1.1\r\n" + HOST + body)
+            status, headers, said = await client.answer()
+            assert (status, headers["retry-after"], said) == (503, "1", b"no")
+            assert "connection" not in headers
+            client.send((b"5\r\nGET /\r\n0\r\n\r\n" if b"chunked" in body else b"GET /") + GET + b"\r\n")
+            status, _, said = await client.answer()
+            assert (status, said.split(b"|")[0]) == (200, b"GET")
+            assert len(service.app.asked) == 1
+
+    run(scenario())
+
+
+def test_an_answer_from_the_head_is_one_as_any_other():
+    refused = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 2\r\n"
+
+    async def scenario() -> None:
+        for method, said in ((b"GET", b"no"), (b"HEAD", b"")):
+            line = method + b" /no HTTP/1.1\r\n" + HOST
+            app = App()
+            answer = await converse(app, [line + b"\r\n", line + b"Connection: close\r\n\r\n"], refuse=no)
+            assert answer == refused + b"\r\n" + said + refused + b"connection: close\r\n\r\n" + said
+            assert app.asked == []
+
+    run(scenario())
+
+
+def test_the_gate_is_told_whether_the_body_came_with_the_head():
+    told: list[bool] = []
+
+    def refuse(scope: Any) -> None:
+        told.append(scope["state"]["whole"])
+
+    async def scenario() -> None:
+        sized = POST + b"Content-Length: 5\r\n\r\n"
+        for pieces in ([sized + b"abcde"], [sized + b"abcde" + GET + b"\r\n"], [GET + b"\r\n"]):
+            await converse(App(), pieces, refuse=refuse)
+        for pieces in ([sized, b"abcde"], [sized + b"abcd", b"e"], [CHUNKED + b"0\r\n\r\n"]):
+            await converse(App(), pieces, refuse=refuse)
+
+    run(scenario())
+    assert told == [True, True, True, True, False, False, False]
+
+
+def test_requests_and_connections_leave_nothing_to_the_garbage_collector(shelf):
+    """A collection of all that thousands of connections hold takes long, and everybody waits for it."""
+    requests = [
+        ("/classify", b'{"inputs": "a"}', b""),
+        ("/classify", b'{"inputs": "a"}', b"X-Request-Timeout-Ms: soon\r\n"),
+        ("/classify", b'{"inputs": ["a", "b", "c", "d"]}', b""),  # more than may wait
+        ("/classify", b'{"inputs": 1}', b""),
+        ("/classify", b"{", b""),
+        ("/nowhere", b"", b""),
+    ]
+
+    async def scenario() -> None:
+        models = (str(shelf / "tiny-classify"),)
+        runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_waiting_tokens=64))
+        runtime._pool.max_waiting_tokens = 8
+        app, statuses = create_app(runtime), set()
+        async with serving(app, app.state.refuse) as service:
+            for path, body, header in requests * 2:
+                client = await service.client()
+                for close in (b"", b"Connection: close\r\n"):
+                    head = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n" % (path.encode(), len(body))
+                    client.send(head + HOST + header + close + b"\r\n" + body)
+                    statuses.add((await client.answer())[0])
+                client.writer.close()
+            await service.settled()
+        await runtime.close()
+        assert statuses == {200, 400, 404, 422, 503}
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(one) for one in gc.garbage if isinstance(one, Connection | Record | RequestResponseCycle)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
+
+
 # Errors
 
 
@@ -868,7 +973,8 @@ def test_an_error_that_cannot_be_rendered_is_an_error_still(monkeypatch, caplog)
 def test_a_method_that_is_not_taken_is_refused_with_those_that_are(method, shelf):
     async def scenario() -> None:
         runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo", cores=1))
-        async with serving(create_app(runtime)) as service:
+        app = create_app(runtime)
+        async with serving(app, app.state.refuse) as service:
             client = await service.client()
             target = "a:443" if method == "CONNECT" else "/classify"
             client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")

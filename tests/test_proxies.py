@@ -98,6 +98,9 @@ def test_pages_of_the_origins_named_may_ask_and_read_errors_too(shelf):
         error = asking.get("/models", headers={"Origin": "https://page.example"})
         other = asking.get("/models", headers={"Origin": "https://evil.example", "X-API-Key": KEY})
 
+    scope = {"type": "http", "method": "GET", "path": "/models", "headers": [(b"origin", b"https://page.example")]}
+    assert asking.app.state.refuse(scope) is None  # it would lack what lets the page read it
+    assert asking.app.state.refuse(scope | {"headers": []}).status_code == 401
     assert (allowed.status_code, refused.status_code) == (200, 400)
     for response in (allowed, answered, error):
         assert response.headers["access-control-allow-origin"] == "https://page.example"
