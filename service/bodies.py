@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -21,7 +22,7 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 """Where pydantic's errors keep the limit that was broken."""
 
-MAX_LISTED: Final = 1000
+MAX_LISTED: Final = 100
 """Errors that are looked at: a megabyte can have 90,000, and to list them would hold everybody up for seconds."""
 
 
@@ -63,9 +64,10 @@ def parse(model: type[RequestT], body: bytes) -> RequestT:
         if error.error_count() > MAX_LISTED:
             detail = f"The body is not as described, in more than {MAX_LISTED} places."
             raise Unprocessable("validation_failed", detail) from None
-        if any(one["type"] == "json_invalid" for one in error.errors(include_url=False, include_input=False)):
+        errors = error.errors(include_url=False, include_input=False)
+        if errors[0]["type"] == "json_invalid":  # the only one there is then
             raise InvalidRequest("invalid_json", "The body is not JSON.") from None
-        faults = list(dict.fromkeys(_faults(error, _names(model))))
+        faults = list(dict.fromkeys(_fault(one, _names(model)) for one in errors))
         raise Unprocessable("validation_failed", "The body is not as described.", faults=faults) from None
 
 
@@ -90,15 +92,14 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge("body_too_large", detail, headers={"connection": "close"})
 
 
-def _faults(error: ValidationError, names: frozenset[str]) -> Iterator[Fault]:
-    for one in error.errors(include_url=False, include_input=False):
-        context = one.get("ctx", {})
-        limit = next((context[bound] for bound in BOUNDS if isinstance(context.get(bound), int | float)), None)
-        # Of the path only indices and our own names: the rest is pydantic's naming of a union's branches, or a key
-        # that the caller made up.
-        path = one["loc"][:-1] if one["type"] == "extra_forbidden" else one["loc"]
-        pointer = "".join(f"/{step}" for step in path if isinstance(step, int) or step in names)
-        yield Fault(pointer, one["type"], limit)
+def _fault(error: ErrorDetails, names: frozenset[str]) -> Fault:
+    context = error.get("ctx", {})
+    limit = next((context[bound] for bound in BOUNDS if isinstance(context.get(bound), int | float)), None)
+    # Of the path only indices and our own names: the rest is pydantic's naming of a union's branches, or a key that the
+    # caller made up.
+    path = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+    pointer = "".join(f"/{step}" for step in path if isinstance(step, int) or step in names)
+    return Fault(pointer, error["type"], limit)
 
 
 @functools.cache
