@@ -1242,6 +1242,18 @@ def test_a_mobilebert_can_begin_as_the_albert_that_guides_it(made, workshop, tmp
     assert model.encoder.embeddings.word.weight.data_ptr() != body.encoder.embeddings.word.weight.data_ptr()
 
 
+def test_a_recipe_can_begin_from_nothing_though_it_has_a_teacher(workshop, tmp_path):
+    recipe = tiny(workshop, learning_rate=1e-12, steps=1, fitted=False)
+    model, _ = pretrain(recipe, workshop / "data", tmp_path / "nothing", SILENT)
+    fitted, _ = pretrain(tiny(workshop, learning_rate=1e-12, steps=1), workshop / "data", tmp_path / "fitted", SILENT)
+
+    torch.manual_seed(recipe.seed)
+    anew = build("mobilebert", {**recipe.config, "vocab_size": len(model.head.bias)}, "fill-mask")
+    for name, value in anew.encoder.state_dict().items():
+        assert torch.allclose(model.encoder.state_dict()[name], value, atol=1e-6), name
+    assert not same(model, fitted)
+
+
 def test_a_recipe_that_continues_others_begins_with_their_bodies(made, workshop, tmp_path):
     text, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ncontinues = "{workshop / "tiny.toml"}"')

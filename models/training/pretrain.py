@@ -127,7 +127,7 @@ def pretrain(
     if teacher is not None:
         start.cut_vocabulary(teacher, kept)
     draw = Draw(recipe, tokenizer, rows)
-    if teacher is not None and begin is None:
+    if teacher is not None and begin is None and work.fitted:
         sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
         STARTS[recipe.architecture](model, teacher, counts, Sample.of(sample))
     beside = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced" else None

@@ -81,6 +81,7 @@ class Pretraining(Optimisation):
     held_out: int = field(default=0, kw_only=True)  # rows that nothing is learnt from, only how they are predicted told
     objective: Objective = field(default="masked", kw_only=True)  # to fill holes, or to tell words that were put in
     continues: str = field(default="", kw_only=True)  # the recipe whose body this one begins with
+    fitted: bool = field(default=True, kw_only=True)  # whether it begins as near to the teacher as can be, or anyhow
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
 """Runs the cases and ends with a table; the exit status is 1 if a goal was missed.
 
-PYTHONPATH=tests:loadtest python -m torture [--scale 0.1] [CASE ...]
+PYTHONPATH=.:tests:loadtest python -m torture [--scale 0.1] [--out FILE] [CASE ...]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from artifacts import make_artifact
 from hostile import TASKS
 
+from service.machine import other_work, setting
 from torture.cases import CASES, Outcome, table
 
 
@@ -22,12 +23,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all if left out: {', '.join(CASES)}")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests; 1 takes about an hour")
+    parser.add_argument("--out", type=Path, help="a file for the table, which has the machine above it")
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - CASES.keys()
     if unknown:
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
     logging.disable(logging.CRITICAL)  # of the lanes in this process, whose engines fail on purpose
     outcomes: list[Outcome] = []
+    where = setting()
+    head = [where.told(), *other_work(where.load, where.cores), ""]
     with tempfile.TemporaryDirectory() as directory:
         for task in TASKS:
             make_artifact(Path(directory), task)
@@ -35,6 +39,8 @@ def main() -> None:
             started = time.monotonic()
             outcomes += CASES[name](Path(directory), arguments.scale)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            if arguments.out:  # an hour is long: what there is, is kept
+                arguments.out.write_text("\n".join([*head, table(outcomes), ""]), "utf-8")
     print(table(outcomes))
     sys.exit(not all(one.passed for one in outcomes))
 

@@ -331,9 +331,9 @@ def latency(shelf: Path, scale: float) -> list[Outcome]:  # every case is called
     count = _count(2000, scale, 100)
     body = {"inputs": "A warm, funny and clever film that never takes itself too seriously."}
     (path,) = locate([REAL])
-    model = load_model(path, "onnx_cpu")
+    model = load_model(path, "native")
     batch = Batch.of(model.task.encode(model.task.Request.model_validate(body)))
-    with serving([path], "onnx_cpu", "--log-level", "error") as server:
+    with serving([path], "native", "--log-level", "error") as server:
         served, bare = uvloop.run(
             _in_turn(server.port, json.dumps(body).encode(), count, lambda: model.engine.run(batch))
         )
