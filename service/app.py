@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -20,25 +17,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
-from service import bodies, metrics, openapi, page, problems, records, status, tasks
-from service.errors import (
-    Fault,
-    Internal,
-    MethodNotAllowed,
-    NotFound,
-    SwiftletError,
-    Unprocessable,
-    draining,
-    report,
-)
+from service import bodies, metrics, openapi, page, records, status, tasks
+from service.edge import Edge, Observer, Reception
+from service.errors import Fault, MethodNotAllowed, NotFound, Unprocessable
 from service.gate import LIVE, READY, Gate, Visit
 from service.keys import Keys
-from service.records import OTHER, Record
+from service.records import Record
 from service.runtime import Runtime
-
-log = logging.getLogger(__name__)
 
 ANSWER_SHARE: Final = 16  # bytes of an answer for each of the body: 64 texts of prose in fill-mask make seven or eight
 METRICS: Final = "/metrics"
@@ -64,16 +51,10 @@ CORS: Final[Any] = {
     ],
     "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Request-Id"],
 }
-RANDOM: Final = random.Random()  # noqa: S311  # ids are no secrets, and this asks the system for nothing
 NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 """FastAPI's own would hold addresses as they came, which may be somebody's text; `service.tracing` is ours."""
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 
 T = TypeVar("T")
-
-Observer = Callable[[Record], None]
-"""Is told of every request, when its answer leaves or its client has gone."""
 
 
 def create_app(runtime: Runtime, keys: Keys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
@@ -274,105 +255,3 @@ async def _translate(_: Request, error: Exception) -> NoReturn:
         detail = "This address does not take that method."
         raise MethodNotAllowed("method_not_allowed", detail, headers=error.headers) from None
     raise error
-
-
-class Reception:
-    """Takes down every request, and turns away those that the gate does not let in."""
-
-    def __init__(self, runtime: Runtime, gate: Gate, observers: Sequence[Observer] = ()) -> None:
-        self._runtime = runtime
-        self._gate = gate
-        self._observers = observers
-
-    def refuse(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let in; None to one that is. Its record is in the scope's state then."""
-        headers = Headers(scope=scope)
-        method = scope["method"] if scope["method"] in METHODS else OTHER
-        state = scope.setdefault("state", {})
-        state["record"] = record = Record(_request_id(headers), method, traceparent=headers.get("traceparent"))
-        record.began = state.get("received", record.began)
-        record.on_accept = self._accept
-        try:
-            self._gate.admit(record, scope, headers)
-        except Exception as error:
-            response = self.excuse(record, error)
-            self.end(record, scope, response.status_code, response.raw_headers)
-            return response
-        return None
-
-    def _accept(self, record: Record) -> None:
-        self._runtime.meet(record)
-        self._runtime.books.accept(record)
-
-    def excuse(self, record: Record, error: BaseException) -> Response:
-        """The answer to a request that failed."""
-        if isinstance(error, SwiftletError):
-            failure = error
-        elif isinstance(error, asyncio.CancelledError):  # the server leaves without waiting any longer
-            failure = draining()
-        else:
-            report(log, f"request {record.id} failed", error)
-            failure = Internal("internal", "The server made a mistake. The log has more under this request's id.")
-        record.code = failure.code
-        return problems.render(failure, record.id)
-
-    def end(self, record: Record, scope: Scope, status: int | None, headers: list[tuple[bytes, bytes]]) -> None:
-        """Adds to the headers of the answer that leaves, and tells all who look on; none of them can fail it.
-
-        Without a status there is no answer, since there is no client any more.
-        """
-        self._runtime.meet(record)
-        record.status = status
-        headers.append((b"x-request-id", record.id.encode()))
-        if self._runtime.leaving:
-            headers.append((b"connection", b"close"))
-        record.ended = time.monotonic()
-        record.route = self._gate.route(scope) or str(getattr(scope.get("route"), "path", OTHER))
-        for observe in self._observers:
-            try:
-                observe(record)
-            except Exception as error:
-                report(log, f"request {record.id} could not be noted", error)
-
-
-class Edge:
-    """The outermost layer: a record of each request, and one kind of answer for errors."""
-
-    def __init__(self, app: ASGIApp, reception: Reception) -> None:
-        self.app = app
-        self._reception = reception
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        reception = self._reception
-        if "record" not in scope.get("state", {}) and (refusal := reception.refuse(scope)):  # the server did not ask
-            await refusal(scope, receive, send)
-            return
-        record: Record = scope["state"]["record"]
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = list(message["headers"])
-                reception.end(record, scope, message["status"], message["headers"])
-            await send(message)
-
-        try:
-            with records.recording(record):
-                await self.app(scope, receive, send_named)
-        except ClientDisconnect:  # nobody is left to answer
-            if record.status is None:
-                reception.end(record, scope, None, [])
-        except (Exception, asyncio.CancelledError) as error:
-            response = reception.excuse(record, error)
-            if record.status is None:
-                await response(scope, receive, send_named)
-
-
-def _request_id(headers: Headers) -> str:
-    """The caller's own, if it is one that can stand in a log; else a new one."""
-    for name in ("x-request-id", "x-amzn-trace-id"):
-        if REQUEST_ID.fullmatch(headers.get(name, "")):
-            return headers[name]
-    return f"{RANDOM.getrandbits(128):032x}"

@@ -253,6 +253,8 @@ async def _slow(port: int, count: int, seconds: float) -> tuple[float, float, in
         await open_loop(poisson(100, seconds, random.Random(5)), send)
         return percentile(times, 0.99), failed
 
+    pick = random.Random(17)
+
     async def slow(number: int) -> None:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -260,7 +262,7 @@ async def _slow(port: int, count: int, seconds: float) -> tuple[float, float, in
             writer.write(text[:20] if number % 2 else text + b"\r\n{")
             try:
                 while not reader.at_eof():
-                    await asyncio.sleep(1 + number % 7 / 7)
+                    await asyncio.sleep(pick.uniform(1, 2))  # in lockstep they would be a flood, seven times a second
                     writer.write(b"X" if number % 2 else b" ")
                     await writer.drain()
             finally:
