@@ -26,7 +26,7 @@ from models.heads import Classification, Model, QuestionAnswering, build
 from models.tokenizer import Tokenizer
 from models.training.corpus import load_teacher, package_model
 from models.training.examples import Example, batches, digest, pad, read
-from models.training.loop import Schedule, train
+from models.training.loop import Schedule, begun, train
 from models.training.pretrain import STARTS, Start, facts
 from models.training.recipe import Finetuning, Recipe, RecipeError, settings
 from models.training.run import claim, write
@@ -77,7 +77,7 @@ def finetune(
     if work.distillation is not None:
         teaching = _teaching(recipe, work, tokenizer, examples, place)
         said = _ask_teacher(teaching, examples)
-        if work.distillation.begin:
+        if work.distillation.begin and not begun(directory):
             _begin(STARTS[recipe.architecture], model, _taught(teaching, examples), examples, recipe.seed)
     _learn(model, examples, said, work, recipe.seed, place)
     return model

@@ -24,6 +24,7 @@ from models.training.lamb import Lamb
 from models.training.recipe import Finetuning, Optimisation, Pretraining
 from models.training.run import Stop, write
 
+CHECKPOINT: Final = "checkpoint.pt"
 TOLD: Final = 20  # steps between two points of the curve
 WATCHED: Final = 100  # steps between two looks at what is held out; a multiple of TOLD
 
@@ -70,6 +71,11 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def begun(directory: Path) -> bool:
+    """Whether a training was saved there, and goes on from there, whatever a model starts with."""
+    return (directory / CHECKPOINT).is_file()
+
+
 def train(
     model: nn.Module,
     loss: Callable[[int], dict[str, Tensor]],
@@ -95,7 +101,7 @@ def train(
     device = device or torch.device("cpu")
     model.to(device)
     optimiser = _optimiser(model, schedule)
-    state = _resume(model, optimiser, directory / "checkpoint.pt")
+    state = _resume(model, optimiser, directory / CHECKPOINT)
     first, past = state.step, state.seconds
     points = [point for point in read_curve(directory / NAME) if point.step <= first]  # later ones come again
     started, bf16 = time.monotonic(), schedule.precision == "bf16"
@@ -138,7 +144,7 @@ def train(
             if state.step % save_every == 0 or last or stop.number is not None:
                 state.seconds = past + time.monotonic() - started
                 kept = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), **vars(state)}
-                write(directory / "checkpoint.pt", partial(torch.save, kept))
+                write(directory / CHECKPOINT, partial(torch.save, kept))
             if progress is not None:
                 progress(state.step, schedule.steps)
             stop.now()
