@@ -61,7 +61,7 @@ def ask(name: str, *bodies: dict) -> list:
 
 def test_both_architectures_do_all_three_tasks():
     every = {f"{architecture}-{kinds[0]}" for architecture in ("albert", "mobilebert") for kinds in TASKS.values()}
-    assert {*NAMES} == every
+    assert {*NAMES} == every | {"albert-cola"}
     for name in NAMES:
         manifest = artifact(name).manifest
         assert manifest.name == name
