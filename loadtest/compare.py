@@ -5,8 +5,9 @@
 The workloads are files of request bodies, W1.jsonl and so on, or texts of our own where there are none. All servers run
 at once, and only one of them has requests at a time: a closed loop of `wrk`, which must be installed, on the same
 cores. At every concurrency the servers take turns, `--rounds` times; told is the median round, and the lowest and
-highest rate. Long bodies make short ones wait, so what short ones wait where there are both is measured once more, by
-the generator in Python, which can tell them apart.
+highest rate. A turn begins when the server before has nothing left to do, and takes `--seconds`, or as long as the
+slowest server needs to answer every caller three times. Long bodies make short ones wait, so what short ones wait where
+there are both is measured once more, by the generator in Python, which can tell them apart.
 
 Peers are `plain.py`, FastAPI around ONNX Runtime; and `pipeline.py`, transformers' own, of a `--checkpoint` that
 classifies.
@@ -33,7 +34,7 @@ from typing import Any, Final
 import wrk
 from generator import Client, closed_loop, payload, percentile
 from released import VOCABULARY, make
-from served import announced, resident_kib, serving
+from served import announced, resident_kib, serving, settle
 from workload import TASKS, mix, read, route
 from wrk import Result
 
@@ -43,6 +44,7 @@ from service.machine import Setting, other_work, setting
 HERE: Final = Path(__file__).parent
 LONG_BYTES: Final = 400  # of a body that is called long
 WARM_S: Final = 2
+TURNS: Final = 3  # that every caller has, at least, while a server is measured
 QUIET: Final = ("--log-level", "error", "--timeout-ms", "60000")
 NAME: Final = "http"  # of the files
 
@@ -134,17 +136,23 @@ def compare(
     for name, file in files.items():
         path = route(file.read_bytes().split(b"\n", 1)[0])
         able = [server for server in servers if server.name != PIPELINE or path == "/classify"]
-        for server in able:
-            wrk.run(f"http://127.0.0.1:{server.port}{path}", file, 8, WARM_S)
+        slowest = min(_turn(server, path, file, 8, WARM_S).rate for server in able)
         for callers in concurrency:
             results: dict[str, list[Result]] = {server.name: [] for server in able}
+            turn_s = max(seconds, TURNS * callers / max(slowest, 1.0))
             for _ in range(rounds):
                 for server in able:
-                    url = f"http://127.0.0.1:{server.port}{path}"
-                    results[server.name].append(wrk.run(url, file, callers, seconds))
+                    results[server.name].append(_turn(server, path, file, callers, turn_s))
             for server in able:
-                short = asyncio.run(short_p99(server.port, file, callers, seconds))
+                short = asyncio.run(short_p99(server.port, file, callers, turn_s))
+                settle(server.pid)
                 yield Point(name, server.name, callers, tuple(results[server.name]), short)
+
+
+def _turn(server: Server, path: str, file: Path, callers: int, seconds: float) -> Result:
+    result = wrk.run(f"http://127.0.0.1:{server.port}{path}", file, callers, seconds)
+    settle(server.pid)
+    return result
 
 
 HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
@@ -176,7 +184,7 @@ def about(compared: Compared) -> str:
     lines = [
         compared.setting.told(),
         f"Models: {', '.join(compared.models)}. Closed loop, median of {len(compared.points[0].rounds)} rounds of "
-        f"{compared.seconds:g} s, and the lowest and highest rate.",
+        f"{compared.seconds:g} s or more, and the lowest and highest rate.",
         f"Resident afterwards, MiB, of all processes: {memory}.",
     ]
     return "\n".join([*lines, *other_work(compared.setting.load, compared.setting.cores)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from typing import IO
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).parent / "stand_in"
 STOP_S = 60.0
+LOOK_S = 0.25  # between two looks at what a server does
+IDLE_SHARE = 0.2  # of a core
 
 
 def family(pid: int) -> list[int]:
@@ -32,6 +36,20 @@ def resident_kib(pid: int) -> int:
     """The resident memory of a process and of those that it started."""
     lines = (Path(f"/proc/{one}/status").read_text() for one in family(pid))
     return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
+
+
+def settle(pid: int) -> None:
+    """Waits until a process and those that it started have nothing to do: some work on for callers who have gone."""
+    before, now = -math.inf, _busy_s(pid)
+    while now - before > IDLE_SHARE * LOOK_S:
+        time.sleep(LOOK_S)
+        before, now = now, _busy_s(pid)
+
+
+def _busy_s(pid: int) -> float:
+    """Seconds of the processor so far."""
+    fields = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in family(pid))
+    return sum(int(user) + int(system) for *_, user, system in (one[:13] for one in fields)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

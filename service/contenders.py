@@ -30,6 +30,7 @@ import models
 from models.artifact import ONNX, SAFETENSORS, Artifact, File, Manifest
 from models.tokenizer import Encoding
 from service import engines, plugins
+from service.machine import give_back
 from service.types import Batch
 
 GRAPH: Final = "fp32.onnx"
@@ -302,6 +303,7 @@ def loading_bytes(name: str, network: Network, batch: Batch) -> int:
     loaded = contender.load(network)
     loaded.call(batch)
     gc.collect()
+    give_back()  # as the engine process does
     return _resident() - before
 
 

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +25,7 @@ from models.artifact import ArtifactError, open_artifact
 from service import golden, lines, wire
 from service.crew import Hosted, host, timed
 from service.errors import SetupError, report
+from service.machine import give_back
 from service.types import Cost, Timed
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def main() -> None:
     except (ArtifactError, SetupError) as error:
         _say(control, {"kind": type(error).__name__, "message": str(error)})
         sys.exit(1)
-    _give_back()
+    give_back()
     for line in order.lines:
         threading.Thread(target=_serve, args=(socket.socket(fileno=line), models), daemon=True).start()
     _say(control, loaded)
@@ -109,12 +109,6 @@ def _receive(line: socket.socket, size: int) -> bytearray:
 
 def _say(control: socket.socket, what: object) -> None:
     control.sendall(json.dumps(what).encode() + b"\n")
-
-
-def _give_back() -> None:
-    """Has the allocator return what loading freed: weights come by as floats, four times as large as they are kept."""
-    with suppress(AttributeError, OSError):  # only glibc keeps so much, and has this
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _die_with(parent: int) -> None:
