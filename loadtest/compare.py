@@ -112,7 +112,7 @@ def _check(url: str) -> None:
 
 
 async def short_p99(port: int, file: Path, callers: int, seconds: float) -> float | None:
-    """What 99 % of the short bodies of a file wait at most, in milliseconds; None where all are short, or none."""
+    """What 99 % of the short bodies of a file wait at most, in milliseconds; None where all are short, or none came."""
     bodies = read([file])
     if len({len(body.data) > LONG_BYTES for body in bodies}) < 2 or {body.path for body in bodies} != {"/classify"}:
         return None
@@ -126,7 +126,7 @@ async def short_p99(port: int, file: Path, callers: int, seconds: float) -> floa
 
     await closed_loop(callers, seconds, ask)
     client.close()
-    return 1e3 * percentile(took, 0.99)
+    return 1e3 * percentile(took, 0.99) if took else None
 
 
 def compare(
