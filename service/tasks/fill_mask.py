@@ -17,7 +17,7 @@ from models.artifact import Manifest
 from models.tokenizer import Encoding, Tokenizer, TooLong
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
+from service.tasks import MAX_INPUTS, Failure, Strict, log_total
 from service.types import Row
 
 MAX_MASKS: Final = 64  # in one request: each brings the whole vocabulary's logits back
@@ -155,17 +155,15 @@ class FillMask:
         return masks
 
     def _fill(self, encoding: Encoding, row: Row, top_k: int, targets: Ids | None) -> list[Any]:
-        scores = softmax(row.astype(np.float64))
-        choice = np.arange(scores.shape[1]) if targets is None else targets
-        best = top(scores[:, choice], top_k)  # (F, K): places in `choice`
-        tokens = choice[best]
+        # The vocabulary is large, so only what is told is made a probability of, and nothing is copied for it.
+        best = top(row if targets is None else row[:, targets], top_k)  # (F, K): places in the row, or in the targets
+        tokens = best if targets is None else targets[best]
+        scores = np.exp(np.take_along_axis(row, tokens, axis=1) - log_total(row))
         sequences = self._sequences(encoding, tokens)
         words = self._tokenizer.decode(tokens.reshape(-1, 1).tolist())
         proposals = [
             {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
-            for score, token, word, sequence in zip(
-                np.take_along_axis(scores, tokens, axis=1).flat, tokens.flat, words, sequences, strict=True
-            )
+            for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
         ]
         kept = best.shape[1]
         lists = [proposals[start : start + kept] for start in range(0, len(proposals), kept)]
@@ -204,7 +202,7 @@ class FillMask:
         return np.array(sorted(found), np.int64)
 
 
-def top(scores: Floats, most: int) -> Ids:
+def top(scores: Row, most: int) -> Ids:
     """(F, K): in each row, where the K largest of `scores` stand, largest first; K is at most `most`."""
     most = min(most, scores.shape[1])
     found = np.argpartition(-scores, most - 1, axis=1)[:, :most]
