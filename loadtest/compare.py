@@ -106,7 +106,7 @@ def _check(url: str) -> None:
     """Ends the comparison where a text is not answered."""
     request = urllib.request.Request(url, b'{"inputs": "It works."}', {"Content-Type": "application/json"})  # noqa: S310  # loopback
     try:
-        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
+        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310  # loopback
     except urllib.error.HTTPError as error:
         raise SystemExit(f"{url} answered {error.code}") from None
 
@@ -265,7 +265,8 @@ def main() -> None:
             print(row(point), flush=True)
             points.append(point)
         resident = {server.name: resident_kib(server.pid) / 1024 for server in servers}
-    compared = Compared(where, models, arguments.seconds, tuple(points), resident)
+    named = tuple(Path(model).name for model in models)  # where they lie is this machine's affair
+    compared = Compared(where, named, arguments.seconds, tuple(points), resident)
     print(f"\n{about(compared)}")
     if arguments.out is not None:
         write(compared, arguments.out)

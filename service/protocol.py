@@ -221,7 +221,8 @@ class Connection(HttpToolsProtocol):
             del self.room.held[self._address]
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.cycle = None  # type: ignore[assignment]  # they know this object, and would keep it
+        # They know this object, and would keep it.
+        self._timer = self.cycle = None  # type: ignore[assignment]  # uvicorn's has none at first, and does not say so
 
     # Receiving
 
@@ -501,18 +502,19 @@ class Connection(HttpToolsProtocol):
         """Answers a request that the application never sees. Its body is thrown away as it comes."""
         cycle = self.cycle
         cycle.response_started = cycle.response_complete = True
-        cycle.keep_alive &= CLOSE not in response.raw_headers
-        if not cycle.keep_alive and CLOSE not in response.raw_headers:
+        if CLOSE in response.raw_headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
             response.raw_headers.append(CLOSE)
-        self._write(response)
+        self._write(response, bare=self.scope["method"] == "HEAD")
         self.on_response_complete()
         if not cycle.keep_alive:
             self._leave(lingering=True)
 
-    def _write(self, response: Response) -> None:
+    def _write(self, response: Response, *, bare: bool = False) -> None:
         headers = [*self.server_state.default_headers, *response.raw_headers]
         lines = [b"%b: %b\r\n" % header for header in headers]
-        body = b"" if self.parser.get_method() == b"HEAD" else bytes(response.body)
+        body = b"" if bare else bytes(response.body)
         self.transport.write(b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", body]))
 
     def _leave(self, lingering: bool = False) -> None:
