@@ -224,10 +224,13 @@ class Batcher:
         """Seconds of one core, for what waits of that class and goes before a newcomer of that turn."""
         return self.pace.backlog_s(*self.lines[priority].before(turn))
 
-    def own_s(self, lengths: Sequence[int]) -> float:
+    def share_s(self, lengths: Sequence[int]) -> float:
+        """Seconds of one core for encodings of these lengths, in batches as full as they may be."""
+        return self.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
+
+    def own_s(self, lengths: Sequence[int], share_s: float) -> float:
         """Seconds of one core for a request with encodings of these lengths, in batches like those of late."""
-        all_s = self.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
-        return max(self.usual_s, self.pace.alone_s(max(lengths)), all_s)
+        return max(self.usual_s, self.pace.alone_s(max(lengths)), share_s)
 
     def take(self, priority: Priority, share: int, *, suspects: bool, idle: bool) -> list[Waiting]:
         """Removes the next batch from a line: a suspect alone, if `suspects` may run, else some of the others.
@@ -330,9 +333,9 @@ class Pool:
         Raises:
             Unavailable: as `check`, or there is too much of it.
         """
-        own_s = batcher.own_s(lengths)
-        taken_s = batcher.pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
-        self._usual_s += (taken_s - self._usual_s) / 16
+        share_s = batcher.share_s(lengths)
+        own_s = batcher.own_s(lengths, share_s)
+        self._usual_s += (share_s - self._usual_s) / 16
         self.check(left_s, priority, batcher, own_s)
         if self.waiting_tokens + sum(lengths) > self.max_waiting_tokens:
             raise self._overloaded(self.wait_s(priority, batcher, own_s))

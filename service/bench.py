@@ -208,7 +208,7 @@ def bench(plan: Plan, report: Report) -> Found:
                 case, loaded, work, plan.seconds, lambda: peaks.append(_peak(library)) if library else None
             )
         scaling += _scaling(cases, loaded, plan.seconds, setting.cores)
-    source = str(plan.data) if plan.data.is_dir() else "our own sentences"
+    source = plan.data.name if plan.data.is_dir() else "our own sentences"
     kernel, peak = (library.kernel, max(peaks)) if library and peaks else (None, None)
     return Found(setting, kernel, peak, left_out, source, tuple(results), tuple(memory), tuple(scaling))
 

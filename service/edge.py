@@ -51,7 +51,8 @@ class Reception:
             self._gate.admit(record, scope, headers)
         except Exception as error:
             response = self.excuse(record, error)
-            self.end(record, scope, response.status_code, response.raw_headers)
+            self.sign(record, response.raw_headers)
+            self.end(record, scope, response.status_code)
             return response
         return None
 
@@ -71,18 +72,21 @@ class Reception:
         record.code = failure.code
         return problems.render(failure, record.id)
 
-    def end(self, record: Record, scope: Scope, status: int | None, headers: list[tuple[bytes, bytes]]) -> None:
-        """Adds to the headers of the answer that leaves, and tells all who look on; none of them can fail it.
-
-        Without a status there is no answer, since there is no client any more.
-        """
-        self._runtime.meet(record)
-        record.status = status
+    def sign(self, record: Record, headers: list[tuple[bytes, bytes]]) -> None:
+        """Adds to the headers of an answer what all have."""
         headers.append((b"x-request-id", record.id.encode()))
         if self._runtime.leaving:
             headers.append((b"connection", b"close"))
-        record.ended = time.monotonic()
-        record.route = self._gate.route(scope) or str(getattr(scope.get("route"), "path", OTHER))
+
+    def end(self, record: Record, scope: Scope, status: int | None) -> None:
+        """Tells all who look on what became of a request; none of them can fail it.
+
+        Without a status there is no answer, since there is no client any more.
+        """
+        if task := self._gate.route(scope):
+            self._runtime.meet(record)
+        record.status, record.ended = status, time.monotonic()
+        record.route = task or str(getattr(scope.get("route"), "path", OTHER))
         for observe in self._observers:
             try:
                 observe(record)
@@ -110,7 +114,8 @@ class Edge:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = list(message["headers"])
-                reception.end(record, scope, message["status"], message["headers"])
+                reception.sign(record, message["headers"])
+                reception.end(record, scope, message["status"])
             await send(message)
 
         try:
@@ -118,7 +123,7 @@ class Edge:
                 await self.app(scope, receive, send_named)
         except ClientDisconnect:  # nobody is left to answer
             if record.status is None:
-                reception.end(record, scope, None, [])
+                reception.end(record, scope, None)
         except (Exception, asyncio.CancelledError) as error:
             response = reception.excuse(record, error)
             if record.status is None:

@@ -145,24 +145,23 @@ class Lane:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 with records.measure("encode"):
-                    if tasks.characters(request) <= SHORT:
-                        parts = partial.encode(task, request)
-                    else:
-                        parts = await self._aside(partial.encode, task, request)
+                    short = tasks.characters(request) <= SHORT
+                    parts = await self._run(short, partial.encode, task, request)
                 encodings = [encoding for part in parts for encoding in part.encodings]
                 self._check_size(encodings)
                 work = self._submit(encodings, deadline, priority) if encodings else []
                 records.accept(len(encodings), sum(len(encoding.input_ids) for encoding in encodings))
                 outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
                 with records.measure("decode"):
-                    if sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal)) <= LIGHT:
-                        return partial.decode(task, parts, outcomes)
-                    return await self._aside(partial.decode, task, parts, outcomes)
+                    size = sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal))
+                    return await self._run(size <= LIGHT, partial.decode, task, parts, outcomes)
         except TimeoutError:
             raise too_late() from None
 
-    async def _aside(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `function` on a thread, so that nobody else waits for a long text."""
+    async def _run(self, light: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `function`; on a thread unless it is light, so that nobody else waits for a long text."""
+        if light:
+            return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def _check_size(self, encodings: Sequence[Encoding]) -> None:
