@@ -15,6 +15,7 @@ What both manage where nothing has to be done is measured first, and how late th
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -41,6 +42,7 @@ MULTIPLES: Final = (0.5, 1.0, 1.5, 3.0, 10.0)
 CALLERS: Final = 48  # of the closed loop: more than any batch of these texts holds
 STAND_IN: Final = {"STAND_IN_FIXED_MS": "10", "STAND_IN_TOKEN_US": "400"}
 BASE, BURST, RETRIES = 0.8, 3.0, 3
+PATIENCE: Final = 1.5  # deadlines after which a client hangs up
 GRACE_S: Final = 0.05  # what an answer may take to travel beyond its deadline on a busy machine
 
 
@@ -51,7 +53,7 @@ class Result:
     length: str
     due: float
     seconds: float
-    status: int  # 0 where the connection was lost
+    status: int  # 0 where the connection was lost, or the client hung up
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ class Load:
         for _ in range(1 + retries):
             started = time.monotonic()
             try:
-                status = (await self.client.ask(request)).status
-            except (Lost, OSError):
+                async with asyncio.timeout(PATIENCE * (timeout_ms or 1000 * self.deadline_s) / 1000):
+                    status = (await self.client.ask(request)).status
+            except (Lost, OSError, TimeoutError):
                 status = 0
             if status == 200:
                 break

@@ -5,8 +5,8 @@ Run as `python loadtest/pipeline.py CHECKPOINT`, in an environment that has tran
 
 import sys
 
+import peer
 import transformers
-import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -23,8 +23,4 @@ def classify(body: Body) -> list[list[dict[str, object]]]:
     return [pipeline(body.inputs, truncation=True, top_k=None)]
 
 
-config = uvicorn.Config(app, port=0, log_level="warning", loop="uvloop", http="httptools")
-listener = config.bind_socket()
-listener.listen()  # who calls from now on waits, and is answered
-print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-uvicorn.Server(config).run([listener])
+peer.serve(app)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+import peer
 from fastapi import Body, FastAPI
 
 from service.contenders import CONTENDERS, opened
@@ -48,8 +48,4 @@ def serve(name: str) -> None:
 
 for artifact in sys.argv[1:]:
     serve(artifact)
-config = uvicorn.Config(app, port=0, log_level="warning", loop="uvloop", http="httptools")
-listener = config.bind_socket()
-listener.listen()  # who calls from now on waits, and is answered
-print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-uvicorn.Server(config).run([listener])
+peer.serve(app)

@@ -30,7 +30,7 @@ import models
 from models.artifact import ONNX, SAFETENSORS, Artifact, File, Manifest
 from models.tokenizer import Encoding
 from service import engines, plugins
-from service.machine import give_back
+from service.memory import give_back, resident_bytes
 from service.types import Batch
 
 GRAPH: Final = "fp32.onnx"
@@ -299,14 +299,9 @@ def loading_bytes(name: str, network: Network, batch: Batch) -> int:
         import_module(package)
     contender.prepare(network)
     gc.collect()
-    before = _resident()
+    before = resident_bytes()
     loaded = contender.load(network)
     loaded.call(batch)
     gc.collect()
     give_back()  # as the engine process does
-    return _resident() - before
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes() - before

@@ -7,10 +7,9 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +40,8 @@ class Reception:
 
     def refuse(self, scope: Scope) -> Response | None:
         """The answer to a request that is not let in; None to one that is. Its record is in the scope's state then."""
-        headers = Headers(scope=scope)
+        # Starlette's own look through the list, and at every letter, for each one that is asked for.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         method = scope["method"] if scope["method"] in METHODS else OTHER
         state = scope.setdefault("state", {})
         state["record"] = record = Record(_request_id(headers), method, traceparent=headers.get("traceparent"))
@@ -130,9 +130,9 @@ class Edge:
                 await response(scope, receive, send_named)
 
 
-def _request_id(headers: Headers) -> str:
+def _request_id(headers: Mapping[str, str]) -> str:
     """The caller's own, if it is one that can stand in a log; else a new one."""
     for name in ("x-request-id", "x-amzn-trace-id"):
-        if REQUEST_ID.fullmatch(headers.get(name, "")):
+        if name in headers and REQUEST_ID.fullmatch(headers[name]):
             return headers[name]
     return f"{RANDOM.getrandbits(128):032x}"

@@ -25,7 +25,7 @@ from models.artifact import ArtifactError, open_artifact
 from service import golden, lines, wire
 from service.crew import Hosted, host, timed
 from service.errors import SetupError, report
-from service.machine import give_back
+from service.memory import give_back
 from service.types import Cost, Timed
 
 log = logging.getLogger(__name__)

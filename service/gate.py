@@ -67,11 +67,12 @@ class Gate:
         self._quota = None if runtime.settings.client_rate is None else Quota(runtime.settings.client_rate)
         self._clock = clock
 
-    def admit(self, record: Record, scope: Scope, headers: Headers) -> None:
+    def admit(self, record: Record, scope: Scope, headers: Mapping[str, str]) -> None:
         """Notes in the record who asks, and in the scope's state the `visit` of requests to a task.
 
-        A server that knows notes there before when the request came, as `received`, and the last of its head, `heard`;
-        and whether its body is here as well, as `whole`.
+        Of `headers` that came more than once, the first counts.
+        A server that knows notes there before when the request came, as `received`; `lag_s`, as in `Visit`; and whether
+        its body is here as well, as `whole`.
 
         Raises:
             Unauthorized: a key is needed, and there is none or a wrong one.
@@ -94,18 +95,18 @@ class Gate:
         path: str = scope["path"]
         return path if path in self._routes else None
 
-    def _visit(self, client: str, headers: Headers, state: Mapping[str, Any]) -> Visit:
+    def _visit(self, client: str, headers: Mapping[str, str], state: Mapping[str, Any]) -> Visit:
         now = self._clock()
         self._runtime.check_open()
         received = state.get("received", now)
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
-        visit = Visit(received, received + timeout_s, now - state.get("heard", now), _priority(headers))
+        visit = Visit(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
         if self._quota is not None:
             _check_quota(self._quota, client, now)
         visit.check(now)
         return visit
 
-    def _owner(self, scope: Scope, headers: Headers) -> str | None:
+    def _owner(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
         """Who the key belongs to; None where none is needed.
 
         Raises:
@@ -121,7 +122,7 @@ class Gate:
             raise _unauthorized("bad_key", 'Bearer error="invalid_token"')
         return owner
 
-    def _believe_proxies(self, scope: Scope, headers: Headers) -> str:
+    def _believe_proxies(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """The client's address, which the scope has from then on."""
         trusted = self._runtime.settings.trusted_proxies
         peer = scope["client"][0] if scope.get("client") else "unknown"
@@ -129,12 +130,12 @@ class Gate:
             return peer
         if (scheme := headers.get("x-forwarded-proto")) in ("http", "https"):
             scope["scheme"] = scheme
-        address = client(peer, headers.getlist("x-forwarded-for"), trusted)
+        address = client(peer, Headers(scope=scope).getlist("x-forwarded-for"), trusted)
         scope["client"] = (address, 0)
         return address
 
 
-def _key(headers: Headers) -> str | None:
+def _key(headers: Mapping[str, str]) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
 
@@ -144,7 +145,7 @@ def _unauthorized(code: str, challenge: str) -> Unauthorized:
     return Unauthorized(code, detail, headers={"www-authenticate": challenge})
 
 
-def _timeout_ms(headers: Headers, default: int) -> int:
+def _timeout_ms(headers: Mapping[str, str], default: int) -> int:
     """How long the caller wants to wait.
 
     Raises:
@@ -159,7 +160,7 @@ def _timeout_ms(headers: Headers, default: int) -> int:
     return int(value)
 
 
-def _priority(headers: Headers) -> Priority:
+def _priority(headers: Mapping[str, str]) -> Priority:
     """Who waits for the answer.
 
     Raises:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
 BURST: Final = 64  # connections that are taken before the event loop turns to others
+BEHIND_S: Final = 0.005  # between two connections that are taken while the event loop is behind
 RETRY_S: Final = 0.1  # until the next attempt where no file descriptor is left
 HANDSHAKE_S: Final = 0.2  # for connections that have begun when the listener closes: a round trip
 TLS_HANDSHAKE_S: Final = 5.0
@@ -94,9 +95,14 @@ class Listener:
         except OSError as error:
             raise _cannot(*self.address, error) from None
 
-    def open(self, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Takes connections on the running event loop, from which `close` has to be called too."""
+    def open(self, protocol: Callable[[], asyncio.Protocol], behind: Callable[[], bool] = lambda: False) -> None:
+        """Takes connections on the running event loop, from which `close` has to be called too.
+
+        While the loop is `behind` with those it has, the others wait in the kernel, which costs nothing: only one in a
+        while is taken.
+        """
         self._protocol = protocol
+        self._behind = behind
         self._resume()
 
     async def close(self) -> None:
@@ -126,14 +132,15 @@ class Listener:
 
     def _take(self) -> None:
         """Called when connections wait."""
-        self._accept()
-        if self._starved:  # they keep waiting, so the loop would call again at once
+        behind = self._behind()
+        self._accept(1 if behind else BURST)
+        if self._starved or behind:  # they keep waiting, so the loop would call again at once
             self._pause()
-            asyncio.get_running_loop().call_later(RETRY_S, self._resume)
+            asyncio.get_running_loop().call_later(RETRY_S if self._starved else BEHIND_S, self._resume)
 
-    def _accept(self) -> bool:
+    def _accept(self, most: int = BURST) -> bool:
         """Takes some of what waits; says whether that was all."""
-        for _ in range(BURST):
+        for _ in range(most):
             try:
                 connection, _ = self._socket.accept()
             except BlockingIOError:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -77,9 +75,3 @@ def _cpuinfo() -> dict[str, str]:
         return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
     except OSError:
         return {}
-
-
-def give_back() -> None:
-    """Has the allocator return what loading freed: weights come by as floats, four times as large as they are kept."""
-    with suppress(AttributeError, OSError):  # only glibc keeps so much, and has this
-        ctypes.CDLL(None).malloc_trim(0)

@@ -25,6 +25,7 @@ import re
 import resource
 import socket
 import sys
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from service.errors import (
     Unavailable,
     UriTooLong,
 )
+from service.inbox import Inbox
 from service.proxies import Network, is_trusted
 
 log = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ class Room:
         self.refused = refused
         self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their client's next head; the longest first
         self.held: Counter[str] = Counter()  # connections, by their clients' addresses
+        self.inbox = Inbox()
         self._refused: Counter[str] = Counter()
         self._tell_at = -math.inf
 
@@ -170,8 +173,10 @@ class Connection(HttpToolsProtocol):
         self._address = ""  # of the client
         self._socket: Any = None  # where the system tells of it how long bytes have waited
         self._began = 0.0  # when its first byte was read
-        self._received = 0.0  # when it came, which is earlier where the event loop lags
-        self._heard = 0.0  # when the last bytes of its head came
+        self.unread = b""  # what has come, and waits for its turn to be read
+        self._came = 0.0  # when the last bytes of a head came, which is earlier than they were read
+        self._lag_s = 0.0  # that the event loop took to take them
+        self._received = 0.0  # when the first of the request did
         self._head_bytes = 0
         self._tail = b""  # the last bytes of a head or a chunked body, since its end may come in two reads
         self._body_bytes: int | None = None  # still to come; None: it is chunked
@@ -216,6 +221,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._phase = CLOSING
         self.room.waiting.pop(self, None)
+        self.room.inbox.drop(self)
         self.room.held[self._address] -= 1
         if not self.room.held[self._address]:
             del self.room.held[self._address]
@@ -227,6 +233,27 @@ class Connection(HttpToolsProtocol):
     # Receiving
 
     def data_received(self, data: bytes) -> None:
+        """Takes what has come. A head waits for its turn; the rest of a request that was let in does not."""
+        if self._phase not in (IDLE, HEAD):
+            self._read(data)
+        elif self.unread:
+            self.unread += data
+            self.flow.pause_reading()
+        else:
+            self.unread = data
+            self._lag_s = self._waited_s()
+            self._came = time.monotonic() - self._lag_s  # the loop's own clock stands still during a turn
+            self.room.inbox.put(self)
+            if self.unread:
+                self.room.waiting.pop(self, None)  # it is not the client who keeps us waiting
+
+    def read(self) -> None:
+        """Its turn has come."""
+        data, self.unread = self.unread, b""
+        self.flow.resume_reading()
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         """Parses what belongs to the request being received. What follows it waits until that one is answered."""
         start = 0
         try:
@@ -249,14 +276,13 @@ class Connection(HttpToolsProtocol):
         Raises:
             UriTooLong, HeadersTooLarge: there is more of it than there may be.
         """
-        now = self.loop.time()
-        self._heard = now - self._waited_s()
         if self._phase is IDLE:
             self._phase = HEAD
             self._head_bytes, self._tail = 0, b""
-            self._began, self._received = now, self._heard
+            self._began, self._received = self.loop.time(), self._came
             self._due = self._began + self.limits.head_s
-            self.room.waiting.move_to_end(self)
+            self.room.waiting.pop(self, None)
+        self.room.waiting[self] = None
         end = self._end(data, start)
         end = min(end, start + self.limits.head_bytes - self._head_bytes)
         part = data[start:end]
@@ -335,7 +361,7 @@ class Connection(HttpToolsProtocol):
             raise _UpgradeOffered
         super().on_headers_complete()
         whole = self._body_bytes is not None and self._body_bytes <= self._behind_bytes
-        self.scope["state"].update(received=self._received, heard=self._heard, whole=whole)  # for the gate
+        self.scope["state"].update(received=self._received, lag_s=self._lag_s, whole=whole)  # for the gate
         self.cycle.transport = _Outlet(self)  # type: ignore[assignment]  # it has what a cycle uses
         self.headers = []  # the request has its list; trailers go into this one, which nobody reads
         self._phase = BODY
@@ -435,7 +461,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """What has not begun will not; what has is the connection's last."""
         self._last = True
-        if self._phase is IDLE:
+        if self._phase is IDLE and not self.unread:
             self._leave()
         elif self._phase in (BODY, ANSWER):
             self.cycle.keep_alive = False
@@ -475,6 +501,8 @@ class Connection(HttpToolsProtocol):
             self._due = now + self.limits.write_s
         if now < min(self._due, self._write_due):
             self._set_due(self._due)
+        elif self.unread and self._phase is not CLOSING and now < self._write_due:
+            self._set_due(now + self.limits.shortest_s)  # there is nothing that its client has to hurry with
         elif self._phase is CLOSING or now >= self._write_due:
             self.transport.abort()
         elif self._phase is IDLE:

@@ -136,10 +136,12 @@ class Port:
         refuse: Callable[[Scope], Response | None] = lambda _: None,
     ) -> None:
         """`refused` and `refuse` as in `limited`."""
+        protocol = limited(Limits(proxies=settings.trusted_proxies), refused, refuse)
+        self._inbox = protocol.room.inbox
         self.config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=limited(Limits(proxies=settings.trusted_proxies), refused, refuse),
+            http=protocol,
             ws="none",
             lifespan="on",
             access_log=False,
@@ -165,7 +167,7 @@ class Port:
 
     def open(self) -> None:
         self._date()
-        self._listener.open(self._protocol)
+        self._listener.open(self._protocol, lambda: self._inbox.behind)
 
     async def close(self) -> None:
         """Takes no new connection, and returns when the last request that came over the others is answered."""

@@ -46,7 +46,7 @@ def visit(
         "method": "POST",
         "path": "/classify",
         "headers": [(b"x-request-timeout-ms", str(timeout_ms).encode())],
-        "state": {"received": heard - took_s, "heard": heard},
+        "state": {"received": heard - took_s, "lag_s": waited_s},
     }
     gate.admit(Record(), scope, Headers(scope=scope))
     return scope["state"]["visit"]

@@ -427,6 +427,33 @@ def test_without_descriptors_clients_wait_and_are_taken_when_there_are_some(capl
     ]
 
 
+def test_while_the_loop_is_behind_one_client_after_the_other_is_taken():
+    async def scenario():
+        made: list[asyncio.Protocol] = []
+        before: list[int] = []  # clients that had been taken, whenever the listener asked
+
+        class Made(asyncio.Protocol):
+            def connection_made(self, transport):
+                made.append(self)
+
+        def behind() -> bool:
+            before.append(len(made))
+            return len(before) <= 5
+
+        listener = Listener(bind("127.0.0.1", 0))
+        listener.listen()
+        clients = [socket.create_connection(listener.address) for _ in range(20)]
+        listener.open(Made, behind)
+        while len(made) < len(clients):
+            await asyncio.sleep(0)
+        assert before[:6] == [0, 1, 2, 3, 4, 5]
+        await listener.close()
+        for client in clients:
+            client.close()
+
+    run(scenario())
+
+
 class Stalled(logging.Handler):
     """Writes nothing until it may."""
 
