@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-SHARE_S: Final = 0.002  # of a turn
+SHARE_S: Final = 0.001  # of a turn: ten refusals, and less than a small batch takes
 STALE_S: Final = 0.1
 
 
