@@ -62,30 +62,29 @@ def in_fp32(graph: Graph, name: str, product: Product, x: str, zeros: str) -> st
 
 
 def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-    """Weights in int8 with a scale for each output, activations in uint8 with a scale for each token.
+    """Weights in 8 bits with a scale for each output, activations in 8 bits with a scale for each token.
 
-    On a CPU with AVX2 and no more, ONNX Runtime adds two products of 8 bits in 16, which holds no 255 * 127 twice. So
-    weights have 7 bits; but 8 after a ReLU, where activations are never negative and have 7.
+    Both are unsigned. Where weights are signed, ONNX Runtime on a CPU with AVX2 and no more adds two products in 16
+    bits, which hold no 255 * 127 twice: on trained networks that cost more than a bit of all weights.
     """
-    positive = x.startswith("Relu")
-    weight, scale = _by_output(product.weight.astype(np.float32), 127 if positive else 63)
+    positive = x.startswith("Relu")  # then all of 0 to 255 is for what there is
+    weight, scale = _by_output(product.weight.astype(np.float32))
     largest = graph.add("ReduceMax", [x if positive else graph.add("Abs", [x]), _last(graph)], keepdims=0)  # (T,)
-    step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
+    steps = 255 if positive else 127
+    step = graph.add("Mul", [largest, graph.array(f"step.{steps}", np.array(1 / steps, np.float32))])
     # A token of nothing but zeros has no step, and whatever comes of it is then times zero.
     small = graph.add("QuantizeLinear", [x, step] if positive else [x, step, zeros], axis=0)
-    one, middle = graph.array("one", np.array(1, np.float32)), graph.array("middle", np.array(ZERO, np.uint8))
-    packed = graph.array(name + ".int8", weight.T)
-    inputs = [small, packed, one, graph.array(name + ".scale", scale), *([] if positive else [middle])]
-    large = graph.add("MatMulIntegerToFloat", inputs, domain=CONTRIB)
+    one, zero = graph.array("one", np.array(1, np.float32)), graph.array("zero", np.array(ZERO, np.uint8))
+    arrays = [graph.array(name + ".int8", weight.T), one, graph.array(name + ".scale", scale)]
+    large = graph.add("MatMulIntegerToFloat", [small, *arrays, "" if positive else zero, zero], domain=CONTRIB)
     scaled = graph.add("Mul", [large, graph.add("Unsqueeze", [step, _last(graph)])])
     return graph.add("Add", [scaled, graph.array(name + ".bias", product.bias.astype(np.float32))])
 
 
-def _by_output(weight: NDArray[np.float32], limit: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(N, K) as integers up to the limit, and the N scales."""
-    scale = np.abs(weight).max(axis=1) / limit
-    scale[scale < np.finfo(np.float32).tiny] = 1  # as good as zeros
-    return np.rint(weight / scale[:, None]).astype(np.int8), scale.astype(np.float32)
+def _by_output(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """(N, K) in 8 bits about ZERO, and the N scales."""
+    packed, scale = pack(weight, weight.shape[1])
+    return packed[:, 0], scale[:, 0]
 
 
 def _floats(graph: Graph, name: str, product: Product) -> tuple[str, str]:
@@ -115,9 +114,9 @@ class _Network:
         for name in ("spread", "focus_spread"):
             g.input(name, "int64", 2)
         g.input("lengths", "int32", 1)
-        middle = g.array("middle", np.array(ZERO, np.uint8))
+        zero = g.array("zero", np.array(ZERO, np.uint8))
         for name, rows in (("tokens.zeros", "positions"), ("focus.zeros", "focus")):
-            g.add("Expand", [middle, g.add("Shape", [rows])], called=name)
+            g.add("Expand", [zero, g.add("Shape", [rows])], called=name)
         parts = 4 if self.thin else 3
         every = [self.nth("spread", parts, part) for part in (0, parts - 2, parts - 1)]
         x = self.embeddings()
@@ -133,8 +132,8 @@ class _Network:
         g, f = self.graph, self.folded
         words = self.words()
         if self.thin:
-            zero = g.array("zero", np.zeros((1, f.words.shape[1]), np.float32))
-            padded = g.add("Concat", [words, zero], axis=0)
+            nobody = g.array("nobody", np.zeros((1, f.words.shape[1]), np.float32))
+            padded = g.add("Concat", [words, nobody], axis=0)
             window = [g.add("Gather", [padded, "after"]), words, g.add("Gather", [padded, "before"])]
             words = self.product(g, "embeddings.projection", g.add("Concat", window, axis=1))
         position = g.add("Gather", [self.vector(g, "embeddings.position"), "positions"])
