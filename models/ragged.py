@@ -53,7 +53,7 @@ def ragged(folded: Folded, multiply: Multiply) -> bytes:
     """
     if folded.activation not in ACTIVATIONS:
         raise FoldingError(f"its activation is {folded.activation!r}")
-    return _Network(folded, multiply).build()
+    return Network(folded, multiply).build()
 
 
 def in_fp32(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # it needs none
@@ -97,7 +97,9 @@ def _last(graph: Graph) -> str:
     return graph.array("last", np.array([-1]))
 
 
-class _Network:
+class Network:
+    """A graph that is being made of a folded network."""
+
     def __init__(self, folded: Folded, multiply: Multiply) -> None:
         self.folded = folded
         self.multiply = multiply
