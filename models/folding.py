@@ -1,4 +1,4 @@
-"""A network's parameters as the few products that the native engine runs. Every rewrite is exact.
+"""A network's parameters as the few products that engines on a CPU run. Every rewrite is exact.
 
 - The scale of attention's scores, 1 / sqrt(D), goes into the query. Key and value are one product.
 - A NoNorm y = g x + b after x = W v + c + r, a product and a residual, needs no pass of its own: g goes into the
