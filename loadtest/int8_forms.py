@@ -1,6 +1,7 @@
 """The ways to compute in int8 that ONNX Runtime offers, side by side: how fast, and how near to fp32.
 
-    python loadtest/int8_forms.py [--data ../shared/data] [--seconds 1] [--part NAME] [--out TABLE.md]
+    python loadtest/int8_forms.py [--data ../shared/data] [--seconds 1] [--out TABLE.md]
+    python loadtest/int8_forms.py --part albert --shape 1x16 --form "ragged, fp32" --form served    # some of it
 
 Speed: milliseconds of the processor for a call on one core, on MobileBERT and ALBERT-base in their released shapes with
 random weights. Every round calls every form once, so that a busy machine is unfair to all alike; each number is the
@@ -46,7 +47,7 @@ RELEASED: Final[Mapping[str, Mapping[str, Any]]] = {
     "mobilebert": {"vocab_size": 1000},  # google/mobilebert-uncased but for words, which a classifier only looks up
     "albert": {"vocab_size": 1000},  # albert-base-v2
 }
-SHAPES: Final = ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128), (1, 384))
+SHAPES: Final = ("1x16", "1x32", "1x128", "8x32", "8x128", "1x384", "mixed")  # rows x tokens
 # Model, data, the examples that are left out before (there activations are calibrated), and those that are measured on.
 MEASURED: Final = (
     ("mobilebert-sst2", "sst2/dev.tsv", 72, 800),
@@ -305,12 +306,10 @@ FORMS: Final[Mapping[str, Callable[[Subject], Engine]]] = {
 }
 
 
-def engines(subject: Subject, without: Sequence[str] = ()) -> Iterator[tuple[str, Engine]]:
-    for name, make in FORMS.items():
-        if name in without:
-            continue
+def engines(subject: Subject, forms: Sequence[str]) -> Iterator[tuple[str, Engine]]:
+    for name in forms:
         try:
-            yield name, make(subject)
+            yield name, FORMS[name](subject)
         except ImportError as error:
             print(f"{name} is left out: {error}")
 
@@ -343,39 +342,37 @@ def times(calls: Mapping[str, Engine], batch: Batch, seconds: float) -> dict[str
     return taken
 
 
-def speed(seconds: float, architectures: Sequence[str]) -> Iterator[str]:
-    for architecture in architectures:
-        config = RELEASED[architecture]
-        torch.manual_seed(0)
-        model = build(architecture, config, "classify", 2).eval()
-        weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-        batches = {f"{rows} × {length}": batch_of(rows, length) for rows, length in SHAPES}
-        batches["8 × 8 to 60"] = mixed()
-        with tempfile.TemporaryDirectory() as directory:
-            typical = [batch_of(2, 64, seed) for seed in range(4)]
-            subject = Subject(
-                fold(architecture, config, weights),
-                model,
-                Path(directory),
-                lambda engine, typical=typical: [engine.run(batch) for batch in typical],
-            )
-            calls = dict(engines(subject))
-            columns = {name: times(calls, batch, seconds) for name, batch in batches.items()}
-        yield f"\n### {architecture}: milliseconds a call, median (least)\n"
-        yield from table(
-            ["form", *columns],
-            (
-                [
-                    name,
-                    *(f"{statistics.median(t[name]) * 1e3:.1f} ({min(t[name]) * 1e3:.1f})" for t in columns.values()),
-                ]
-                for name in calls
-            ),
+def speed(architecture: str, seconds: float, forms: Sequence[str], shapes: Sequence[str]) -> Iterator[str]:
+    config = RELEASED[architecture]
+    torch.manual_seed(0)
+    model = build(architecture, config, "classify", 2).eval()
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    batches = {shape: mixed() if shape == "mixed" else batch_of(*map(int, shape.split("x"))) for shape in shapes}
+    with tempfile.TemporaryDirectory() as directory:
+        typical = [batch_of(2, 64, seed) for seed in range(4)]
+        subject = Subject(
+            fold(architecture, config, weights),
+            model,
+            Path(directory),
+            lambda engine, typical=typical: [engine.run(batch) for batch in typical],
         )
+        calls = dict(engines(subject, forms))
+        columns = {name: times(calls, batch, seconds) for name, batch in batches.items()}
+    yield f"\n### {architecture}: milliseconds a call, median (least)\n"
+    yield from table(
+        ["form", *columns],
+        (
+            [
+                name,
+                *(f"{statistics.median(t[name]) * 1e3:.1f} ({min(t[name]) * 1e3:.1f})" for t in columns.values()),
+            ]
+            for name in calls
+        ),
+    )
 
 
-def accuracy(data: Path) -> Iterator[str]:
-    for name, file, skip, limit in MEASURED:
+def accuracy(data: Path, forms: Sequence[str], share: float) -> Iterator[str]:
+    for name, file, skip, usual in MEASURED:
         loaded = load_model(BUNDLED / name, "echo")
         manifest, stands = loaded.manifest, BUNDLED / name / ONNX
         weights = read_weights(stands)
@@ -390,8 +387,10 @@ def accuracy(data: Path) -> Iterator[str]:
             folded = fold(manifest.architecture, manifest.config, weights)
             subject = Subject(folded, model.eval(), Path(directory), calibrate, stands)
             found: dict[str, Evaluation] = {}
-            for form, engine in engines(subject, without=EXACT):
-                found[form] = evaluate(replace(loaded, engine=engine), data / file, skip=skip, limit=limit)
+            for form, engine in engines(subject, [form for form in forms if form not in EXACT]):
+                found[form] = evaluate(
+                    replace(loaded, engine=engine), data / file, skip=skip, limit=max(1, round(share * usual))
+                )
         score = next(iter(found[FP32].scores))
         yield f"\n### {name}, {Path(file).name}: {score} and agreement with fp32, n = {found[FP32].main.n}\n"
         yield from table(
@@ -428,14 +427,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seconds", type=float, default=1.0, help="for each form and shape")
     parser.add_argument("--part", choices=(*RELEASED, "accuracy"), help="only this one")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="only this one, and others named so")
+    parser.add_argument("--form", action="append", metavar="PART", help="only those with this in their names; and fp32")
+    parser.add_argument("--share", type=float, default=1.0, help="of the examples that accuracy is measured on")
     parser.add_argument("--out", type=Path, help="a file that the tables are written to as well")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    wanted = [FP32, *arguments.form] if arguments.form else [""]
+    forms = [name for name in FORMS if any(part in name for part in wanted)]
     lines = [_where()]
     print(lines[0])
     parts: dict[str, Callable[[], Iterator[str]]] = {
-        **{name: partial(speed, arguments.seconds, [name]) for name in RELEASED},
-        "accuracy": lambda: accuracy(arguments.data),
+        **{name: partial(speed, name, arguments.seconds, forms, arguments.shape or SHAPES) for name in RELEASED},
+        "accuracy": partial(accuracy, arguments.data, forms, arguments.share),
     }
     for name, part in parts.items():
         if arguments.part in (None, name):
