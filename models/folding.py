@@ -1,4 +1,4 @@
-"""A network's parameters as the few products that the native engine runs. Every rewrite is exact.
+"""A network's parameters as the few products that engines on a CPU run. Every rewrite is exact.
 
 - The scale of attention's scores, 1 / sqrt(D), goes into the query. Key and value are one product.
 - A NoNorm y = g x + b after x = W v + c + r, a product and a residual, needs no pass of its own: g goes into the
@@ -31,7 +31,7 @@ from models.errors import ModelError
 Array = NDArray[np.floating[Any]]
 Weights = Mapping[str, Array]
 
-MULTIPLE: Final = 16  # of which every width has to be one: the lanes of the widest vectors
+MULTIPLE: Final = 16  # of which every width has to be one in the native engine: the lanes of the widest vectors
 
 # The settings that shapes of weights do not tell, with the defaults of `architectures`.
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -99,8 +99,10 @@ class Folded:
     vectors: dict[str, Array] = field(default_factory=dict)
 
 
-def fold(architecture: str, config: Mapping[str, Any], weights: Weights) -> Folded:
+def fold(architecture: str, config: Mapping[str, Any], weights: Weights, multiple: int = MULTIPLE) -> Folded:
     """Folds a network whose parameters have the names that `models.architectures` and `models.heads` give them.
+
+    `multiple` is of what number every width has to be a multiple.
 
     Raises:
         FoldingError: it is another kind of network, or its parameters are not those of the network described.
@@ -118,7 +120,7 @@ def fold(architecture: str, config: Mapping[str, Any], weights: Weights) -> Fold
         raise FoldingError("its parameters have other shapes than its description says") from None
     for name in sorted(weights.keys() - given.read):
         raise FoldingError(f"it has a parameter {name!r} more")
-    _check(folded)
+    _check(folded, multiple)
     return folded
 
 
@@ -240,12 +242,12 @@ def _fold_head(folded: Folded, weights: Weights) -> None:
     folded.outputs = len(weights["head.output.bias"])
 
 
-def _check(folded: Folded) -> None:
+def _check(folded: Folded, multiple: int) -> None:
     """Raises FoldingError where a shape is not the one that the others imply."""
     h, c, i, e = folded.hidden, folded.inner, folded.intermediate, folded.words.shape[1]
     for width in (h, c, i, e, c // folded.heads):
-        if width % MULTIPLE:
-            raise FoldingError(f"a width of it is {width}, which is no multiple of {MULTIPLE}")
+        if width % multiple:
+            raise FoldingError(f"a width of it is {width}, which is no multiple of {multiple}")
     thin = folded.architecture == "mobilebert"
     wide = h if thin else e  # of what is added to a word
     shapes: dict[str, tuple[int, ...]] = {
@@ -268,8 +270,8 @@ def _check(folded: Folded) -> None:
         expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
         if product.weight.shape != expected or product.bias.shape != expected[:1]:
             raise FoldingError(f"its {name} has an unexpected shape")
-        if min(product.weight.shape) % MULTIPLE and name != "head.decoder":
-            raise FoldingError(f"its {name} has a width that is no multiple of {MULTIPLE}")
+        if min(product.weight.shape) % multiple and name != "head.decoder":
+            raise FoldingError(f"its {name} has a width that is no multiple of {multiple}")
     lengths = {"embeddings.position": wide, "embeddings.token_type": wide, "embeddings.norm": e, "head.output": h}
     for name, vector in folded.vectors.items():
         stem = name.removesuffix(".weight").removesuffix(".bias")

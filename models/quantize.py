@@ -1,6 +1,6 @@
 """An fp32 graph becomes int8: weights once, at rest; activations row by row, as they come.
 
-Weights get one scale for each block of `BLOCK` numbers of an output's row, symmetric about the stored value 128. ONNX
+Weights get one scale for each block of 128 numbers of an output's row, symmetric about the stored value 128. ONNX
 Runtime's `MatMulNBits` (com.microsoft, accuracy level 4) quantises each activation row by itself, so no answer depends
 on the rows beside it; the residual stream, softmax and normalisation stay in fp32. (Stock dynamic quantisation takes
 one scale for a whole batch, and leaves shared weights, and so all of ALBERT, in fp32.)
@@ -19,10 +19,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from models.weights import INT8, SCALE, ZERO, merge
+from models.weights import INT8, SCALE, ZERO, block_of, merge, pack
 
-BLOCK: Final = 128
-SMALLEST_BLOCK: Final = 16  # what MatMulNBits accepts
 MIN_ROWS: Final = 16  # a table or matrix of fewer rows has nothing to gain
 CONTRIB: Final = "com.microsoft"
 Array = NDArray[Any]
@@ -48,11 +46,12 @@ def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
     quantised: dict[str, tuple[Array, Array]] = {}
     for node in graph.node:
         name = _weight(node, transposed)
-        if name is None or name not in weights or _block(weights[name]) is None:
+        block = _block(weights[name]) if name in weights else None
+        if name is None or block is None:
             nodes.append(node)
             continue
         if name not in quantised:
-            quantised[name] = _pack(numpy_helper.to_array(weights[name]), _block(weights[name]) or BLOCK)
+            quantised[name] = pack(numpy_helper.to_array(weights[name]), block)
         shape = quantised[name][0].shape
         if node.op_type == "Gather":
             nodes.extend(_table(node, name, ranks[node.input[1]]))
@@ -83,22 +82,11 @@ def read_weights(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
     return merge({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
 
 
-def _pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    blocks = weight.reshape(len(weight), -1, block)
-    scales = np.abs(blocks).max(axis=2) / 127
-    scales[scales < np.finfo(np.float32).tiny] = 1  # too small for float32 to hold a step of it: as good as zeros
-    values = np.rint(blocks / scales[:, :, None]) + ZERO
-    return values.astype(np.uint8), scales.astype(np.float32)
-
-
 def _block(tensor: onnx.TensorProto) -> int | None:
-    """The largest power of two up to BLOCK that divides a row; None where the tensor is to stay as it is."""
+    """The block that a row is cut into; None where the tensor is to stay as it is."""
     if len(tensor.dims) != 2 or tensor.data_type != onnx.TensorProto.FLOAT or tensor.dims[0] < MIN_ROWS:
         return None
-    block = BLOCK
-    while tensor.dims[1] % block:
-        block //= 2
-    return block if block >= SMALLEST_BLOCK else None
+    return block_of(tensor.dims[1])
 
 
 def _weight(node: onnx.NodeProto, transposed: dict[str, str]) -> str | None:

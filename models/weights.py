@@ -18,6 +18,8 @@ from models.errors import ModelError
 INT8: Final = ".int8"
 SCALE: Final = ".scale"
 ZERO: Final = 128
+BLOCK: Final = 128
+SMALLEST_BLOCK: Final = 16  # what MatMulNBits accepts
 
 Array = NDArray[Any]
 
@@ -60,6 +62,23 @@ def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
         if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
             weights[name] = array
     return weights
+
+
+def block_of(columns: int) -> int | None:
+    """The largest power of two up to BLOCK that divides a row; None where there is none of use."""
+    block = BLOCK
+    while columns % block:
+        block //= 2
+    return block if block >= SMALLEST_BLOCK else None
+
+
+def pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """(N, K) to (N, K / b, b) about ZERO, and (N, K / b) scales."""
+    blocks = weight.reshape(len(weight), -1, block)
+    scales = np.abs(blocks).max(axis=2) / 127
+    scales[scales < np.finfo(np.float32).tiny] = 1  # too small for float32 to hold a step of it: as good as zeros
+    values = np.rint(blocks / scales[:, :, None]) + ZERO
+    return values.astype(np.uint8), scales.astype(np.float32)
 
 
 def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:

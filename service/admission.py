@@ -81,7 +81,9 @@ class Pace:
 
     def _parts(self, rows: int, tokens: int, squares: int, longest: int) -> tuple[float, float, float]:
         if self.cost.padded:
-            tokens, squares = rows * longest, rows * longest * longest
+            tokens = rows * longest
+        if self.cost.padded or self.cost.padded_attention:
+            squares = rows * longest * longest
         return self._fixed, tokens * self._token, squares * self._square
 
 

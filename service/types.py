@@ -102,6 +102,7 @@ class Cost:
     call_tokens: int  # what a call costs before its first token: a row that would pad more is better off in another
     max_tokens: int  # of a batch, as charged
     max_rows: int
+    padded_attention: bool = False  # whether attention costs its rows times the longest, if nothing else does
     calls: int | None = None  # at the same time, beyond which nothing is gained; None: as many as there are cores
 
 

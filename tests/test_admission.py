@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ COSTS = st.builds(
     call_tokens=st.integers(0, 1024),
     max_tokens=st.integers(1, 16384),
     max_rows=st.integers(1, 512),
+    padded_attention=st.booleans(),
 )
 LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=64)
 SECONDS = st.floats(0, 1e4)
@@ -55,6 +57,13 @@ def test_more_work_takes_longer(cost, calls, lengths, more):
 
     assert call_s(pace, [*lengths, more]) > call_s(pace, lengths)
     assert pace.alone_s(more + 1) > pace.alone_s(more)
+
+
+def test_where_attention_alone_is_padded_only_the_squares_are():
+    pace = Pace(replace(RAGGED, padded_attention=True))
+
+    assert call_s(pace, [100, 10]) == Pace(RAGGED).call_s(2, 110, 2 * 100 * 100, 100)
+    assert call_s(Pace(RAGGED), [100, 10]) < call_s(pace, [100, 10]) < call_s(Pace(PADDED), [100, 10])
 
 
 def linear(fixed: float, token: float) -> Engine:

@@ -26,6 +26,7 @@ COSTS = st.builds(
     call_tokens=st.integers(0, 64),
     max_tokens=st.integers(1, 1024),
     max_rows=st.integers(1, 64),
+    padded_attention=st.booleans(),
 )
 SHARES = st.integers(1, 4096)
 

@@ -36,7 +36,7 @@ from models.folding import Product
 from service.crew import host
 from service.engines import native
 from service.engines.native import Library, Native, quantise
-from service.engines.onnx_cpu import OnnxCpu
+from service.engines.onnx_cpu import OnnxCpu, Ragged
 from service.runtime import BUNDLED
 from service.types import Batch
 
@@ -316,7 +316,7 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     artifact = open_artifact(BUNDLED / "mobilebert-sst2")
     hosted, _ = host(artifact, "native")
 
-    assert isinstance(hosted.engine, OnnxCpu)
+    assert isinstance(hosted.engine, Ragged)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert caplog.messages == [
         "mobilebert-sst2 runs on onnx_cpu, for the native engine cannot: there are no kernels for this CPU, or none "

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from models.architectures import albert
 from models.heads import build
-from models.quantize import MIN_ROWS, SMALLEST_BLOCK, _pack, quantize, read_weights
-from models.weights import INT8, SCALE, unpack
+from models.quantize import MIN_ROWS, quantize, read_weights
+from models.weights import INT8, SCALE, SMALLEST_BLOCK, pack, unpack
 
 # Measured on these networks, which have no trained weights to be kind to them: 0.023 to 0.040.
 OFF_FROM_FP32 = 0.08
@@ -263,7 +263,7 @@ def _compute(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
 @example(np.zeros((1, SMALLEST_BLOCK), np.float32))
 @example(np.full((1, SMALLEST_BLOCK), 190 * 2.0**-149, np.float32))  # a step would be less than float32 can tell apart
 def test_packing_loses_at_most_half_a_step(weight):
-    packed, scales = _pack(weight, SMALLEST_BLOCK)
+    packed, scales = pack(weight, SMALLEST_BLOCK)
     off = np.abs(unpack(packed, scales).astype(np.float64) - weight)
 
     assert packed.dtype == np.uint8
@@ -278,7 +278,7 @@ def test_packing_loses_at_most_half_a_step(weight):
 )
 def test_packing_what_was_unpacked_changes_nothing(packed, scales):
     packed[:, :, 0] = 255  # every block reaches its own scale's end
-    again, same = _pack(unpack(packed, scales), SMALLEST_BLOCK)
+    again, same = pack(unpack(packed, scales), SMALLEST_BLOCK)
 
     assert np.array_equal(again, packed)
     assert np.allclose(same, scales, rtol=1e-6)

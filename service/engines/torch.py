@@ -38,7 +38,7 @@ class Torch:
 
     @property
     def cost(self) -> Cost:
-        # On the CPU as `onnx_cpu`. A GPU is idle until a batch holds thousands of tokens.
+        # On the CPU as a padded graph in `onnx_cpu`. A GPU is idle until a batch holds thousands of tokens.
         if self._device.type == "cuda":
             return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, calls=1)
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
