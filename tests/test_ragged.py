@@ -12,11 +12,12 @@ import torch
 from checkpoints import relative_error
 from native import NETWORKS, encoding, folded, network, torch_rows
 
-from models.artifact import ONNX, open_artifact
+from models.artifact import open_artifact
 from models.folding import FoldingError
-from models.ragged import in_fp32, in_int8, ragged
+from models.ragged import in_fp32, in_int8, in_mixed, of_int8, ragged
 from service.engines import onnx_cpu
-from service.engines.onnx_cpu import OnnxCpu, Ragged
+from service.engines.onnx_cpu import Ragged
+from service.golden import replay
 from service.runtime import BUNDLED
 from service.types import Batch, Encoding
 
@@ -31,7 +32,7 @@ def computed(engine: Ragged, encodings: list[Encoding]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(engine.run(Batch.of(encodings))))
 
 
-@pytest.mark.parametrize(("multiply", "off"), [(in_fp32, FP32), (in_int8, INT8)])
+@pytest.mark.parametrize(("multiply", "off"), [(in_fp32, FP32), (in_int8, INT8), (in_mixed, INT8)])
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_it_computes_what_torch_computes(architecture, task, multiply, off):
     engine = Ragged(folded(architecture, task), multiply, threads=1)
@@ -40,7 +41,7 @@ def test_it_computes_what_torch_computes(architecture, task, multiply, off):
     assert relative_error(computed(engine, MIXED), expected) <= off
 
 
-@pytest.mark.parametrize("multiply", [in_fp32, in_int8])
+@pytest.mark.parametrize("multiply", [in_fp32, in_int8, in_mixed])
 @pytest.mark.parametrize("architecture", ["albert", "mobilebert", "bert"])
 def test_a_row_in_a_batch_equals_the_row_alone(architecture, multiply):
     """However long, and however large the numbers of its neighbours: in int8 each token has a scale of its own."""
@@ -67,12 +68,22 @@ def test_the_graph_is_one_that_the_format_allows():
     onnx.checker.check_model(onnx.load_from_string(ragged(folded("mobilebert", "fill-mask"), in_fp32)))
 
 
-def test_no_product_is_left_in_fp32_but_the_last():
-    graph = onnx.load_from_string(ragged(folded("mobilebert", "qa"), in_int8)).graph
+@pytest.mark.parametrize("architecture", ["albert", "bert"])
+def test_where_layers_normalise_no_product_is_left_in_fp32_but_the_last(architecture):
+    network = folded(architecture, "qa")
+    graph = onnx.load_from_string(ragged(network, of_int8(network))).graph
     large = [tensor for tensor in graph.initializer if tensor.data_type == 1 and np.prod(tensor.dims) > 4000]
 
     assert [node.op_type for node in graph.node if node.op_type in {"Gemm", "MatMul"}] == ["Gemm"]
     assert [tensor.name for tensor in large] == []
+
+
+def test_of_a_mobilebert_the_tables_of_words_are_in_8_bits_and_nothing_else():
+    network = folded("mobilebert", "fill-mask")
+    graph = onnx.load_from_string(ragged(network, of_int8(network))).graph
+
+    assert [node.op_type for node in graph.node].count("MatMulIntegerToFloat") == 1
+    assert {t.name for t in graph.initializer if t.name.endswith(".int8")} == {"words.int8", "head.decoder.int8"}
 
 
 def test_an_unknown_activation_is_refused():
@@ -91,18 +102,18 @@ def test_numbers_of_no_size_come_out_as_the_bias():
     assert np.isfinite(row).all()
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_an_artifact_of_a_known_network_is_folded(precision):
+@pytest.mark.parametrize(("precision", "rounding"), [("int8", 0.05), ("fp32", 0.0)])
+@pytest.mark.parametrize("name", ["albert-qa", "mobilebert-qa"])
+def test_an_artifact_of_a_known_network_is_folded(name, precision, rounding):
     """Also one that was made before: nothing of the file is read but its weights."""
-    made = open_artifact(BUNDLED / "mobilebert-qa")
-    artifact = dataclasses.replace(made, manifest=dataclasses.replace(made.manifest, precision=precision))
-    engine, plain = onnx_cpu.create(artifact, threads=1), OnnxCpu(made.file(ONNX), threads=1)
-    batch = Batch.of([encoding(30, range(30), 1), encoding(3, range(3), 2)])
-    ours, theirs = (torch.from_numpy(np.concatenate(one.run(batch))) for one in (engine, plain))
+    made = open_artifact(BUNDLED / name)
+    engine = onnx_cpu.create(
+        dataclasses.replace(made, manifest=dataclasses.replace(made.manifest, precision=precision)), threads=1
+    )
 
     assert isinstance(engine, Ragged)
-    assert engine.rounding == (0.0 if precision == "fp32" else 0.05)
-    assert relative_error(ours, theirs) <= INT8
+    assert engine.rounding == rounding
+    assert replay(made, engine) <= made.manifest.tolerance
 
 
 @pytest.mark.parametrize("what", ["focus", "input_ids"])

@@ -25,7 +25,7 @@ import onnxruntime as ort
 
 from models.artifact import ONNX, Artifact, ArtifactError
 from models.folding import Folded, FoldingError, fold
-from models.ragged import Multiply, in_fp32, in_int8, ragged
+from models.ragged import Multiply, in_fp32, of_int8, ragged
 from models.weights import WeightsError, read_weights
 from service.types import Batch, Cost, Engine, Rectangle, Row
 
@@ -74,8 +74,9 @@ class Ragged:
         self._session = session(ragged(folded, multiply), threads)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = folded.outputs
-        # Beyond the tolerance, which is that of weights with a scale for each block: here each output has one.
-        self.rounding = 0.05 if multiply is in_int8 else 0.0
+        # Beyond the tolerance, which is that of weights with a scale for each block: what is in 8 bits here has one for
+        # each output.
+        self.rounding = 0.0 if multiply is in_fp32 else 0.05
 
     def run(self, batch: Batch) -> Sequence[Row]:
         if not len(batch.focus):
@@ -97,7 +98,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
     manifest, file = artifact.manifest, artifact.file(ONNX)
     try:
         folded = fold(manifest.architecture, manifest.config, read_weights(file), multiple=1)
-        return Ragged(folded, in_int8 if manifest.precision == "int8" else in_fp32, threads)
+        return Ragged(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
     except (FoldingError, WeightsError):
         return OnnxCpu(file, threads)
 
