@@ -29,9 +29,7 @@ import logging
 import math
 import random
 import time
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import Final, NamedTuple
@@ -42,6 +40,7 @@ from service.admission import Load, Pace, admissible, retry_after_s
 from service.books import Books
 from service.errors import Internal, SwiftletError, Unavailable, draining, report, too_late
 from service.types import Crew, Deadline, Lost, Priority, Ran, Row, Scheduler
+from service.waiting import Line, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -91,72 +90,6 @@ def plan(lengths: Sequence[int], left_s: Sequence[float], pace: Pace, share: int
             tokens, squares, longest = tokens + length, squares + length * length, new_longest
             seconds, left = new_seconds, min(left, left_s[i])
     return batch
-
-
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """One encoding and the caller who waits for its row. Times are those of the pool's clock."""
-
-    encoding: Encoding
-    deadline: Deadline
-    priority: Priority
-    turn: float  # the time of arrival that decides when it runs
-    submitted: float
-    answer: asyncio.Future[Row]
-    started: float = math.nan
-    finished: float = math.nan
-    engine_s: float = 0.0  # of its call, the engine's own time
-    rows: int = 0  # of its batch
-    suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
-
-    def __len__(self) -> int:
-        return len(self.encoding.input_ids)
-
-
-class Line:
-    """Encodings in the order of their turns; those of one turn, in the order they came."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.squares = 0  # the sum of all lengths squared
-        self._items: list[Waiting] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._items)
-
-    @property
-    def turn(self) -> float:
-        """Of the first; there must be one."""
-        return self._items[0].turn
-
-    def before(self, turn: float) -> tuple[int, int, int]:
-        """Rows, tokens and squares of what goes before a newcomer of that turn."""
-        later = self._items[bisect_right(self._items, turn, key=_turn) :]
-        tokens, squares = sum(len(item) for item in later), sum(len(item) ** 2 for item in later)
-        return len(self) - len(later), self.tokens - tokens, self.squares - squares
-
-    def add(self, item: Waiting) -> None:
-        insort(self._items, item, key=_turn)
-        self.tokens += len(item)
-        self.squares += len(item) ** 2
-
-    def discard(self, item: Waiting) -> None:
-        """Removes an item from anywhere, if it is there."""
-        at = bisect_left(self._items, item.turn, key=_turn)
-        while at < len(self._items) and self._items[at].turn == item.turn:
-            if self._items[at] is item:
-                del self._items[at]
-                self.tokens -= len(item)
-                self.squares -= len(item) ** 2
-                return
-            at += 1
-
-
-def _turn(item: Waiting) -> float:
-    return item.turn
 
 
 class Batcher:

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
-from service import access, openapi
+from service import access, memory, openapi
 from service.app import create_admin, create_app
 from service.errors import SetupError
 from service.keys import Keys
@@ -56,6 +56,7 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
     Raises:
         ArtifactError, SetupError: a model cannot be served, or a setting does not work.
     """
+    memory.keep_little()
     logs = Logs(settings.log_level.upper(), kind=settings.log_format)
     tracer: Tracer | None = None
     try:

@@ -22,10 +22,13 @@ from typing import Any
 
 import pytest
 
+from service.machine import processor
+
 ROOT = Path(__file__).parent.parent
 TOOLS = ("buildah", "debootstrap", "ip", "nsenter", "unshare")
 LACKING = [tool for tool in TOOLS if shutil.which(tool) is None]
 STORAGE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
+EMBEDDED = {path.parent.name for path in (ROOT / "models/bundled").glob("*/manifest.json")}
 START_S = 120.0
 GRACE_S = 35.0  # k8s/base/deployment.yaml
 
@@ -96,10 +99,14 @@ class Container:
 
     def run(self, *command: str) -> int:
         """The exit status of a command inside."""
+        return self.end(*command).returncode
+
+    def end(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """What a command inside came to."""
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root", "--wd"]
         environment = ["env", "-i", *self.image.config["Env"]]
         user = ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups"]
-        return subprocess.run([*inside, *user, *environment, *command], capture_output=True).returncode
+        return subprocess.run([*inside, *user, *environment, *command], capture_output=True, text=True)
 
     def status(self, pid: int | None = None) -> dict[str, str]:
         text = Path(f"/proc/{pid or self.pid}/status").read_text()
@@ -198,6 +205,15 @@ def test_it_answers_the_three_tasks(container):
     assert "capital" in {each["token_str"] for each in tokens}
 
 
+@pytest.mark.skipif("avx2" not in processor(), reason="there is no kernel for this CPU")
+def test_its_kernels_were_compiled(container):
+    checked = container.end("swiftlet", "check")
+
+    assert checked.returncode == 0, checked.stderr
+    engines = re.findall(r"^ *engine +(\S+)", checked.stdout, re.MULTILINE)
+    assert engines == ["native"] * len(EMBEDDED)
+
+
 def test_its_own_port_says_that_it_is_ready_and_so_does_its_health_check(container):
     kind, *command = container.image.config["Healthcheck"]["Test"]
 
@@ -226,7 +242,7 @@ def test_it_holds_what_serving_needs_and_no_more(image):
     assert {"onnxruntime", "tokenizers", "service", "models"} <= packages
     assert not packages & {"torch", "huggingface_hub", "pip", "pytest", "transformers"}
     assert not [path for path in image.root.glob("opt/swiftlet/**/*") if path.stat().st_mode & 0o022]
-    assert len(list(image.packages.glob("models/bundled/*/manifest.json"))) == 6
+    assert {path.parent.name for path in image.packages.glob("models/bundled/*/manifest.json")} == EMBEDDED
 
 
 def test_it_is_small(image):

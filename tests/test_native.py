@@ -324,6 +324,21 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="only Linux has a list of what the processor can do")
+@pytest.mark.parametrize(
+    ("kernel", "flags"),
+    [
+        ("avx2", {"avx2", "fma"}),
+        ("avx512vnni", {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}),
+    ],
+)
+def test_kernels_are_for_who_has_their_instructions(kernel, flags):
+    (listed,) = {line for line in Path("/proc/cpuinfo").read_text("ascii").splitlines() if line.startswith("flags")}
+
+    library = Library(next(native.LIBRARIES.glob(f"{kernel}.*.so")))
+    assert library.supported == (flags <= set(listed.split()))
+
+
 def test_kernels_that_are_asked_for_come_first(monkeypatch):
     """Of those that this CPU can run; any other name asks for nothing."""
     own = best().kernel

@@ -1332,6 +1332,30 @@ def test_what_is_held_out_is_in_no_batch_and_its_holes_are_always_the_same(made,
     assert share > 0.3
 
 
+def test_the_words_held_out_are_the_same_whatever_is_learnt_beside_them(made, workshop):
+    tokenizer, _, _ = vocabulary(tiny(workshop), workshop / "data", workshop / "runs" / "tiny")
+    rows = corpus(tiny(workshop), tokenizer, workshop / "data", workshop / "runs" / "tiny")
+    alone, paired = [
+        Draw(tiny(workshop, held_out=16, sentences=kind), tokenizer, rows).held_out(0) for kind in ("none", "order")
+    ]
+
+    assert torch.equal(alone.input_ids, paired.input_ids)
+    assert (alone.labels, paired.labels) == (None, None)
+
+
+def test_where_a_row_was_cut_tells_nothing_of_the_order_of_its_sentences(made, workshop):
+    recipe = tiny(workshop, sentences="order")
+    tokenizer, _, _ = vocabulary(recipe, workshop / "data", workshop / "runs" / "tiny")
+    draw = Draw(recipe, tokenizer, corpus(recipe, tokenizer, workshop / "data", workshop / "runs" / "tiny"))
+    draw.ends = torch.arange(50) == 9
+    whole = torch.tensor([7, 9, 10, 11, 9, 12, 13, 14, 9, 15, 16, 9])
+
+    assert [part.tolist() for part in draw._sentences(whole)] == [[10, 11, 9], [12, 13, 14, 9], [15, 16, 9]]
+    assert [part.tolist() for part in draw._sentences(whole[:-1])] == [[10, 11, 9], [12, 13, 14, 9]]
+    assert [len(part) for part in draw._sentences(whole[:8])] == [3, 3, 2]  # it has only one
+    assert [len(part) for part in draw._sentences(torch.arange(20, 24))] == [2, 2]
+
+
 def test_the_curve_ends_with_the_loss_on_what_is_held_out(made, workshop, tmp_path):
     recipe = tiny(workshop, held_out=16, sentences="order")
     body, _ = pretrain(recipe, workshop / "data", tmp_path, SILENT)

@@ -27,7 +27,7 @@ from models.training.corpus import corpus, load_teacher, token_id, vocabulary
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import SHARE, Masked, mask, ngrams, words
 from models.training.objectives.next_sentence import next_sentence
-from models.training.objectives.pairs import FRAME, Pairs, segments, stack
+from models.training.objectives.pairs import FRAME, Chunk, Pairs, segments, stack
 from models.training.objectives.replaced_token import Discriminator, detection_loss, make_generator, replace
 from models.training.objectives.sentence_order import sentence_order
 from models.training.recipe import Recipe, RecipeError, Spans, Transfer, settings
@@ -159,6 +159,9 @@ def pretrain(
     def held_out() -> dict[str, Tensor]:
         numbers = range(work.held_out // work.batch_rows)
         found = [lost(draw.held_out(number), None, 0, ~number) for number in numbers]
+        if work.sentences != "none":
+            told = [lost(draw.held_out_pairs(number), None, 0, ~number)["sentences"] for number in numbers]
+            found = [losses | {"sentences": loss} for losses, loss in zip(found, told, strict=True)]
         return {f"held_out_{name}": torch.stack([losses[name] for losses in found]).mean() for name in found[0]}
 
     train(
@@ -200,27 +203,30 @@ class Draw:
         self.ends[[number for number in map(tokenizer.token_to_id, SENTENCE_ENDS) if number is not None]] = True
 
     def __call__(self, number: int) -> Batch:
-        return self._make(self.order, number, self.seed * 1_000_003 + number, self.work.spans, self.work.masked)
+        rows = self._take(self.order, number)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        if self.work.sentences == "none":
+            return self._hide(rows, generator, self.work.spans, self.work.masked)
+        return self._hide_in(self._pair(rows, generator), generator, self.work.spans, self.work.masked)
 
     def held_out(self, number: int) -> Batch:
-        """A batch of what is held out. Its holes are the same however holes are made for learning."""
-        return self._make(self.aside, number, number, "tokens", SHARE)
+        """A batch of what is held out: the same rows and holes for whatever is learnt beside words, and however."""
+        return self._hide(self._take(self.aside, number), torch.Generator().manual_seed(number), "tokens", SHARE)
 
-    def _make(self, order: NDArray[np.int64], number: int, seed: int, kind: Spans, share: float) -> Batch:
+    def held_out_pairs(self, number: int) -> Batch:
+        """The same rows as pairs of texts."""
+        generator = torch.Generator().manual_seed(number)
+        return self._hide_in(self._pair(self._take(self.aside, number), generator), generator, "tokens", SHARE)
+
+    def _take(self, order: NDArray[np.int64], number: int) -> Tensor:
+        """The rows (B, S) of a batch."""
         taken = order[np.arange(number * self.work.batch_rows, (number + 1) * self.work.batch_rows) % len(order)]
-        rows = torch.from_numpy(self.rows[taken].astype(np.int64))
-        generator = torch.Generator().manual_seed(seed)
-        types, labels = torch.zeros_like(rows), None
-        if self.work.sentences != "none":
-            pairs = self._pair(rows, generator)
-            rows, types, labels = pairs.input_ids, pairs.token_type_ids, pairs.labels
-        holed = self._hide(rows, generator, kind, share)
-        return Batch(rows, holed.input_ids, types, holed.focus, holed.targets, labels)
+        return torch.from_numpy(self.rows[taken].astype(np.int64))
 
     def _pair(self, rows: Tensor, generator: torch.Generator) -> Pairs:
         """Each row cut in two; of another document is what the next row holds, as rows come in random order."""
         room = rows.shape[1] - FRAME
-        chunks = [segments(row[1 : 1 + room], self.ends, room // 2) for row in rows]
+        chunks = [self._sentences(row[1 : 1 + room]) for row in rows]
         if self.work.sentences == "order":
             made = [sentence_order(chunk, generator) for chunk in chunks]
         else:
@@ -228,13 +234,27 @@ class Draw:
             made = [next_sentence(*both, room, generator) for both in zip(chunks, others, strict=True)]
         return stack(made, cls=self.cls, sep=self.sep)
 
-    def _hide(self, rows: Tensor, generator: torch.Generator, kind: Spans, share: float) -> Masked:
+    def _sentences(self, text: Tensor) -> Chunk:
+        """Whole ones: a row begins and ends in the midst of one, and where they stand would tell which text is which.
+
+        Where there are not two, it is cut in pieces, each of which begins and ends in the midst of one.
+        """
+        parts = segments(text, self.ends, len(text) // 2)
+        whole = parts[1:] if self.ends[parts[-1][-1]] else parts[1:-1]
+        piece = len(text) // 4 + 1
+        return whole if len(whole) > 1 else [text[at : at + piece] for at in range(0, len(text), piece)]
+
+    def _hide_in(self, pairs: Pairs, generator: torch.Generator, kind: Spans, share: float) -> Batch:
+        batch = self._hide(pairs.input_ids, generator, kind, share)
+        return Batch(**vars(batch) | {"token_type_ids": pairs.token_type_ids, "labels": pairs.labels})
+
+    def _hide(self, rows: Tensor, generator: torch.Generator, kind: Spans, share: float) -> Batch:
         special, spans = len(SPECIALS), None
         if kind == "words":
             spans = words(rows, special=special, continues=self.continues)
         elif kind == "ngrams":
             spans = ngrams(rows, special=special, continues=self.continues, generator=generator)
-        return mask(
+        holed = mask(
             rows,
             special=special,
             mask_id=self.mask,
@@ -243,6 +263,7 @@ class Draw:
             spans=spans,
             share=share,
         )
+        return Batch(rows, holed.input_ids, torch.zeros_like(rows), holed.focus, holed.targets, None)
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "x86.h"
+
 namespace {
 
 struct Isa {
@@ -21,7 +23,7 @@ struct Isa {
     using I = __m256i;
     using Q = std::int16_t;  // an activation
 
-    static bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+    static bool supported() { return x86::avx2(); }
 
     static F zero() { return _mm256_setzero_ps(); }
     static F all(float x) { return _mm256_set1_ps(x); }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "x86.h"
+
 namespace {
 
 struct Isa {
@@ -18,11 +20,7 @@ struct Isa {
     using I = __m512i;
     using Q = std::uint8_t;
 
-    static bool supported() {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512vnni");
-    }
+    static bool supported() { return x86::avx512vnni(); }
 
     static F zero() { return _mm512_setzero_ps(); }
     static F all(float x) { return _mm512_set1_ps(x); }

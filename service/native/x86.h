@@ -1,0 +1,39 @@
+// What the processor can do, and the system keeps the registers for (Intel's manual, volume 1, section 14.3 and 15.2).
+//
+// Not by __builtin_cpu_supports: where zig compiles, that says no to everything.
+#pragma once
+
+#include <cpuid.h>
+
+namespace x86 {
+
+// Whether the system saves all of these parts of the state, bits of the register XCR0.
+inline bool saved(unsigned parts) {
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & parts) == parts;
+}
+
+struct Features {
+    unsigned basic = 0;       // leaf 1, ecx
+    unsigned b7 = 0, c7 = 0;  // leaf 7, ebx and ecx
+    Features() {
+        unsigned a, b, d;
+        __get_cpuid(1, &a, &b, &basic, &d);
+        __get_cpuid_count(7, 0, &a, &b7, &c7, &d);
+    }
+};
+
+inline bool avx2() {
+    const Features has;
+    const unsigned basic = bit_OSXSAVE | bit_AVX | bit_FMA;
+    return (has.basic & basic) == basic && saved(0x06) && (has.b7 & bit_AVX2);
+}
+
+inline bool avx512vnni() {
+    const Features has;
+    const unsigned wide = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+    return avx2() && saved(0xe6) && (has.b7 & wide) == wide && (has.c7 & bit_AVX512VNNI);
+}
+
+}  // namespace x86
