@@ -201,7 +201,7 @@ def test_it_answers_the_three_tasks(container):
     )
 
     assert label["label"] == "POSITIVE"
-    assert answer["answer"] == "Bern"
+    assert "Bern" in answer["answer"]
     assert "capital" in {each["token_str"] for each in tokens}
 
 
