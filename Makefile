@@ -60,7 +60,7 @@ clean: ## remove the virtual environments and all caches
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
 # Installing compiles the native engine's kernels, where there is a compiler.
-$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml $(wildcard service/native/*.h service/native/*.cpp)
+$(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml setup.py $(wildcard service/native/*.h service/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'
