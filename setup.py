@@ -12,6 +12,7 @@ AVX2 = ["-mavx2", "-mfma"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 X86_64 = {
     "avx2": AVX2,
+    "avxvnni": [*AVX2, "-mavxvnni"],
     "avx512vnni": [*AVX512, "-mavx512vnni", "-w"],
 }
 KERNELS = {
@@ -21,7 +22,7 @@ KERNELS = {
 
 
 def extension(kernel: str, flags: list[str]) -> Extension:
-    headers = [f"service/native/{name}.h" for name in ("api", "kernels", "model")]
+    headers = [f"service/native/{name}.h" for name in ("api", "floats256", "kernels", "model")]
     return Extension(
         f"service.native.{kernel}",
         [f"service/native/{kernel}.cpp"],
