@@ -18,6 +18,7 @@ X86_64 = {
 KERNELS = {
     "x86_64": X86_64,
     "amd64": X86_64,  # on Windows
+    "aarch64": {"neon": ["-march=armv8.2-a+dotprod"]},
 }
 
 

@@ -32,6 +32,7 @@ from native import (
     plain,
     torch_rows,
 )
+from remote import Remote, compile_program, emulator
 
 from models.artifact import open_artifact
 from models.folding import Product
@@ -47,12 +48,20 @@ FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean 
 KIND = {"relu": 1, "gelu": 2, "gelu_new": 3, "tanh": 4}
 
 
-@pytest.fixture(scope="module", params=["own", "avx512vnni", "avxvnni"])
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory) -> Path:
+    return compile_program("neon.cpp", tmp_path_factory.mktemp("arm") / "neon")
+
+
+@pytest.fixture(scope="module", params=["own", "avx512vnni", "avxvnni", "neon"])
 def pair(request, tmp_path_factory) -> Iterator[Pair]:
     """The kernels that serve here, and those for other CPUs on this one."""
     directory = tmp_path_factory.mktemp("native")
     if request.param == "own":
         yield Pair(best(), plain(best(), directory))
+    elif request.param == "neon":
+        with Remote(emulator(), str(request.getfixturevalue("arm"))) as library:
+            yield Pair(library, plain(library, directory))
     else:
         library = emulated(request.param, directory)
         yield Pair(library, plain(library, directory))
@@ -344,6 +353,12 @@ def test_kernels_that_are_asked_for_come_first(monkeypatch):
         assert native.best().kernel == (asked if runs else own)
 
 
+@pytest.mark.parametrize(("cpu", "has"), [("cortex-a57", 0), ("neoverse-n1", 1)])
+def test_an_arm_cpu_says_whether_it_has_dot_products(arm, cpu, has):
+    with Remote(emulator(), "-cpu", cpu, str(arm)) as library:
+        assert (library.kernel, library.supported) == ("neon", has)
+
+
 def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
     best()
     hosted, _ = host(make_artifact(tmp_path, "qa"), "native")
@@ -394,6 +409,7 @@ def test_no_memory_is_misused_and_nothing_undefined_is_done(tmp_path):
     flags = {
         "avx2": ["-mavx2", "-mfma"],
         "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
+        "neon": ["-march=armv8.2-a+dotprod"],
     }.get(best().kernel)
     source = f"{best().kernel}.cpp" if flags else "plain.cpp"
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *(flags or [])]
