@@ -85,16 +85,19 @@ class Pair(NamedTuple):
     plain: Library
 
 
-def make_pair(which: str, directory: Path) -> Pair:
-    """The kernels that serve here ("own"), or those for AVX512-VNNI on any CPU: their intrinsics are emulated."""
-    if which == "own":
-        library = best()
-    else:
-        if not Path("/usr/include/simde").is_dir():
-            pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
-        library = Library(compile_library("avx512vnni.cpp", directory / "emulated.so", "-I", str(EMULATION)))
-    lanes = library.c.swiftlet_lanes()
-    return Pair(library, Library(compile_library("plain.cpp", directory / "plain.so", f"-DSWIFTLET_LANES={lanes}")))
+def emulated(kernel: str, directory: Path) -> Library:
+    """Kernels for Intel's instructions, which are emulated one by one."""
+    if not Path("/usr/include/simde").is_dir():
+        pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
+    return Library(compile_library(f"{kernel}.cpp", directory / f"{kernel}.so", "-I", str(EMULATION)))
+
+
+def plain(like: Library, directory: Path) -> Library:
+    """The plain kernels in the shape of others."""
+    c = like.c
+    shape = {"LANES": c.swiftlet_lanes(), "LOWEST": c.swiftlet_lowest(), "LEVELS": c.swiftlet_levels()}
+    options = [f"-DSWIFTLET_{name}={value}" for name, value in shape.items()]
+    return Library(compile_library("plain.cpp", directory / "plain.so", *options))
 
 
 @cache

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from native import (
     Pair,
     best,
     compile_library,
+    emulated,
     encoding,
     folded,
-    make_pair,
     network,
+    plain,
     torch_rows,
 )
+from remote import Remote, compile_program, emulator
 
 from models.artifact import open_artifact
 from models.folding import Product
@@ -45,9 +48,23 @@ FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean 
 KIND = {"relu": 1, "gelu": 2, "gelu_new": 3, "tanh": 4}
 
 
-@pytest.fixture(scope="module", params=["own", "avx512vnni"])
-def pair(request, tmp_path_factory) -> Pair:
-    return make_pair(request.param, tmp_path_factory.mktemp("native"))
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory) -> Path:
+    return compile_program("neon.cpp", tmp_path_factory.mktemp("arm") / "neon")
+
+
+@pytest.fixture(scope="module", params=["own", "avx512vnni", "avxvnni", "neon"])
+def pair(request, tmp_path_factory) -> Iterator[Pair]:
+    """The kernels that serve here, and those for other CPUs on this one."""
+    directory = tmp_path_factory.mktemp("native")
+    if request.param == "own":
+        yield Pair(best(), plain(best(), directory))
+    elif request.param == "neon":
+        with Remote(emulator(), str(request.getfixturevalue("arm"))) as library:
+            yield Pair(library, plain(library, directory))
+    else:
+        library = emulated(request.param, directory)
+        yield Pair(library, plain(library, directory))
 
 
 @cache
@@ -61,7 +78,7 @@ def multiply(library: Library, x, weight, scale, bias, activation=0, residual=No
     out = np.full((rows, -(-n // lanes) * lanes), np.nan, np.float32)
 
     def pointer(array):
-        return None if array is None else array.ctypes.data_as(native.ctypes.c_void_p)
+        return None if array is None else np.ctypeslib.as_ctypes(array)
 
     wide = None if residual is None else np.ascontiguousarray(np.pad(residual, ((0, 0), (0, out.shape[1] - n))))
     many = None if gain is None else np.pad(gain, (0, out.shape[1] - n))
@@ -116,11 +133,12 @@ def test_a_kernel_agrees_with_the_plain_one_to_the_bit(pair, product, activation
 
 
 @given(products(), st.integers(0, 100))
-def test_a_row_of_a_product_does_not_depend_on_the_others(product, which):
+def test_a_row_of_a_product_does_not_depend_on_the_others(pair, product, which):
     x, *matrix = product
     row = which % len(x)
+    together, alone = (multiply(pair.library, rows, *matrix) for rows in (x, x[row : row + 1]))
 
-    assert multiply(best(), x, *matrix)[row].tobytes() == multiply(best(), x[row : row + 1], *matrix)[0].tobytes()
+    assert together[row].tobytes() == alone[0].tobytes()
 
 
 @pytest.mark.parametrize("name", KIND)
@@ -140,7 +158,7 @@ def test_attention_is_that_of_the_paper(pair, queries, keys, heads, depth, sprea
     q *= np.float32(spread / np.sqrt(depth))
     out = {library: np.empty_like(q) for library in pair}
     for library, to in out.items():
-        pointers = [array.ctypes.data_as(native.ctypes.c_void_p) for array in (q, k, v, to)]
+        pointers = map(np.ctypeslib.as_ctypes, (q, k, v, to))
         assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers) == 0
 
     for head in np.split(np.arange(heads * depth), heads):
@@ -164,11 +182,12 @@ def test_the_engine_computes_the_network(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_networks_agree_with_the_plain_kernels_to_the_bit(pair, architecture, task):
-    both = (Native(library, folded(architecture, task)).run(BATCH) for library in pair)
+def test_networks_agree_with_the_plain_kernels_and_rows_with_themselves_alone(pair, architecture, task):
+    ours, theirs = (Native(library, folded(architecture, task)) for library in pair)
 
-    for ours, theirs in zip(*both, strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    for row, its_row, one in zip(ours.run(BATCH), theirs.run(BATCH), BATCH.encodings(), strict=True):
+        assert row.tobytes() == its_row.tobytes()
+        assert row.tobytes() == ours.run(Batch.of([one]))[0].tobytes()
 
 
 @st.composite
@@ -329,6 +348,7 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     ("kernel", "flags"),
     [
         ("avx2", {"avx2", "fma"}),
+        ("avxvnni", {"avx2", "fma", "avx_vnni"}),
         ("avx512vnni", {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}),
     ],
 )
@@ -344,8 +364,15 @@ def test_kernels_that_are_asked_for_come_first(monkeypatch):
     own = best().kernel
     for asked in (*native.KERNELS, "abacus"):
         monkeypatch.setenv(native.CHOICE, asked)
-        runs = asked in native.KERNELS and Library(next(native.LIBRARIES.glob(f"{asked}.*.so"))).supported
+        compiled = native.LIBRARIES.glob(f"{asked}.*.so")  # none for another platform
+        runs = any(Library(path).supported for path in compiled)
         assert native.best().kernel == (asked if runs else own)
+
+
+@pytest.mark.parametrize(("cpu", "has"), [("cortex-a57", 0), ("neoverse-n1", 1)])
+def test_an_arm_cpu_says_whether_it_has_dot_products(arm, cpu, has):
+    with Remote(emulator(), "-cpu", cpu, str(arm)) as library:
+        assert (library.kernel, library.supported) == ("neon", has)
 
 
 def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
@@ -395,8 +422,12 @@ print("sound")
 
 def test_no_memory_is_misused_and_nothing_undefined_is_done(tmp_path):
     """Valid and mangled batches, in kernels that were compiled with the sanitizers."""
-    flags = {"avx2": ["-mavx2", "-mfma"]}.get(best().kernel)
-    source = "avx2.cpp" if flags else "plain.cpp"
+    flags = {
+        "avx2": ["-mavx2", "-mfma"],
+        "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
+        "neon": ["-march=armv8.2-a+dotprod"],
+    }.get(best().kernel)
+    source = f"{best().kernel}.cpp" if flags else "plain.cpp"
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *(flags or [])]
     library = compile_library(source, tmp_path / "sanitized.so", *sanitize)
     compiler = shutil.which("c++") or shutil.which("g++")

@@ -145,7 +145,7 @@ EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Q* q, const std::in
     for (std::int64_t i = 0; i < rounds; i++) {
         asm volatile("" : : "r"(q) : "memory");  // what q holds may have changed, so nothing is computed only once
         unroll<Isa::tile_rows>([&](auto r) {
-            const I same = Isa::activations(q + r * Isa::group);
+            const auto same = Isa::activations(q + r * Isa::group);
             unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
         });
     }
@@ -156,4 +156,5 @@ EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Q* q, const std::in
 }
 
 EXPORT int swiftlet_lanes() { return lanes; }
+EXPORT int swiftlet_lowest() { return Isa::lowest; }
 EXPORT int swiftlet_levels() { return Isa::levels; }

@@ -13,6 +13,7 @@ struct Isa {
     static constexpr int lanes = 16;
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 4;
+    static constexpr int lowest = 0;
     static constexpr int levels = 255;
     static constexpr int group = 4;
 

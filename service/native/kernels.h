@@ -135,8 +135,10 @@ inline void quantise(const float* x, int stride, int rows, int k, const Quantise
         const float below = Isa::largest(Isa::sub(Isa::zero(), low)), range = below + Isa::largest(high);
         // In subnormal numbers the quotient would be infinite; nothing is lost by calling them zeros.
         const float inverse = range > 1e-30f ? Isa::levels / range : 0.0f;
-        const F factor = Isa::all(inverse), zero = Isa::round(Isa::all(below * inverse));
-        // A number may round to -1 or `levels` + 1, which are cut where there is no room for them.
+        const F factor = Isa::all(inverse), lowest = Isa::all(Isa::lowest);
+        const F zero = Isa::add(Isa::round(Isa::all(below * inverse)), lowest);
+        // A number may round to one less than `lowest`, or one more than the highest, which are cut where there is no
+        // room for them.
         Q* q = to.q + static_cast<std::size_t>(row) * k;
         for (int i = 0; i < k; i += lanes) Isa::store_rounded(q + i, Isa::fma(Isa::load(x + i), factor, zero));
         to.scale[row] = range / Isa::levels;
@@ -156,7 +158,7 @@ __attribute__((noinline)) void tile(const Quantised& x, int k, const Matrix& m, 
         decltype(Isa::weights(w)) weights[C];
         unroll<C>([&](auto c) { weights[c] = Isa::weights(w + group * c * lanes); });
         unroll<R>([&](auto r) {
-            I same = Isa::activations(q + static_cast<std::size_t>(r) * k + i);
+            auto same = Isa::activations(q + static_cast<std::size_t>(r) * k + i);
             unroll<C>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
         });
     }

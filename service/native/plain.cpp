@@ -1,5 +1,6 @@
-// No instruction set: vectors are arrays, in the shape of `SWIFTLET_LANES` lanes. Slow, and never chosen to serve; the
-// tests build it, in the shape of each instruction set, to check what the others share and where they should agree.
+// No instruction set: vectors are arrays, in the shape of `SWIFTLET_LANES` lanes, with activations from `SWIFTLET_LOWEST`
+// on in `SWIFTLET_LEVELS` steps. Slow, and never chosen to serve; the tests build it, in the shape of each instruction
+// set, to check what the others share and where they should agree.
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,8 @@
 
 #ifndef SWIFTLET_LANES
 #define SWIFTLET_LANES 8
+#define SWIFTLET_LOWEST 0
+#define SWIFTLET_LEVELS 1023
 #endif
 
 namespace {
@@ -16,12 +19,15 @@ namespace {
 struct Isa {
     static constexpr const char* name = "plain";
     static constexpr int lanes = SWIFTLET_LANES;
-    static constexpr int tile_rows = 6;
-    static constexpr int tile_vectors = lanes == 8 ? 2 : 4;
-    static constexpr int levels = lanes == 8 ? 1023 : 255;
-    static constexpr int group = lanes == 8 ? 2 : 4;
+    static constexpr int tile_rows = 3;  // other tiles than elsewhere: what they are changes no number
+    static constexpr int tile_vectors = 2;
+    static constexpr int lowest = SWIFTLET_LOWEST;
+    static constexpr int levels = SWIFTLET_LEVELS;
 
-    using Q = std::conditional_t<lanes == 8, std::int16_t, std::uint8_t>;
+    using Byte = std::conditional_t<(lowest < 0), std::int8_t, std::uint8_t>;
+    using Q = std::conditional_t<(levels > 255), std::int16_t, Byte>;
+
+    static constexpr int group = 4 / sizeof(Q);
 
     struct F {
         float x[lanes];

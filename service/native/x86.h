@@ -17,10 +17,12 @@ inline bool saved(unsigned parts) {
 struct Features {
     unsigned basic = 0;       // leaf 1, ecx
     unsigned b7 = 0, c7 = 0;  // leaf 7, ebx and ecx
+    unsigned a71 = 0;         // leaf 7.1, eax
     Features() {
-        unsigned a, b, d;
+        unsigned a, b, c, d;
         __get_cpuid(1, &a, &b, &basic, &d);
         __get_cpuid_count(7, 0, &a, &b7, &c7, &d);
+        __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     }
 };
 
@@ -29,6 +31,8 @@ inline bool avx2() {
     const unsigned basic = bit_OSXSAVE | bit_AVX | bit_FMA;
     return (has.basic & basic) == basic && saved(0x06) && (has.b7 & bit_AVX2);
 }
+
+inline bool avxvnni() { return avx2() && (Features().a71 & 1u << 4); }
 
 inline bool avx512vnni() {
     const Features has;

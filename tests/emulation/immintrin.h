@@ -6,6 +6,7 @@
 
 #define SIMDE_NO_NATIVE
 #define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx2.h>
 #include <simde/x86/avx512/abs.h>
 #include <simde/x86/avx512/add.h>
 #include <simde/x86/avx512/and.h>
@@ -34,8 +35,10 @@
 
 using __mmask16 = simde__mmask16;
 #define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
-#undef _mm512_fmadd_ps     // SIMDe rounds twice
-#undef _mm512_load_si512  // and reads from any address
+#undef _mm256_fmadd_ps     // SIMDe rounds twice
+#undef _mm512_fmadd_ps
+#undef _mm256_load_si256  // and reads from any address
+#undef _mm512_load_si512
 
 namespace emulation {
 
@@ -63,22 +66,38 @@ float reduce(simde__m512 x, Op op) {
     return lanes[0];
 }
 
+// a * b + c, lane by lane.
+template <class F>
+F fused(F a, F b, F c) {
+    constexpr int lanes = sizeof(F) / sizeof(float);
+    float x[lanes], y[lanes], z[lanes];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    std::memcpy(z, &c, sizeof z);
+    for (int i = 0; i < lanes; i++) x[i] = std::fma(x[i], y[i], z[i]);
+    std::memcpy(&a, x, sizeof x);
+    return a;
+}
+
 }  // namespace emulation
+
+inline __m256 _mm256_fmadd_ps(__m256 a, __m256 b, __m256 c) { return emulation::fused(a, b, c); }
+
+inline __m256i _mm256_load_si256(const __m256i* p) {
+    if (reinterpret_cast<std::uintptr_t>(p) % 32) std::abort();
+    return simde_mm256_loadu_si256(p);
+}
+
+inline __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
+    return simde_mm256_dpbusd_epi32(sum, a, b);
+}
 
 inline __m512i _mm512_load_si512(const void* p) {
     if (reinterpret_cast<std::uintptr_t>(p) % 64) std::abort();
     return simde_mm512_loadu_si512(p);
 }
 
-inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
-    float x[16], y[16], z[16];
-    std::memcpy(x, &a, sizeof x);
-    std::memcpy(y, &b, sizeof y);
-    std::memcpy(z, &c, sizeof z);
-    for (int i = 0; i < 16; i++) x[i] = std::fma(x[i], y[i], z[i]);
-    std::memcpy(&a, x, sizeof x);
-    return a;
-}
+inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) { return emulation::fused(a, b, c); }
 
 inline __m512 _mm512_cvtepi32_ps(__m512i x) {
     return emulation::each<__m512>(x, [](std::int32_t lane) { return static_cast<float>(lane); });
