@@ -6,10 +6,8 @@ import ctypes
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,17 +22,12 @@ PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"
 
 def compile_program(source: str, to: Path) -> Path:
     """Compiles a file of `service/native` for ARM, as a program that answers calls; skips the test where it cannot."""
-    gcc = shutil.which("aarch64-linux-gnu-g++")
-    if gcc:
-        command = [gcc, "-march=armv8.2-a+dotprod"]
-    elif find_spec("ziglang"):
-        zig = [sys.executable, "-m", "ziglang", "c++"]
-        command = [*zig, "-target", "aarch64-linux-musl", "-mcpu=generic+v8_2a+dotprod"]
-    else:
-        pytest.skip("there is no C++ compiler for ARM (Debian's g++-aarch64-linux-gnu, or ziglang of PyPI)")
-    flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w"]
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler for ARM (Debian's package g++-aarch64-linux-gnu)")
+    flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w", "-march=armv8.2-a+dotprod"]
     sources = ["-I", str(native.LIBRARIES), f'-DKERNELS="{source}"', str(PROGRAM)]
-    subprocess.run([*command, *flags, *sources, "-o", str(to)], check=True, timeout=500)
+    subprocess.run([compiler, *flags, *sources, "-o", str(to)], check=True, timeout=500)
     return to
 
 
