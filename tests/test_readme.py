@@ -279,7 +279,7 @@ def _shown(module: Path) -> str:
 def test_the_notice_names_all_that_the_recipes_train_on():
     notice = (ROOT / "NOTICE").read_text("utf-8")
     recipes = [tomllib.loads(path.read_text("utf-8")) for path in (ROOT / "models/training/recipes").glob("*.toml")]
-    works = [work for recipe in recipes for work in recipe["finetuning"].values()]
+    works = [work for recipe in recipes for work in recipe.get("finetuning", {}).values()]
     sources = {licence.partition(" (")[0] for work in works for licence in work["licences"]}
 
     assert sources
