@@ -156,9 +156,9 @@ def test_an_odd_text_takes_no_more_time_than_prose(kind, tokenizer):
     def seconds(text: str) -> float:
         times = []
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.process_time()  # what else the machine does is not its fault
             tokenizer.encode([text[: len(PROSE)]], 512)
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
         return min(times)
 
     assert seconds(ODD[kind]) <= 3 * seconds(PROSE) + 0.01
