@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-from pathlib import Path
 
 from generator import Client, closed_loop, payload
-from served import Served, serving
+from served import Served, cpu_seconds, serving
 
 from service.machine import setting
 
@@ -53,16 +51,10 @@ async def measure(server: Served, tokens: int, callers: int, seconds: float) -> 
         answered += 1
 
     await closed_loop(callers, seconds / 4, ask)  # warm-up: what calls take is learned
-    answered, before = 0, cpu_seconds(server)
+    answered, before = 0, cpu_seconds(server.process.pid)
     await closed_loop(callers, seconds, ask)
     client.close()
-    return answered / (cpu_seconds(server) - before)
-
-
-def cpu_seconds(server: Served) -> float:
-    """The CPU time that the server's processes have taken so far."""
-    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in server.family())
-    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+    return answered / (cpu_seconds(server.process.pid) - before)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,13 @@ out where it is not installed.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,19 +34,16 @@ from models.graph import CONTRIB, Graph
 from models.heads import Model, build
 from models.quantize import quantize
 from models.ragged import Multiply, Network, in_fp32, in_int8, of_int8
-from models.tokenizer import Encoding
 from models.weights import block_of, pack, read_weights
+from service.contenders import RELEASED, batch_of
 from service.engines import native
 from service.engines.onnx_cpu import OnnxCpu, Ragged, inputs, session
 from service.errors import Internal
 from service.evaluate import Evaluation, agreement, evaluate
+from service.machine import setting
 from service.runtime import BUNDLED, LoadedModel, load_model
 from service.types import Batch, Cost, Engine, Row
 
-RELEASED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "mobilebert": {"vocab_size": 1000},  # google/mobilebert-uncased but for words, which a classifier only looks up
-    "albert": {"vocab_size": 1000},  # albert-base-v2
-}
 SHAPES: Final = ("1x16", "1x32", "1x128", "8x32", "8x128", "1x384", "mixed")  # rows x tokens
 # Model, data, the examples that are left out before (there activations are calibrated), and those that are measured on.
 MEASURED: Final = (
@@ -59,6 +54,7 @@ MEASURED: Final = (
     ("mobilebert-fill-mask", "corpora/enwiki2015_cap8k.txt.xz", 24_500, 20),
     ("albert-fill-mask", "corpora/enwiki2015_cap8k.txt.xz", 24_500, 20),
 )
+PACKAGES: Final = ("openvino", "nncf", "torch", "numpy")  # whose versions are told, of those installed
 CALIBRATED_ON: Final = 10  # examples before those
 
 
@@ -153,7 +149,7 @@ def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> 
     return graph.add("Add", [graph.add("Mul", [large, graph.add("Unsqueeze", [step, last])]), bias])
 
 
-def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001
+def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # it needs none
     """DynamicQuantizeMatMul: what stock quantisation writes. One scale for a whole call: never to be served."""
     weight, scale, bias = _signed(graph, name, product)
     none = graph.array(name + ".z", np.zeros(len(product.bias), np.int8))
@@ -163,7 +159,7 @@ def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) 
 def in_static(steps: Mapping[str, float]) -> Multiply:
     """One scale for all that ever comes to a product, from the largest seen on examples."""
 
-    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001
+    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # it needs none
         weight, scale, bias = _signed(graph, name, product)
         step = graph.array(name + ".step", np.array(steps[name], np.float32))
         zero = graph.array("zero", np.array(128, np.uint8))
@@ -318,13 +314,6 @@ def engines(subject: Subject, forms: Sequence[str]) -> Iterator[tuple[str, Engin
             print(f"{name} is left out: {error}")
 
 
-def batch_of(rows: int, length: int, seed: int = 0) -> Batch:
-    """Rows of random ids, of which the head reads the first position."""
-    draw = np.random.default_rng(seed)
-    none, first = np.zeros(length, np.int64), np.zeros(1, np.int64)
-    return Batch.of([Encoding(draw.integers(1, 1000, length), none, first) for _ in range(rows)])
-
-
 def mixed(seed: int = 0) -> Batch:
     """Eight rows of 8 to 60 tokens, as short texts come."""
     draw = np.random.default_rng(seed)
@@ -419,21 +408,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def _where() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    versions = []
-    for package in ("onnxruntime", "openvino", "nncf", "torch", "numpy"):
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return f"{datetime.now(UTC):%Y-%m-%d}; {names[0]}, {len(names)} cores, {platform.system()}; {', '.join(versions)}."
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
@@ -447,7 +421,7 @@ def main() -> None:
     torch.set_num_threads(1)
     wanted = [FP32, *arguments.form] if arguments.form else [""]
     forms = [name for name in FORMS if any(part in name for part in wanted)]
-    lines = [_where()]
+    lines = [setting(*(name for name in PACKAGES if find_spec(name))).told("")]
     print(lines[0])
     parts: dict[str, Callable[[], Iterator[str]]] = {
         **{name: partial(speed, name, arguments.seconds, forms, arguments.shape or SHAPES) for name in RELEASED},

@@ -199,26 +199,27 @@ def run(
     """Serves, measures and stops."""
     options = [] if scheduler is None else ["--scheduler", scheduler]
     report = Report(scheduler or "deadlines", engine, deadline_ms, 0.0)
-    with apart([MODEL], engine, *options) as server:
+    with apart(engine, *options) as server:
         uvloop.run(measure(server.port, report, seconds, multiples))
         server.stop()
     return report
 
 
 @contextmanager
-def apart(models: Sequence[str], engine: str, *options: str) -> Iterator[Served]:
+def apart(engine: str, *options: str) -> Iterator[Served]:
     """A server on half of the cores; this process has the others as long, where there are two and Linux deals them."""
-    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
-        with serving(models, engine, "--log-level", "error", *options, environment=STAND_IN) as server:
-            yield server
-        return
-    os.sched_setaffinity(0, cores[: len(cores) // 2])  # which what is started now inherits
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    half = len(cores) // 2
+    if half:
+        os.sched_setaffinity(0, cores[:half])  # which what is started now inherits
     try:
-        with serving(models, engine, "--log-level", "error", *options, environment=STAND_IN) as server:
-            os.sched_setaffinity(0, cores[len(cores) // 2 :])
+        with serving([MODEL], engine, "--log-level", "error", *options, environment=STAND_IN) as server:
+            if half:
+                os.sched_setaffinity(0, cores[half:])
             yield server
     finally:
-        os.sched_setaffinity(0, cores)
+        if half:
+            os.sched_setaffinity(0, cores)
 
 
 def table(report: Report) -> str:
@@ -288,7 +289,7 @@ def main() -> None:
     arguments = parser.parse_args()
     schedulers: list[str | None] = [None, "fifo"] if "scheduler" in Settings.model_fields else [None]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with apart([MODEL], "echo") as server:
+    with apart("echo") as server:
         ceiling = uvloop.run(_ceiling(server.port))
     head = f"{setting().told()} Generator and server together: {ceiling:.0f} requests/s where nothing has to be done.\n"
     print(head)

@@ -40,16 +40,16 @@ def resident_kib(pid: int) -> int:
 
 def settle(pid: int) -> None:
     """Waits until a process and those that it started have nothing to do: some work on for callers who have gone."""
-    before, now = -math.inf, _busy_s(pid)
+    before, now = -math.inf, cpu_seconds(pid)
     while now - before > IDLE_SHARE * LOOK_S:
-        time.sleep(LOOK_S)
-        before, now = now, _busy_s(pid)
+        time.sleep(LOOK_S)  # nobody is told when a process falls idle: what it took has to be looked at
+        before, now = now, cpu_seconds(pid)
 
 
-def _busy_s(pid: int) -> float:
-    """Seconds of the processor so far."""
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process and those that it started have taken so far."""
     fields = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in family(pid))
-    return sum(int(user) + int(system) for *_, user, system in (one[:13] for one in fields)) / os.sysconf("SC_CLK_TCK")
+    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

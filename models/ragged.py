@@ -5,7 +5,7 @@ them out as B rows of S, the longest, and another takes them back. The last laye
 head reads, F of a row at most, and the head those alone. Layers that come one after another with the same parameters
 (ALBERT) are a loop, so that ONNX Runtime packs their weights once and not once for each.
 
-Inputs, all int64 but `lengths`, which is int32 (`indices` makes them):
+Inputs, all int64 but `lengths`, which is int32 (`inputs` of `service/engines/onnx_cpu.py` makes them):
 
     input_ids, token_type_ids, positions (T,)
     before, after (T,)      each token's neighbours in its row, T where there is none (MobileBERT)

@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Takes what has come. A head waits for its turn; the rest of a request that was let in does not."""
         if self._phase not in (IDLE, HEAD):
-            self._read(data)
+            self._parse(data)
         elif self.unread:
             self.unread += data
             self.flow.pause_reading()
@@ -251,9 +251,9 @@ class Connection(HttpToolsProtocol):
         """Its turn has come."""
         data, self.unread = self.unread, b""
         self.flow.resume_reading()
-        self._read(data)
+        self._parse(data)
 
-    def _read(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         """Parses what belongs to the request being received. What follows it waits until that one is answered."""
         start = 0
         try:

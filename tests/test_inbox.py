@@ -211,7 +211,7 @@ def test_an_inbox_that_is_empty_asks_for_no_turn(count):
         while desk.inbox.behind:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not loop._ready  # nothing is scheduled but this  # type: ignore[attr-defined]
+        assert not loop._ready  # nothing is scheduled but this
 
     asyncio.run(main())
     assert len(desk.read) == count

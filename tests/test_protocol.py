@@ -897,7 +897,7 @@ def test_more_that_comes_while_the_first_waits_is_left_to_the_kernel():
             (connection,) = service.state.connections
             client.send(HOST + b"Content-Length: 8000000\r\n\r\n" + b"a" * 8_000_000)
             await until(lambda: connection.flow.read_paused)
-            await asyncio.sleep(0.01)
+            await quiet(lambda: len(connection.unread))
             assert len(connection.unread) < 1_000_000
             held.let()
             assert len((await client.answer())[2]) > 8_000_000

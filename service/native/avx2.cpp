@@ -18,23 +18,14 @@ struct Isa : Floats256 {
     static constexpr int levels = 1023;     // how much larger the largest is
     static constexpr int group = 2;         // inputs that one dot product takes
 
-    using I = __m256i;
     using Q = std::int16_t;  // an activation
 
     static bool supported() { return x86::avx2(); }
 
     static void store_rounded(Q* p, F x) {
-        __m256i whole = _mm256_cvtps_epi32(x);
-        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), words);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded(x));
     }
 
-    static I none() { return _mm256_setzero_si256(); }
-    static I activations(const Q* p) {  // the same group in every lane
-        int word;
-        __builtin_memcpy(&word, p, 4);
-        return _mm256_set1_epi32(word);
-    }
     static I weights(const std::int8_t* p) {
         return _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
     }
@@ -45,7 +36,6 @@ struct Isa : Floats256 {
         asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
         return sum;
     }
-    static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 };
 
 }  // namespace

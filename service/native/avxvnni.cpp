@@ -15,23 +15,15 @@ struct Isa : Floats256 {
     static constexpr int levels = 255;
     static constexpr int group = 4;
 
-    using I = __m256i;
     using Q = std::uint8_t;
 
     static bool supported() { return x86::avxvnni(); }
 
     static void store_rounded(Q* p, F x) {
-        __m256i whole = _mm256_cvtps_epi32(x);
-        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        const __m128i words = rounded(x);
         _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
     }
 
-    static I none() { return _mm256_setzero_si256(); }
-    static I activations(const Q* p) {
-        int word;
-        __builtin_memcpy(&word, p, 4);
-        return _mm256_set1_epi32(word);
-    }
     static I weights(const std::int8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
     static I dot(I sum, I activations, I weights) {
         sum = _mm256_dpbusd_avx_epi32(sum, activations, weights);
@@ -40,7 +32,6 @@ struct Isa : Floats256 {
 #endif
         return sum;
     }
-    static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Eight floats in a register: the fp32 part of every instruction set that has AVX2 and FMA, and no wider registers.
+// Eight numbers in a register: what every instruction set shares that has AVX2 and FMA, and no wider registers.
 
 #pragma once
 
@@ -10,6 +10,15 @@ struct Floats256 {
     static constexpr int lanes = 8;  // floats, and 32-bit sums, in a vector
 
     using F = __m256;
+    using I = __m256i;
+
+    static I none() { return _mm256_setzero_si256(); }
+    static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+    static I activations(const void* p) {  // the same group in every lane
+        int word;
+        __builtin_memcpy(&word, p, 4);
+        return _mm256_set1_epi32(word);
+    }
 
     static F zero() { return _mm256_setzero_ps(); }
     static F all(float x) { return _mm256_set1_ps(x); }
@@ -34,6 +43,10 @@ struct Floats256 {
     static F first(F x, int n) {
         __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)));
+    }
+    static __m128i rounded(F x) {  // to 16-bit numbers
+        __m256i whole = _mm256_cvtps_epi32(x);
+        return _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     }
     static float sum(F x) {
         __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
