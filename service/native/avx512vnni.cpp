@@ -41,6 +41,13 @@ struct Isa {
     static F first(F x, int n) {
         return _mm512_maskz_mov_ps(static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1), x);
     }
+    // a0 b0 a1 b1 ... of the first halves, and of the second ones
+    static F zip_low(F a, F b) {
+        return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b);
+    }
+    static F zip_high(F a, F b) {
+        return _mm512_permutex2var_ps(a, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), b);
+    }
     static float sum(F x) { return _mm512_reduce_add_ps(x); }
     static float largest(F x) { return _mm512_reduce_max_ps(x); }
     static void store_rounded(Q* p, F x) {

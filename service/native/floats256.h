@@ -48,6 +48,9 @@ struct Floats256 {
         __m256i whole = _mm256_cvtps_epi32(x);
         return _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     }
+    // a0 b0 a1 b1 ... of the first halves, and of the second ones
+    static F zip_low(F a, F b) { return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20); }
+    static F zip_high(F a, F b) { return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31); }
     static float sum(F x) {
         __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
         s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -125,24 +125,34 @@ struct Finish {
     const float* gain = nullptr;  // (n,); none: 1
 };
 
+// Ranges of some rows first, then their numbers: a processor computes several ranges at a time, not one after the other.
 inline void quantise(const float* x, int stride, int rows, int k, const Quantised& to) {
-    for (int row = 0; row < rows; row++, x += stride) {
-        F low = Isa::zero(), high = Isa::zero();
-        for (int i = 0; i < k; i += lanes) {
-            low = Isa::min(low, Isa::load(x + i));
-            high = Isa::max(high, Isa::load(x + i));
+    constexpr int together = 8;
+    for (int first = 0; first < rows; first += together) {
+        const int end = first + together < rows ? first + together : rows;
+        float inverse[together], zero[together];
+        for (int row = first; row < end; row++) {
+            const float* from = x + static_cast<std::size_t>(row) * stride;
+            F low = Isa::zero(), high = Isa::zero();
+            for (int i = 0; i < k; i += lanes) {
+                low = Isa::min(low, Isa::load(from + i));
+                high = Isa::max(high, Isa::load(from + i));
+            }
+            const float below = Isa::largest(Isa::sub(Isa::zero(), low)), range = below + Isa::largest(high);
+            // In subnormal numbers the quotient would be infinite; nothing is lost by calling them zeros.
+            inverse[row - first] = range > 1e-30f ? Isa::levels / range : 0.0f;
+            zero[row - first] = __builtin_rintf(below * inverse[row - first]) + Isa::lowest;
+            to.scale[row] = range / Isa::levels;
+            to.offset[row] = to.scale[row] * zero[row - first];
         }
-        const float below = Isa::largest(Isa::sub(Isa::zero(), low)), range = below + Isa::largest(high);
-        // In subnormal numbers the quotient would be infinite; nothing is lost by calling them zeros.
-        const float inverse = range > 1e-30f ? Isa::levels / range : 0.0f;
-        const F factor = Isa::all(inverse), lowest = Isa::all(Isa::lowest);
-        const F zero = Isa::add(Isa::round(Isa::all(below * inverse)), lowest);
-        // A number may round to one less than `lowest`, or one more than the highest, which are cut where there is no
-        // room for them.
-        Q* q = to.q + static_cast<std::size_t>(row) * k;
-        for (int i = 0; i < k; i += lanes) Isa::store_rounded(q + i, Isa::fma(Isa::load(x + i), factor, zero));
-        to.scale[row] = range / Isa::levels;
-        to.offset[row] = to.scale[row] * Isa::largest(zero);
+        for (int row = first; row < end; row++) {
+            const float* from = x + static_cast<std::size_t>(row) * stride;
+            const F factor = Isa::all(inverse[row - first]), shift = Isa::all(zero[row - first]);
+            // A number may round to one less than `lowest`, or one more than the highest, which are cut where there is
+            // no room for them.
+            Q* q = to.q + static_cast<std::size_t>(row) * k;
+            for (int i = 0; i < k; i += lanes) Isa::store_rounded(q + i, Isa::fma(Isa::load(from + i), factor, shift));
+        }
     }
 }
 
@@ -154,9 +164,13 @@ __attribute__((noinline)) void tile(const Quantised& x, int k, const Matrix& m, 
     unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = Isa::none(); }); });
     const Q* q = x.q;
     constexpr int group = Isa::group;
+    constexpr int ahead = 8192;  // bytes: in short batches each weight comes from afar, and once
     for (int i = 0; i < k; i += group, w += group * C * lanes) {
         decltype(Isa::weights(w)) weights[C];
-        unroll<C>([&](auto c) { weights[c] = Isa::weights(w + group * c * lanes); });
+        unroll<C>([&](auto c) {
+            weights[c] = Isa::weights(w + group * c * lanes);
+            __builtin_prefetch(w + ahead + group * c * lanes);
+        });
         unroll<R>([&](auto r) {
             auto same = Isa::activations(q + static_cast<std::size_t>(r) * k + i);
             unroll<C>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
@@ -246,6 +260,27 @@ inline float softmax(float* x, int n) {
 
 inline int rounded_up(int n, int to) { return (n + to - 1) / to * to; }
 
+// (rows, columns) as (columns, rows rounded up to lanes), with zeros added; columns is a multiple of lanes, too.
+inline void transpose(const float* from, int from_stride, int rows, int columns, float* to, int to_stride) {
+    for (int row = 0; row < rows; row += lanes)
+        for (int column = 0; column < columns; column += lanes) {
+            // To interleave the first half of the vectors with the second half turns the positions of all numbers, as
+            // bits, by one: after log2(lanes) times, a number's lane says its row, and its vector says its column.
+            F x[lanes], y[lanes];
+            unroll<lanes>([&](auto i) {
+                x[i] = row + i < rows ? Isa::load(from + static_cast<std::size_t>(row + i) * from_stride + column) : Isa::zero();
+            });
+            for (int left = lanes; left > 1; left /= 2) {
+                unroll<lanes / 2>([&](auto i) {
+                    y[2 * i] = Isa::zip_low(x[i], x[i + lanes / 2]);
+                    y[2 * i + 1] = Isa::zip_high(x[i], x[i + lanes / 2]);
+                });
+                unroll<lanes>([&](auto i) { x[i] = y[i]; });
+            }
+            unroll<lanes>([&](auto i) { Isa::store(to + static_cast<std::size_t>(column + i) * to_stride + row, x[i]); });
+        }
+}
+
 // One row's attention. q (queries, .) is scaled already; k and v are (keys, .), with heads side by side.
 // scratch: (depth + tile_rows, keys rounded up to lanes).
 inline void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
@@ -254,11 +289,7 @@ inline void attend(const float* q, int q_stride, int queries, const float* k, co
     float *transposed = scratch, *scores = scratch + static_cast<std::size_t>(depth) * padded;
     for (int head = 0; head < heads; head++) {
         const int at = head * depth;
-        for (int d = 0; d < depth; d++) {
-            float* line = transposed + static_cast<std::size_t>(d) * padded;
-            for (int j = 0; j < keys; j++) line[j] = k[static_cast<std::size_t>(j) * kv_stride + at + d];
-            for (int j = keys; j < padded; j++) line[j] = 0;
-        }
+        transpose(k + at, kv_stride, keys, depth, transposed, padded);
         for (int i = 0; i < queries; i += Isa::tile_rows) {
             const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
             float* to = out + static_cast<std::size_t>(i) * stride + at;

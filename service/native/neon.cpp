@@ -48,6 +48,8 @@ struct Isa {
         const int32x4_t lane = {0, 1, 2, 3};
         return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcltq_s32(lane, vdupq_n_s32(n))));
     }
+    static F zip_low(F a, F b) { return vzip1q_f32(a, b); }
+    static F zip_high(F a, F b) { return vzip2q_f32(a, b); }
     static float sum(F x) {  // halves first, as elsewhere; vaddvq_f32 adds neighbours
         float32x2_t s = vadd_f32(vget_low_f32(x), vget_high_f32(x));
         return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);

@@ -88,6 +88,12 @@ struct Isa {
     static F first(F x, int n) {
         return each([&](int i) { return i < n ? x.x[i] : 0.0f; });
     }
+    static F zip_low(F a, F b) {
+        return each([&](int i) { return (i % 2 ? b : a).x[i / 2]; });
+    }
+    static F zip_high(F a, F b) {
+        return each([&](int i) { return (i % 2 ? b : a).x[(lanes + i) / 2]; });
+    }
     static float sum(F x) {
         for (int half = lanes / 2; half; half /= 2)  // in the order of the others, so that all agree to the bit
             for (int i = 0; i < half; i++) x.x[i] += x.x[i + half];

@@ -19,9 +19,11 @@
 #include <simde/x86/avx512/mov.h>
 #include <simde/x86/avx512/mul.h>
 #include <simde/x86/avx512/or.h>
+#include <simde/x86/avx512/permutex2var.h>
 #include <simde/x86/avx512/roundscale.h>
 #include <simde/x86/avx512/scalef.h>
 #include <simde/x86/avx512/set1.h>
+#include <simde/x86/avx512/setr.h>
 #include <simde/x86/avx512/setzero.h>
 #include <simde/x86/avx512/storeu.h>
 #include <simde/x86/avx512/sub.h>
