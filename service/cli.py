@@ -348,7 +348,7 @@ def _describe(model: LoadedModel) -> str:
     golden = (
         "not replayed, since this engine runs no network"
         if model.deviation is None
-        else f"off by at most {model.deviation:.3g}, and {manifest.tolerance:.3g} is tolerated"
+        else f"off by at most {model.deviation:.3g}, which is tolerated"
     )
     return "\n".join(
         [

@@ -95,7 +95,7 @@ def emulated(kernel: str, directory: Path) -> Library:
 def plain(like: Library, directory: Path) -> Library:
     """The plain kernels in the shape of others."""
     c = like.c
-    shape = {"LANES": c.swiftlet_lanes(), "LOWEST": c.swiftlet_lowest(), "LEVELS": c.swiftlet_levels()}
+    shape = {name.upper(): getattr(c, f"swiftlet_{name}")() for name in ("lanes", "lowest", "levels", "paired")}
     options = [f"-DSWIFTLET_{name}={value}" for name, value in shape.items()]
     return Library(compile_library("plain.cpp", directory / "plain.so", *options))
 

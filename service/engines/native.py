@@ -33,7 +33,7 @@ from service.types import Batch, Cost, Engine, Row
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(service.__file__).parent / "native"
-KERNELS: Final = ("avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first, of what a CPU may have
+KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first, of what a CPU may have
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one of them
 ARCHITECTURES: Final = ("bert", "albert", "mobilebert")  # numbers in C++
 ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}

@@ -123,8 +123,7 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
     return guarded([&] {
         Buffer<float> scratch;
         const int width = heads * depth;
-        const std::size_t size = static_cast<std::size_t>(depth + Isa::tile_rows) * rounded_up(keys, lanes);
-        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(size));
+        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(attention_room(keys, depth)));
         return ok;
     });
 }
@@ -158,3 +157,4 @@ EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Q* q, const std::in
 EXPORT int swiftlet_lanes() { return lanes; }
 EXPORT int swiftlet_lowest() { return Isa::lowest; }
 EXPORT int swiftlet_levels() { return Isa::levels; }
+EXPORT int swiftlet_paired() { return Isa::paired; }

@@ -8,6 +8,7 @@ namespace {
 
 struct Floats256 {
     static constexpr int lanes = 8;  // floats, and 32-bit sums, in a vector
+    static constexpr int paired = 1;  // numbers in a lane of what attention multiplies
 
     using F = __m256;
     using I = __m256i;

@@ -211,7 +211,15 @@ inline void multiply(const Quantised& x, int rows, const Matrix& m, float* out, 
     }
 }
 
-// ---- in fp32
+// ---- in fp32, or in pairs of bf16 that take the place of a number in fp32
+
+template <class A = Isa>
+ALWAYS_INLINE F multiply_add(F a, F b, F c) {
+    if constexpr (A::paired == 2)
+        return A::fma_pairs(a, b, c);
+    else
+        return A::fma(a, b, c);
+}
 
 // (R, k) times (k, C vectors) into out.
 template <int R, int C>
@@ -224,7 +232,7 @@ __attribute__((noinline)) void tile_f32(const float* a, int a_stride, const floa
         unroll<C>([&](auto c) { right[c] = Isa::load(b + c * lanes); });
         unroll<R>([&](auto r) {
             F left = Isa::all(a[static_cast<std::size_t>(r) * a_stride + i]);
-            unroll<C>([&](auto c) { sum[r][c] = Isa::fma(left, right[c], sum[r][c]); });
+            unroll<C>([&](auto c) { sum[r][c] = multiply_add(left, right[c], sum[r][c]); });
         });
     }
     unroll<R>([&](auto r) {
@@ -281,23 +289,74 @@ inline void transpose(const float* from, int from_stride, int rows, int columns,
         }
 }
 
+struct Rows {
+    const float* x;
+    int stride;
+};
+
+// What the products of attention take for n numbers of each row: these, or pairs of those that are `lanes` apart.
+template <class A = Isa>
+Rows pair_columns(Rows from, int rows, int n, float* room) {
+    if constexpr (A::paired == 1) return from;
+    else {
+        const int width = rounded_up(n, 2 * lanes) / 2;
+        for (int row = 0; row < rows; row++, from.x += from.stride)
+            for (int i = 0; i < n; i += 2 * lanes) {
+                const F first = Isa::load(from.x + i), second = i + lanes < n ? Isa::load(from.x + i + lanes) : Isa::zero();
+                Isa::store(room + static_cast<std::size_t>(row) * width + i / 2, A::pair(first, second));
+            }
+        return {room, width};
+    }
+}
+
+// The same of the rows of each column.
+template <class A = Isa>
+Rows pair_rows(Rows from, int rows, int n, float* room) {
+    if constexpr (A::paired == 1) return from;
+    else {
+        const auto load = [&](int row, int i) {
+            return row < rows ? Isa::load(from.x + static_cast<std::size_t>(row) * from.stride + i) : Isa::zero();
+        };
+        float* to = room;
+        for (int row = 0; row < rows; row += 2 * lanes)
+            for (int i = row; i < row + lanes; i++, to += n)
+                for (int d = 0; d < n; d += lanes) Isa::store(to + d, A::pair(load(i, d), load(i + lanes, d)));
+        return {room, n};
+    }
+}
+
+// How many lanes these numbers take, in whole vectors.
+inline int paired(int n) { return rounded_up(n, Isa::paired * lanes) / Isa::paired; }
+
+// How many numbers `attend` needs room for.
+inline std::size_t attention_room(int keys, int depth) {
+    const std::size_t width = paired(depth), all = rounded_up(keys, lanes);
+    return (width + Isa::tile_rows) * all + Isa::tile_rows * width + all * width + static_cast<std::size_t>(paired(keys)) * depth;
+}
+
 // One row's attention. q (queries, .) is scaled already; k and v are (keys, .), with heads side by side.
-// scratch: (depth + tile_rows, keys rounded up to lanes).
 inline void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
-                   int heads, int depth, float* out, int stride, float* scratch) {
-    const int padded = rounded_up(keys, lanes);
-    float *transposed = scratch, *scores = scratch + static_cast<std::size_t>(depth) * padded;
+                   int heads, int depth, float* out, int stride, float* room) {
+    const int width = paired(depth), all = rounded_up(keys, lanes), reads = Isa::paired == 1 ? keys : paired(keys);
+    float* transposed = room;
+    float* scores = transposed + static_cast<std::size_t>(width) * all;
+    float* query_room = scores + static_cast<std::size_t>(Isa::tile_rows) * all;
+    float* key_room = query_room + Isa::tile_rows * width;
+    float* value_room = key_room + static_cast<std::size_t>(width) * all;
     for (int head = 0; head < heads; head++) {
         const int at = head * depth;
-        transpose(k + at, kv_stride, keys, depth, transposed, padded);
+        const Rows key = pair_columns({k + at, kv_stride}, keys, depth, key_room);
+        const Rows value = pair_rows({v + at, kv_stride}, keys, depth, value_room);
+        transpose(key.x, key.stride, keys, width, transposed, all);
         for (int i = 0; i < queries; i += Isa::tile_rows) {
             const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
             float* to = out + static_cast<std::size_t>(i) * stride + at;
-            multiply_f32(q + static_cast<std::size_t>(i) * q_stride + at, q_stride, rows, transposed, padded, depth,
-                         padded, scores, padded);
+            const Rows query = pair_columns({q + static_cast<std::size_t>(i) * q_stride + at, q_stride}, rows, depth, query_room);
+            multiply_f32(query.x, query.stride, rows, transposed, all, width, all, scores, all);
             float inverse[Isa::tile_rows];
-            for (int r = 0; r < rows; r++) inverse[r] = softmax(scores + static_cast<std::size_t>(r) * padded, keys);
-            multiply_f32(scores, padded, rows, v + at, kv_stride, keys, depth, to, stride);
+            for (int r = 0; r < rows; r++) inverse[r] = softmax(scores + static_cast<std::size_t>(r) * all, keys);
+            const Rows shares = pair_columns({scores, all}, rows, all, scores);  // whose pairs lie before what is read
+            multiply_f32(shares.x, shares.stride, rows, value.x, value.stride, reads, depth, to, stride);
             for (int r = 0; r < rows; r++)
                 for (int d = 0; d < depth; d += lanes) {
                     float* p = to + static_cast<std::size_t>(r) * stride + d;

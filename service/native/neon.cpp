@@ -19,6 +19,7 @@ struct Isa {
     static constexpr int lowest = -128;
     static constexpr int levels = 255;
     static constexpr int group = 4;
+    static constexpr int paired = 1;
 
     using F = float32x4_t;
     using I = int32x4_t;

@@ -1,10 +1,11 @@
 // No instruction set: vectors are arrays, in the shape of `SWIFTLET_LANES` lanes, with activations from `SWIFTLET_LOWEST`
-// on in `SWIFTLET_LEVELS` steps. Slow, and never chosen to serve; the tests build it, in the shape of each instruction
+// on in `SWIFTLET_LEVELS` steps, and `SWIFTLET_PAIRED` numbers in a lane of what attention multiplies. Slow, and never chosen to serve; the tests build it, in the shape of each instruction
 // set, to check what the others share and where they should agree.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -12,6 +13,7 @@
 #define SWIFTLET_LANES 8
 #define SWIFTLET_LOWEST 0
 #define SWIFTLET_LEVELS 1023
+#define SWIFTLET_PAIRED 1
 #endif
 
 namespace {
@@ -23,6 +25,7 @@ struct Isa {
     static constexpr int tile_vectors = 2;
     static constexpr int lowest = SWIFTLET_LOWEST;
     static constexpr int levels = SWIFTLET_LEVELS;
+    static constexpr int paired = SWIFTLET_PAIRED;
 
     using Byte = std::conditional_t<(lowest < 0), std::int8_t, std::uint8_t>;
     using Q = std::conditional_t<(levels > 255), std::int16_t, Byte>;
@@ -93,6 +96,31 @@ struct Isa {
     }
     static F zip_high(F a, F b) {
         return each([&](int i) { return (i % 2 ? b : a).x[(lanes + i) / 2]; });
+    }
+    static float half(float x, int shift) {  // of a pair
+        std::uint32_t bits;
+        std::memcpy(&bits, &x, 4);
+        bits = bits << shift & 0xffff0000;
+        std::memcpy(&x, &bits, 4);
+        return x;
+    }
+    static F pair(F a, F b) {
+        return each([&](int i) {
+            std::uint32_t low, high;
+            std::memcpy(&low, &a.x[i], 4);
+            std::memcpy(&high, &b.x[i], 4);
+            for (auto* bits : {&low, &high}) *bits += 0x7fff + (*bits >> 16 & 1);  // to the nearest, and then to even
+            const std::uint32_t both = low >> 16 | (high & 0xffff0000);
+            float lane;
+            std::memcpy(&lane, &both, 4);
+            return lane;
+        });
+    }
+    static F fma_pairs(F a, F b, F c) {
+        return each([&](int i) {
+            const float high = std::fma(half(a.x[i], 0), half(b.x[i], 0), c.x[i]);
+            return std::fma(half(a.x[i], 16), half(b.x[i], 16), high);
+        });
     }
     static float sum(F x) {
         for (int half = lanes / 2; half; half /= 2)  // in the order of the others, so that all agree to the bit

@@ -20,6 +20,7 @@
 #include <simde/x86/avx512/mul.h>
 #include <simde/x86/avx512/or.h>
 #include <simde/x86/avx512/permutex2var.h>
+#include <simde/x86/avx512/permutexvar.h>
 #include <simde/x86/avx512/roundscale.h>
 #include <simde/x86/avx512/scalef.h>
 #include <simde/x86/avx512/set1.h>
@@ -124,4 +125,40 @@ inline float _mm512_reduce_add_ps(__m512 x) {
 
 inline float _mm512_reduce_max_ps(__m512 x) {
     return emulation::reduce(x, [](float a, float b) { return std::max(a, b); });
+}
+
+// The first argument is the upper half of the result.
+inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
+    float x[32];
+    std::memcpy(x, &low, sizeof low);
+    std::memcpy(x + 16, &high, sizeof high);
+    std::uint16_t out[32];
+    for (int i = 0; i < 32; i++) {
+        std::uint32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        out[i] = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    __m512bh to;
+    std::memcpy(&to, out, sizeof to);
+    return to;
+}
+
+// The odd halves first, as the manual says, and each product added without rounding.
+inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+    std::uint16_t x[32], y[32];
+    float z[16];
+    std::memcpy(x, &a, sizeof x);
+    std::memcpy(y, &b, sizeof y);
+    std::memcpy(z, &sum, sizeof z);
+    const auto wide = [](std::uint16_t half) {
+        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+        float out;
+        std::memcpy(&out, &bits, sizeof out);
+        return out;
+    };
+    for (int i = 0; i < 16; i++) {
+        for (int odd : {1, 0}) z[i] = std::fma(wide(x[2 * i + odd]), wide(y[2 * i + odd]), z[i]);
+    }
+    std::memcpy(&sum, z, sizeof sum);
+    return sum;
 }

@@ -82,6 +82,7 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_lanes", callable(swiftlet_lanes)},
     {"swiftlet_lowest", callable(swiftlet_lowest)},
     {"swiftlet_levels", callable(swiftlet_levels)},
+    {"swiftlet_paired", callable(swiftlet_paired)},
     {"swiftlet_create", callable(swiftlet_create)},
     {"swiftlet_matrix", callable(swiftlet_matrix)},
     {"swiftlet_vector", callable(swiftlet_vector)},

@@ -1,0 +1,26 @@
+// AVX-512 with VNNI and BF16: attention multiplies numbers of 16 bits, 8 of them significant, two at a time.
+
+#include "vnni512.h"
+
+namespace {
+
+struct Isa : Vnni512 {
+    static constexpr const char* name = "avx512bf16";
+    static constexpr int paired = 2;  // numbers in a lane of what attention multiplies
+
+    static bool supported() { return x86::avx512vnni() && x86::avx512bf16(); }
+
+    // a and b, rounded, as the halves of each lane
+    static F pair(F a, F b) {
+        alignas(64) static constexpr std::int16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                               8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const I halves = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(order), halves));
+    }
+    // c + the products of both halves
+    static F fma_pairs(F a, F b, F c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+};
+
+}  // namespace
+
+#include "api.h"
