@@ -144,18 +144,14 @@ class Batcher:
             records.ran(item.rows)
 
     @property
-    def tokens(self) -> int:
-        """Of all that waits."""
-        return sum(line.tokens for line in self.lines.values())
-
-    @property
     def at_most(self) -> int:
         """How many calls may run at the same time."""
         return min(self._pool.crew.size, self.pace.cost.calls or self._pool.crew.size)
 
     def backlog_s(self, priority: Priority, turn: float) -> float:
         """Seconds of one core, for what waits of that class and goes before a newcomer of that turn."""
-        return self.pace.backlog_s(*self.lines[priority].before(turn))
+        line = self.lines[priority]
+        return self.pace.backlog_s(*line.before(turn)) if line else 0.0
 
     def share_s(self, lengths: Sequence[int]) -> float:
         """Seconds of one core for encodings of these lengths, in batches as full as they may be."""
@@ -245,6 +241,7 @@ class Pool:
         self.by_deadline = scheduler == "deadlines"
         self._books = Books({}) if books is None else books
         self._batchers: list[Batcher] = []
+        self._lines: list[Line] = []  # theirs
         self._calls: dict[asyncio.Future[Ran], Call] = {}
         self._busy_s = 0.0
         self._counted = clock()  # up to when
@@ -259,6 +256,7 @@ class Pool:
 
     def join(self, batcher: Batcher) -> None:
         self._batchers.append(batcher)
+        self._lines.extend(batcher.lines.values())
 
     def admit(self, batcher: Batcher, lengths: Sequence[int], left_s: float, priority: Priority) -> None:
         """Lets a request's encodings wait, and sees to it that an idle core looks at them.
@@ -348,9 +346,8 @@ class Pool:
 
     def queue(self) -> Queue:
         self._count()
-        lines = [line for batcher in self._batchers for line in batcher.lines.values()]
-        now, rows = self.clock(), sum(map(len, lines))
-        oldest = min((item.submitted for line in lines for item in line), default=now)
+        now, rows = self.clock(), sum(map(len, self._lines))
+        oldest = min((item.submitted for line in self._lines for item in line), default=now)
         return Queue(
             rows, self.waiting_tokens, now - oldest, self.wait_s("interactive"), len(self._calls), self._busy_s
         )
@@ -363,7 +360,7 @@ class Pool:
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(batcher.tokens for batcher in self._batchers)
+        return sum([line.tokens for line in self._lines])
 
     async def close(self, grace_s: float) -> bool:
         """Admits nothing more, and finishes what waits; says whether all of it was done in time."""
