@@ -24,15 +24,16 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["albert-sst2", "mobilebert-sst2"])
+    parser.add_argument("--engine", default="native")
     parser.add_argument("--callers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=6)
     arguments = parser.parse_args()
 
-    print(f"{setting().told()} Closed loop of {arguments.callers}, {arguments.seconds:g} s each\n")
+    print(f"{setting().told()} {arguments.engine}, closed loop of {arguments.callers}, {arguments.seconds:g} s each\n")
     print("| model | " + " | ".join(f"{length} tokens" for length in LENGTHS) + " | memory |")
     print("|---" * (len(LENGTHS) + 2) + "|")
     for model in arguments.models:
-        with serving([model], "onnx_cpu", "--cores", "1", "--timeout-ms", "60000") as server:
+        with serving([model], arguments.engine, "--cores", "1", "--timeout-ms", "60000") as server:
             rates = [asyncio.run(measure(server, n, arguments.callers, arguments.seconds)) for n in LENGTHS]
             memory = server.resident_kib() / 1024
         print(f"| {model} | " + " | ".join(f"{rate:.0f}" for rate in rates) + f" | {memory:.0f} MiB |", flush=True)
