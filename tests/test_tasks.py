@@ -348,6 +348,27 @@ def test_a_context_asked_about_often_is_read_once(answerer: qa.Qa) -> None:
 # ---- fill-mask
 
 
+@given(
+    masks=st.integers(1, 3),
+    vocabulary=st.integers(1, 20) | st.integers(1, 9000),
+    wanted=st.integers(1, 100),
+    coarse=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_largest_are_found_among_few_and_among_many(
+    masks: int, vocabulary: int, wanted: int, coarse: bool, seed: int
+) -> None:
+    scores = np.random.default_rng(seed).normal(size=(masks, vocabulary)).astype(np.float32)
+    if coarse:  # many are equal
+        scores = scores.round()
+
+    found = fill_mask.top(scores, wanted)
+
+    for row, places in zip(scores, found, strict=True):
+        assert len(set(places.tolist())) == min(wanted, vocabulary)
+        np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:wanted])
+
+
 def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: object) -> Any:
     """The answer of a network that is certain of one token."""
     request = filler.Request.model_validate({"inputs": inputs, "parameters": parameters})

@@ -291,7 +291,7 @@ inline void transpose(const float* from, int from_stride, int rows, int columns,
 
 struct Rows {
     const float* x;
-    int stride;
+    int stride;  // between two of them
 };
 
 // What the products of attention take for n numbers of each row: these, or pairs of those that are `lanes` apart.
@@ -331,7 +331,8 @@ inline int paired(int n) { return rounded_up(n, Isa::paired * lanes) / Isa::pair
 // How many numbers `attend` needs room for.
 inline std::size_t attention_room(int keys, int depth) {
     const std::size_t width = paired(depth), all = rounded_up(keys, lanes);
-    return (width + Isa::tile_rows) * all + Isa::tile_rows * width + all * width + static_cast<std::size_t>(paired(keys)) * depth;
+    const std::size_t pairs = Isa::tile_rows * width + all * width + static_cast<std::size_t>(paired(keys)) * depth;
+    return (width + Isa::tile_rows) * all + (Isa::paired == 1 ? 0 : pairs);
 }
 
 // One row's attention. q (queries, .) is scaled already; k and v are (keys, .), with heads side by side.
