@@ -164,12 +164,14 @@ __attribute__((noinline)) void tile(const Quantised& x, int k, const Matrix& m, 
     unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = Isa::none(); }); });
     const Q* q = x.q;
     constexpr int group = Isa::group;
-    constexpr int ahead = 8192;  // bytes: in short batches each weight comes from afar, and once
+    // Bytes ahead to fetch, into the nearest cache and into the next: in short batches each weight comes from afar, and once.
+    constexpr int near = 2048, far = 32768;
     for (int i = 0; i < k; i += group, w += group * C * lanes) {
         decltype(Isa::weights(w)) weights[C];
         unroll<C>([&](auto c) {
             weights[c] = Isa::weights(w + group * c * lanes);
-            __builtin_prefetch(w + ahead + group * c * lanes);
+            __builtin_prefetch(w + near + group * c * lanes);
+            __builtin_prefetch(w + far + group * c * lanes, 0, 2);
         });
         unroll<R>([&](auto r) {
             auto same = Isa::activations(q + static_cast<std::size_t>(r) * k + i);
