@@ -166,6 +166,9 @@ def starting(image: Image) -> Iterator[Container]:
             until(lambda: bool(children.read_text()))
             yield Container(image, process, int(children.read_text()))
         finally:
+            # `--kill-child` spares who has become another user.
+            for child in children.read_text().split() if process.poll() is None else ():
+                os.kill(int(child), signal.SIGKILL)
             process.kill()
 
 
