@@ -123,7 +123,7 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
     return guarded([&] {
         Buffer<float> scratch;
         const int width = heads * depth;
-        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(attention_room(keys, depth)));
+        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(Room(keys, depth).size));
         return ok;
     });
 }

@@ -291,6 +291,9 @@ inline void transpose(const float* from, int from_stride, int rows, int columns,
         }
 }
 
+// How many lanes these numbers take, in whole vectors.
+inline int paired(int n) { return rounded_up(n, Isa::paired * lanes) / Isa::paired; }
+
 struct Rows {
     const float* x;
     int stride;  // between two of them
@@ -301,7 +304,7 @@ template <class A = Isa>
 Rows pair_columns(Rows from, int rows, int n, float* room) {
     if constexpr (A::paired == 1) return from;
     else {
-        const int width = rounded_up(n, 2 * lanes) / 2;
+        const int width = paired(n);
         for (int row = 0; row < rows; row++, from.x += from.stride)
             for (int i = 0; i < n; i += 2 * lanes) {
                 const F first = Isa::load(from.x + i), second = i + lanes < n ? Isa::load(from.x + i + lanes) : Isa::zero();
@@ -327,34 +330,35 @@ Rows pair_rows(Rows from, int rows, int n, float* room) {
     }
 }
 
-// How many lanes these numbers take, in whole vectors.
-inline int paired(int n) { return rounded_up(n, Isa::paired * lanes) / Isa::paired; }
+// Where `attend` keeps what, in one stretch of `size` numbers: transposed keys first; pairs only where there are any.
+struct Room {
+    std::size_t scores, query, key, value, size;
+    Room(int keys, int depth) {
+        const std::size_t width = paired(depth), all = rounded_up(keys, lanes), pairs = Isa::paired > 1;
+        scores = width * all;
+        query = scores + Isa::tile_rows * all;
+        key = query + pairs * Isa::tile_rows * width;
+        value = key + pairs * width * all;
+        size = value + pairs * paired(keys) * depth;
+    }
+};
 
-// How many numbers `attend` needs room for.
-inline std::size_t attention_room(int keys, int depth) {
-    const std::size_t width = paired(depth), all = rounded_up(keys, lanes);
-    const std::size_t pairs = Isa::tile_rows * width + all * width + static_cast<std::size_t>(paired(keys)) * depth;
-    return (width + Isa::tile_rows) * all + (Isa::paired == 1 ? 0 : pairs);
-}
-
-// One row's attention. q (queries, .) is scaled already; k and v are (keys, .), with heads side by side.
+// One row's attention. q (queries, .) is scaled already; k and v are (keys, .), with heads side by side. `memory` has room
+// for what `Room` says.
 inline void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
-                   int heads, int depth, float* out, int stride, float* room) {
+                   int heads, int depth, float* out, int stride, float* memory) {
     const int width = paired(depth), all = rounded_up(keys, lanes), reads = Isa::paired == 1 ? keys : paired(keys);
-    float* transposed = room;
-    float* scores = transposed + static_cast<std::size_t>(width) * all;
-    float* query_room = scores + static_cast<std::size_t>(Isa::tile_rows) * all;
-    float* key_room = query_room + Isa::tile_rows * width;
-    float* value_room = key_room + static_cast<std::size_t>(width) * all;
+    const Room room(keys, depth);
+    float *transposed = memory, *scores = memory + room.scores;
     for (int head = 0; head < heads; head++) {
         const int at = head * depth;
-        const Rows key = pair_columns({k + at, kv_stride}, keys, depth, key_room);
-        const Rows value = pair_rows({v + at, kv_stride}, keys, depth, value_room);
+        const Rows key = pair_columns({k + at, kv_stride}, keys, depth, memory + room.key);
+        const Rows value = pair_rows({v + at, kv_stride}, keys, depth, memory + room.value);
         transpose(key.x, key.stride, keys, width, transposed, all);
         for (int i = 0; i < queries; i += Isa::tile_rows) {
             const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
             float* to = out + static_cast<std::size_t>(i) * stride + at;
-            const Rows query = pair_columns({q + static_cast<std::size_t>(i) * q_stride + at, q_stride}, rows, depth, query_room);
+            const Rows query = pair_columns({q + static_cast<std::size_t>(i) * q_stride + at, q_stride}, rows, depth, memory + room.query);
             multiply_f32(query.x, query.stride, rows, transposed, all, width, all, scores, all);
             float inverse[Isa::tile_rows];
             for (int r = 0; r < rows; r++) inverse[r] = softmax(scores + static_cast<std::size_t>(r) * all, keys);

@@ -345,7 +345,7 @@ class Model {
         for (int b = 0; b < batch.rows; b++) {
             const std::size_t first = batch.offsets[b], query = rows.queries[b];
             const int keys = static_cast<int>(batch.offsets[b + 1] - batch.offsets[b]);
-            float* scratch = space.scratch.room(attention_room(keys, depth));
+            float* scratch = space.scratch.room(Room(keys, depth).size);
             attend(qr + query * q_stride, q_stride, rows.queries[b + 1] - rows.queries[b], kv + first * kv_stride,
                    kv + first * kv_stride + width, kv_stride, keys, shape_.heads, depth, attended + query * width, width,
                    scratch);

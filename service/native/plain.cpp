@@ -1,6 +1,7 @@
 // No instruction set: vectors are arrays, in the shape of `SWIFTLET_LANES` lanes, with activations from `SWIFTLET_LOWEST`
-// on in `SWIFTLET_LEVELS` steps, and `SWIFTLET_PAIRED` numbers in a lane of what attention multiplies. Slow, and never chosen to serve; the tests build it, in the shape of each instruction
-// set, to check what the others share and where they should agree.
+// on in `SWIFTLET_LEVELS` steps, and `SWIFTLET_PAIRED` numbers in a lane of what attention multiplies. Slow, and never
+// chosen to serve; the tests build it, in the shape of each instruction set, to check what the others share and where they
+// should agree.
 
 #include <algorithm>
 #include <cmath>

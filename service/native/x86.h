@@ -40,6 +40,6 @@ inline bool avx512vnni() {
     return avx2() && saved(0xe6) && (has.b7 & wide) == wide && (has.c7 & bit_AVX512VNNI);
 }
 
-inline bool avx512bf16() { return saved(0xe6) && (Features().a71 & 1u << 5); }
+inline bool avx512bf16() { return avx512vnni() && (Features().a71 & 1u << 5); }
 
 }  // namespace x86

@@ -223,6 +223,7 @@ def top(scores: Row, most: int) -> Ids:
 
 
 def _top(scores: Row, most: int) -> Ids:
+    """The same, by comparing all."""
     found = np.argpartition(-scores, most - 1, axis=1)[:, :most]
     order = np.argsort(-np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
     return np.asarray(np.take_along_axis(found, order, axis=1))
