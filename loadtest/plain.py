@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peer
 from fastapi import Body, FastAPI
 
@@ -38,8 +39,8 @@ def serve(name: str) -> None:
     def answer(body: dict[str, Any]) -> Any:
         request = task.Request.model_validate(body)
         encodings = task.encode(request)
-        rows: list[Any] = [call(Batch.of([encoding])) for encoding in encodings]
-        return task.decode(request, encodings, [row[0] for row in rows])
+        batches = [Batch.of([encoding]) for encoding in encodings]
+        return task.decode(request, encodings, [batch.split(np.asarray(call(batch)[0]))[0] for batch in batches])
 
     @app.post(f"/{model.manifest.task}")
     def ask(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI's way

@@ -31,7 +31,7 @@ FAULTS: Final = {
 
 
 class Hosted(NamedTuple):
-    """A model's engine, the length O of the rows (F, O) that it must give, and what calls took while it was loaded."""
+    """A model's engine, how many outputs its head must have, and what calls took while it was loaded."""
 
     engine: Engine
     width: int
@@ -110,8 +110,9 @@ def timed(model: Hosted, encodings: Sequence[Encoding]) -> Ran:
 
 def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:
     """Runs a batch on the calling thread: for each encoding its row, or why it has none. Never raises."""
+    batch = Batch.of(encodings)
     try:
-        rows = model.engine.run(Batch.of(encodings))
+        rows = model.engine.run(batch)
     except Exception as error:
         if len(encodings) == 1:
             report(log, "the engine failed on one encoding", error)
@@ -119,18 +120,18 @@ def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:
         half = len(encodings) // 2
         return run_batch(model, encodings[:half]) + run_batch(model, encodings[half:])
     try:
-        return _inspect(rows, model.width, encodings)
+        return _inspect(rows, list(zip(np.diff(batch.focus_offsets).tolist(), batch.widths(model.width), strict=True)))
     except Exception as error:  # what an engine gives may be anything
         report(log, "the engine gave what are no rows", error)
         return [_fault("invalid_engine_output") for _ in encodings]
 
 
-def _inspect(rows: Sequence[Row], width: int, encodings: Sequence[Encoding]) -> list[Outcome]:
+def _inspect(rows: Sequence[Row], expected: Sequence[tuple[int, int]]) -> list[Outcome]:
     """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
-    found, expected = [np.shape(row) for row in rows], [(len(e.focus), width) for e in encodings]
+    found = [np.shape(row) for row in rows]
     if found != expected:
         log.error("engine gave rows of shapes %s for %s", found, expected)
-        return [_fault("invalid_engine_output") for _ in encodings]
+        return [_fault("invalid_engine_output") for _ in expected]
     return [row if np.isfinite(row).all() else _fault("invalid_engine_output") for row in rows]
 
 

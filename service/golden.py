@@ -30,7 +30,7 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     arrays = _load(artifact)
     rows = arrays.pop("rows")
     try:
-        worst = _worst(engine, rows, arrays.pop("columns"), Batch(**arrays))
+        worst = _worst(engine, rows, arrays.pop("columns"), Batch.whole(**arrays))
     except Exception as error:  # arrays of any content and an engine of any kind meet here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance + engine.rounding * float(np.abs(rows).max(initial=0.0))
@@ -50,7 +50,7 @@ def encodings(artifact: Artifact) -> list[Encoding]:
     """
     arrays = _load(artifact)
     del arrays["rows"], arrays["columns"]
-    return Batch(**arrays).encodings()
+    return Batch.whole(**arrays).encodings()
 
 
 def rehearse(artifact: Artifact, engine: Engine) -> list[Timed]:

@@ -21,13 +21,14 @@ from service.batching import Batcher, Pool, Queue
 from service.books import Books
 from service.crew import Hosted, InProcess, host
 from service.errors import Fault, Internal, NotFound, SetupError, Unprocessable, draining, no_engine, too_late
+from service.ranking import Ranked
 from service.settings import Settings
 from service.types import Crew, Deadline, Engine, Priority, Row, Submit, Task, Timed
 from service.workers import Workers
 
 BUNDLED: Final = Path(models.__file__).parent / "bundled"
 SHORT: Final = 300  # characters: to encode so few takes as long as to ask a thread for it (0.15 ms)
-LIGHT: Final = 256  # numbers: to decode so few takes less time than to ask a thread for it (0.03 ms, 0.06 ms)
+LIGHT: Final = 256  # numbers or tokens: to decode so few takes no longer than to ask a thread for it (0.1 ms)
 MAX_ROWS: Final = 256  # of one request: what comes back of them is held until the last is there
 CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: what runs then, nobody waits for
 
@@ -153,8 +154,8 @@ class Lane:
                 records.accept(len(encodings), sum(len(encoding.input_ids) for encoding in encodings))
                 outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
                 with records.measure("decode"):
-                    size = sum(outcome.size for outcome in outcomes if not isinstance(outcome, Internal))
-                    return await self._run(size <= LIGHT, partial.decode, task, parts, outcomes)
+                    light = sum(map(_weight, encodings, outcomes)) <= LIGHT
+                    return await self._run(light, partial.decode, task, parts, outcomes)
         except TimeoutError:
             raise too_late() from None
 
@@ -174,6 +175,13 @@ class Lane:
                 fault = Fault("/inputs", "input_too_long", limit)
                 detail = f"The inputs come to more than {limit} {unit}, the most that one request may bring."
                 raise Unprocessable("input_too_long", detail, faults=[fault])
+
+
+def _weight(encoding: Encoding, outcome: Row | Internal) -> int:
+    """How many numbers there are to read; of what is ranked, how many tokens to write: each comes with its text."""
+    if isinstance(outcome, Internal):
+        return 0
+    return outcome.size * len(encoding.input_ids) if isinstance(encoding, Ranked) else outcome.size
 
 
 async def _spared(work: Awaitable[Row]) -> Row | Internal:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.tokenizer import Encoding
 from service.errors import Internal
+from service.ranking import Ranked, rank, width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel  # an engine process needs none
 
 Row = NDArray[np.float32]
-"""One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers."""
+"""One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers.
+
+Of a `Ranked` encoding it is what `service.ranking` makes of those.
+"""
 
 Outcome = Row | Internal
 """What became of one encoding."""
+
+NOTHING: Final[NDArray[np.int64]] = np.zeros(0, np.int64)
 
 Deadline = float
 """When an answer stops being of use, in seconds of `time.monotonic()`."""
@@ -39,24 +45,37 @@ A `Batcher` is one; so is a fake in a test. Whoever no longer wants a row cancel
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B encodings laid end to end, without padding: T tokens and N focus positions in all."""
+    """B encodings laid end to end, without padding: T tokens, N focus positions and M columns that count in all."""
 
     input_ids: NDArray[np.int64]  # (T,)
     token_type_ids: NDArray[np.int64]  # (T,)
     offsets: NDArray[np.int64]  # (B + 1,): encoding b is tokens offsets[b] to offsets[b + 1]
     focus: NDArray[np.int64]  # (N,): positions within their own encoding
     focus_offsets: NDArray[np.int64]  # (B + 1,): encoding b has focus[focus_offsets[b]:focus_offsets[b + 1]]
+    most: NDArray[np.int64]  # (B,): how many of each row are wanted where encoding b is `Ranked`; 0 where it is not
+    among: NDArray[np.int64]  # (M,)
+    among_offsets: NDArray[np.int64]  # (B + 1,): encoding b has among[among_offsets[b]:among_offsets[b + 1]]
 
     @classmethod
     def of(cls, encodings: Sequence[Encoding]) -> Batch:
         """Lays encodings end to end."""
+        wanted = [(e.most, e.among) if isinstance(e, Ranked) else (0, NOTHING) for e in encodings]
         return cls(
             input_ids=np.concatenate([e.input_ids for e in encodings]),
             token_type_ids=np.concatenate([e.token_type_ids for e in encodings]),
             offsets=np.cumsum([0, *(len(e.input_ids) for e in encodings)]),
             focus=np.concatenate([e.focus for e in encodings]),
             focus_offsets=np.cumsum([0, *(len(e.focus) for e in encodings)]),
+            most=np.array([most for most, _ in wanted]),
+            among=np.concatenate([among for _, among in wanted]),
+            among_offsets=np.cumsum([0, *(len(among) for _, among in wanted)]),
         )
+
+    @classmethod
+    def whole(cls, **arrays: NDArray[np.int64]) -> Batch:
+        """The first five of the fields, where nothing is `Ranked`."""
+        none = np.zeros(len(arrays["offsets"]), np.int64)
+        return cls(**arrays, most=none[1:], among=NOTHING, among_offsets=none)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,7 +84,16 @@ class Batch:
         """What the batch was made of, as views."""
         tokens, focus = self.offsets[1:-1], self.focus_offsets[1:-1]
         parts = np.split(self.input_ids, tokens), np.split(self.token_type_ids, tokens), np.split(self.focus, focus)
-        return [Encoding(*part) for part in zip(*parts, strict=True)]
+        wanted = zip(self.most.tolist(), np.split(self.among, self.among_offsets[1:-1]), strict=True)
+        return [
+            Ranked(*part, most, among) if most else Encoding(*part)
+            for part, (most, among) in zip(zip(*parts, strict=True), wanted, strict=True)
+        ]
+
+    def widths(self, outputs: int) -> list[int]:
+        """How long the rows of each encoding are, where the head has so many outputs."""
+        among = np.diff(self.among_offsets).tolist()
+        return [width(*wanted, outputs) for wanted in zip(self.most.tolist(), among, strict=True)]
 
     def rectangle(self) -> Rectangle:
         """The batch as B rows of S tokens, S being the longest; the rest of each row is zeros."""
@@ -81,8 +109,12 @@ class Batch:
         return Rectangle(input_ids, token_type_ids, lengths, focus)
 
     def split(self, rows: NDArray[np.float32]) -> list[Row]:
-        """Cuts (N, O) into each encoding's (F, O). They are copies: no caller holds a view of another's numbers."""
-        return [part.copy() for part in np.split(rows, self.focus_offsets[1:-1])]
+        """Cuts the head's numbers (N, O) into each encoding's row. No caller holds a view of another's."""
+        parts = np.split(rows, self.focus_offsets[1:-1]), np.split(self.among, self.among_offsets[1:-1])
+        return [
+            rank(part, most, among) if most else part.copy()
+            for part, among, most in zip(*parts, self.most.tolist(), strict=True)
+        ]
 
 
 class Rectangle(NamedTuple):

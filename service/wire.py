@@ -2,7 +2,8 @@
 
 A message is its length in bytes as one int64, then that many bytes. A call is int64 throughout:
 
-    id, model, B, offsets (B + 1), focus_offsets (B + 1), input_ids (T), token_type_ids (T), focus (N)
+    id, model, B, offsets (B + 1), focus_offsets (B + 1), among_offsets (B + 1), most (B),
+    input_ids (T), token_type_ids (T), focus (N), among (M)
 
 The names are those of `Batch`; `model` counts the models in the order in which they were hosted. Its answer is int64,
 then float32:
@@ -41,18 +42,20 @@ def length_of(head: bytearray) -> int:
 def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
     """A call, head included."""
     batch = Batch.of(encodings)
-    parts = batch.offsets, batch.focus_offsets, batch.input_ids, batch.token_type_ids, batch.focus
-    return _message(np.concatenate([[id_, model, len(batch)], *parts]).astype(_INT).tobytes())
+    lengths = batch.offsets, batch.focus_offsets, batch.among_offsets, batch.most
+    parts = batch.input_ids, batch.token_type_ids, batch.focus, batch.among
+    return _message(np.concatenate([[id_, model, len(batch)], *lengths, *parts]).astype(_INT).tobytes())
 
 
 def unpack_call(message: bytearray) -> tuple[int, int, list[Encoding]]:
     """The id, the model and the encodings of a call without its head. They are views of the message."""
     numbers = np.frombuffer(message, _INT)
     id_, model, size = numbers[:3].tolist()
-    offsets, focus_offsets, rest = np.split(numbers[3:], [size + 1, 2 * size + 2])
-    tokens = int(offsets[-1])
-    input_ids, token_type_ids, focus = np.split(rest, [tokens, 2 * tokens])
-    return id_, model, Batch(input_ids, token_type_ids, offsets, focus, focus_offsets).encodings()
+    offsets, focus_offsets, among_offsets, most, rest = np.split(numbers[3:], np.cumsum([size + 1] * 3 + [size]))
+    tokens, read = int(offsets[-1]), int(focus_offsets[-1])
+    input_ids, token_type_ids, focus, among = np.split(rest, [tokens, 2 * tokens, 2 * tokens + read])
+    batch = Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, most, among, among_offsets)
+    return id_, model, batch.encodings()
 
 
 def pack_answer(id_: int, ran: Ran) -> bytes:

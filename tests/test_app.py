@@ -24,11 +24,12 @@ from starlette.testclient import TestClient
 from service import errors, openapi
 from service.app import COMPUTE_HEADERS, create_app
 from service.crew import Hosted
-from service.engines.echo import echo
+from service.engines.echo import Echo
 from service.errors import SwiftletError
 from service.records import STAGES
 from service.runtime import Runtime
 from service.settings import Settings
+from service.types import Batch
 
 SECRET = "xyzzyplugh"  # no answer to a bad request may hold it
 TASKS = ("classify", "qa", "fill-mask")
@@ -560,7 +561,7 @@ def test_of_200_interleaved_requests_each_gets_its_own_answer(shelf):
         served = runtime.tasks[task].model
         request = served.task.Request.model_validate(body)
         encodings = served.task.encode(request)
-        return served.task.decode(request, encodings, [echo(one, served.manifest.width) for one in encodings])
+        return served.task.decode(request, encodings, Echo(served.manifest.width).run(Batch.of(encodings)))
 
     async def scenario():
         transport = httpx2.ASGITransport(app=create_app(runtime))

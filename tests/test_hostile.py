@@ -21,10 +21,11 @@ from starlette.testclient import TestClient
 
 from models.tokenizer import Tokenizer
 from service.app import create_app
-from service.engines.echo import echo
+from service.engines.echo import Echo
 from service.runtime import Runtime
 from service.settings import Settings
 from service.tasks import fill_mask
+from service.types import Batch
 
 CAP = 1 << 20
 FLOOD = 10_000
@@ -276,7 +277,7 @@ def alone(runtime: Runtime, task: str, inputs: Any) -> Any:
     model = runtime.tasks[task].model
     request = model.task.Request.model_validate({"inputs": inputs})
     encodings = model.task.encode(request)
-    return model.task.decode(request, encodings, [echo(one, model.manifest.width) for one in encodings])
+    return model.task.decode(request, encodings, Echo(model.manifest.width).run(Batch.of(encodings)))
 
 
 @pytest.fixture(scope="module")

@@ -41,8 +41,9 @@ from service.crew import host
 from service.engines import native
 from service.engines.native import Library, Native, quantise
 from service.engines.onnx_cpu import OnnxCpu, Ragged
+from service.ranking import Ranked, Ranking, rank
 from service.runtime import BUNDLED
-from service.types import Batch
+from service.types import NOTHING, Batch
 
 ROOT = Path(__file__).parent.parent
 FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean square, relative; measured: 0.02 to 0.04
@@ -301,8 +302,16 @@ WRONG = {
     "focus offsets that go down": broken(focus_offsets=put(1, 6)),
     "a row more than offsets say": broken(offsets=lambda array: array[:-1]),
     "fewer types than ids": broken(token_type_ids=lambda array: array[:-1]),
-    "no rows": Batch(*[np.zeros(0, np.int64)] * 2, np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(1, np.int64)),
-    "no offsets": Batch(*[np.zeros(0, np.int64)] * 5),
+    "a negative number of the largest": broken(most=put(1, -1)),
+    "more of the largest than memory holds": broken(most=put(1, 2**62)),
+    "the largest of more rows than there are": broken(most=lambda array: np.append(array, 1)),
+    "a column that is none": broken(among=lambda _: np.array([2]), among_offsets=lambda _: np.array([0, 0, 1, 1])),
+    "a negative column": broken(among=lambda _: np.array([-1]), among_offsets=lambda _: np.array([0, 1, 1, 1])),
+    "columns that nobody wants": broken(among=lambda _: np.array([1])),
+    "offsets of columns that go down": broken(among_offsets=put(1, 1)),
+    "fewer offsets of columns than of rows": broken(among_offsets=lambda array: array[:-1]),
+    "no rows": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
+    "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
     "a row that is too long": Batch.of([encoding(POSITIONS + 1, [0], 1)]),
 }
 
@@ -311,6 +320,53 @@ WRONG = {
 def test_a_batch_that_is_none_is_refused(what):
     with pytest.raises(ValueError, match="the batch is not one"):
         engine("mobilebert", "qa").run(WRONG[what])
+
+
+@given(st.integers(1, 200), st.integers(1, 100), st.booleans(), st.lists(st.integers(0, 199), max_size=12, unique=True))
+def test_the_largest_numbers_are_those_that_numpy_finds(pair, outputs, most, coarse, among):
+    row = np.random.default_rng(outputs).normal(0, 5, outputs).astype(np.float32)
+    row = row.round() if coarse else row
+    columns = np.array([column for column in among if column < outputs], np.int64)
+    expected = rank(row[None], most, columns)[0]
+    found = []
+    for library in pair:
+        x = np.pad(row, (0, -outputs % library.c.swiftlet_lanes()), constant_values=np.nan)
+        out = np.full_like(expected, np.nan)
+        pointers = [np.ctypeslib.as_ctypes(array) if len(array) else None for array in (columns, x, out)]
+        library.c.swiftlet_rank(pointers[1], outputs, most, pointers[0], len(columns), pointers[2])
+        found.append(out)
+    total, largest, places = (part[0] for part in Ranking.of(found[0][None]))
+
+    assert total[0] == pytest.approx(expected[0], abs=1e-5)
+    assert largest.tolist() == Ranking.of(expected[None]).largest[0].tolist()
+    assert largest.tolist() == row[places].tolist()
+    assert len(set(places.tolist())) == len(places)
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 5, 82])
+def test_a_number_that_is_none_is_seen_in_the_total(wrong, at):
+    row, out = np.ones(96, np.float32), np.empty(3, np.float32)
+    row[at] = wrong
+    best().c.swiftlet_rank(np.ctypeslib.as_ctypes(row), 83, 1, None, 0, np.ctypeslib.as_ctypes(out))
+
+    assert not np.isfinite(out[0])
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_what_is_ranked_is_ranked_of_the_same_numbers(architecture, task):
+    network = engine(architecture, task)
+    one, other = encoding(11, [0, 3, 10], 1), encoding(24, [23, 5, 5], 3)
+    outputs = network.run(Batch.of([one]))[0].shape[1]
+    among = np.arange(outputs)[::-2].copy()
+    batch = Batch.of([one, Ranked(*vars(one).values(), 5, NOTHING), other, Ranked(*vars(other).values(), 2, among)])
+    rows = network.run(batch)
+
+    assert rows[0].tobytes() == network.run(Batch.of([one]))[0].tobytes()
+    assert rows[2].tobytes() == network.run(Batch.of([other]))[0].tobytes()
+    np.testing.assert_allclose(rows[1], rank(rows[0], 5, NOTHING), rtol=1e-5)
+    np.testing.assert_allclose(rows[3], rank(rows[2], 2, among), rtol=1e-5)
 
 
 def test_rows_do_not_share_memory():

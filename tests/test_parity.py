@@ -24,7 +24,7 @@ from models.convert import convert
 from models.tokenizer import Encoding, Tokenizer
 from service.errors import Unprocessable
 from service.tasks import classify, fill_mask, qa
-from service.types import Row
+from service.types import Batch, Row
 
 TOLERANCE = 1e-4
 
@@ -85,7 +85,8 @@ def golden(name: str, found: Iterator[Case]) -> Golden:
 def ask(task: Any, case: Case, network: Callable[[Encoding], Row]) -> Any:
     request = task.Request(inputs=case.inputs, parameters=case.parameters)
     encodings = task.encode(request)
-    return task.decode(request, encodings, [network(encoding) for encoding in encodings])
+    rows = np.concatenate([network(encoding) for encoding in encodings])
+    return task.decode(request, encodings, Batch.of(encodings).split(rows))
 
 
 def flatten(nested: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from models.artifact import Manifest
 from models.tokenizer import Tokenizer
 from service.errors import Unprocessable
 from service.tasks import MAX_INPUTS, classify, fill_mask, qa, softmax
+from service.types import Batch
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}
 MAX_TOKENS = 64
@@ -75,7 +76,8 @@ def test_the_example_of_every_task_can_be_answered(
         (example,) = task.Request.model_json_schema()["examples"]
         request = task.Request.model_validate(example)
         encodings = task.encode(request)
-        rows = [np.zeros((len(encoding.focus), width), np.float32) for encoding in encodings]
+        batch = Batch.of(encodings)
+        rows = batch.split(np.zeros((len(batch.focus), width), np.float32))
         assert json.loads(json.dumps(task.decode(request, encodings, rows)))
 
 
@@ -348,27 +350,6 @@ def test_a_context_asked_about_often_is_read_once(answerer: qa.Qa) -> None:
 # ---- fill-mask
 
 
-@given(
-    masks=st.integers(1, 3),
-    vocabulary=st.integers(1, 20) | st.integers(1, 9000),
-    wanted=st.integers(1, 100),
-    coarse=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_largest_are_found_among_few_and_among_many(
-    masks: int, vocabulary: int, wanted: int, coarse: bool, seed: int
-) -> None:
-    scores = np.random.default_rng(seed).normal(size=(masks, vocabulary)).astype(np.float32)
-    if coarse:  # many are equal
-        scores = scores.round()
-
-    found = fill_mask.top(scores, wanted)
-
-    for row, places in zip(scores, found, strict=True):
-        assert len(set(places.tolist())) == min(wanted, vocabulary)
-        np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:wanted])
-
-
 def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: object) -> Any:
     """The answer of a network that is certain of one token."""
     request = filler.Request.model_validate({"inputs": inputs, "parameters": parameters})
@@ -377,7 +358,7 @@ def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: 
     rows = [np.zeros((len(encoding.focus), tokenizer.vocab_size), np.float32) for encoding in encodings]
     for row in rows:
         row[:, tokenizer.read([wanted])[0].ids[-1]] = 20
-    return filler.decode(request, encodings, rows)
+    return filler.decode(request, encodings, Batch.of(encodings).split(np.concatenate(rows)))
 
 
 def test_one_mask_is_answered_by_a_flat_list(filler: fill_mask.FillMask) -> None:
@@ -423,9 +404,3 @@ def test_a_tokenizer_without_a_mask_cannot_fill_masks(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(ValueError, match="mask"):
         fill_mask.create(Tokenizer.from_directory(tmp_path), manifest("fill-mask", 5))
-
-
-@given(scores=hnp.arrays(np.float64, (2, 9), elements=st.floats(0, 1)), most=st.integers(1, 12))
-def test_the_top_tokens_are_the_largest_in_order(scores: Any, most: int) -> None:
-    found = np.take_along_axis(scores, fill_mask.top(scores, most), axis=1)
-    assert found.tolist() == (-np.sort(-scores, axis=1)[:, :most]).tolist()

@@ -12,6 +12,7 @@ from models.tokenizer import Encoding
 from service import wire
 from service.crew import FAULTS
 from service.errors import Internal
+from service.ranking import Ranked
 from service.types import Ran
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -21,7 +22,11 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 def encodings(draw):
     tokens, focus = draw(st.integers(0, 20)), draw(st.integers(0, 5))
     ids, types = (draw(arrays.arrays(np.int64, tokens, elements=INT64)) for _ in range(2))
-    return Encoding(ids, types, draw(arrays.arrays(np.int64, focus, elements=INT64)))
+    plain = Encoding(ids, types, draw(arrays.arrays(np.int64, focus, elements=INT64)))
+    if draw(st.booleans()):
+        return plain
+    among = draw(arrays.arrays(np.int64, st.integers(0, 5), elements=INT64))
+    return Ranked(*vars(plain).values(), draw(st.integers(1, 100)), among)
 
 
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(0, 50)))
@@ -39,8 +44,9 @@ def test_a_call_comes_through(id_, model, asked):
     returned, model_returned, found = wire.unpack_call(body(wire.pack_call(id_, model, asked)))
 
     assert (returned, model_returned) == (id_, model)
-    assert [[part.tolist() for part in vars(one).values()] for one in found] == [
-        [part.tolist() for part in vars(one).values()] for one in asked
+    assert list(map(type, found)) == list(map(type, asked))
+    assert [[np.array(part).tolist() for part in vars(one).values()] for one in found] == [
+        [np.array(part).tolist() for part in vars(one).values()] for one in asked
     ]
 
 

@@ -422,7 +422,7 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
     artifact = open_artifact(BUNDLED / name)
     with np.load(artifact.file(GOLDEN)) as file:
         arrays = {key: file[key] for key in file if key not in ("rows", "columns")}
-    encodings = Batch(**arrays).encodings()
+    encodings = Batch.whole(**arrays).encodings()
 
     async def scenario():
         threads = InProcess({name: Hosted(*host(artifact, "onnx_cpu")[0])}, 1)

@@ -27,7 +27,7 @@ class Echo:
         self.width = width
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return [echo(encoding, self.width) for encoding in batch.encodings()]
+        return batch.split(np.concatenate([echo(encoding, self.width) for encoding in batch.encodings()]))
 
     def close(self) -> None:
         pass

@@ -73,10 +73,10 @@ class Library:
         self.c.swiftlet_matrix.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
         self.c.swiftlet_vector.argtypes = [model, name, number, _Floats]
         self.c.swiftlet_words.argtypes = [model, _Int8s, _Floats]
-        self.c.swiftlet_finish.argtypes = self.c.swiftlet_stride.argtypes = [model]
+        self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
-        self.c.swiftlet_run.argtypes = [model, *[number] * 3, *[_Int64s] * 5, _Floats]
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, *[_Int64s] * 8, _Floats]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -125,7 +125,6 @@ class Native:
             _check(self._c.swiftlet_vector(self._model, name.encode(), vector.size, vector))
         _check(self._c.swiftlet_words(self._model, *quantise(Product(folded.words, folded.words[:, 0]))))
         _check(self._c.swiftlet_finish(self._model))
-        self._stride: int = self._c.swiftlet_stride(self._model)
 
     @property
     def bytes(self) -> int:
@@ -135,14 +134,30 @@ class Native:
 
     def run(self, batch: Batch) -> Sequence[Row]:
         """Raises ValueError for a batch that is none: ids out of range, rows empty or too long, focus elsewhere."""
-        arrays = (batch.input_ids, batch.token_type_ids, batch.offsets, batch.focus, batch.focus_offsets)
-        ids, types, offsets, focus, focus_offsets = (np.ascontiguousarray(array, np.int64) for array in arrays)
-        if len(types) != len(ids) or len(focus_offsets) != len(offsets):
+        tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
+        arrays, lengths = zip(
+            (batch.input_ids, tokens),
+            (batch.token_type_ids, tokens),
+            (batch.offsets, rows + 1),
+            (batch.focus, len(batch.focus)),
+            (batch.focus_offsets, rows + 1),
+            (batch.most, rows),
+            (batch.among, len(batch.among)),
+            (batch.among_offsets, rows + 1),
+            strict=True,
+        )
+        if tuple(map(len, arrays)) != lengths:
             raise ValueError(FAULTS[2])
-        rows = np.empty((len(focus), self._stride), np.float32)
-        counts = len(offsets) - 1, len(ids), len(focus)
-        _check(self._c.swiftlet_run(self._model, *counts, ids, types, offsets, focus, focus_offsets, rows))
-        return batch.split(rows[:, : self._outputs])
+        widths = batch.widths(self._outputs)
+        longest = min(max([0, *widths]), 1 + 2 * self._outputs)  # the batch may be none
+        numbers = np.empty(len(batch.focus) * longest, np.float32)
+        counts = rows, tokens, len(batch.focus), len(batch.among)
+        given = [np.ascontiguousarray(array, np.int64) for array in arrays]
+        _check(self._c.swiftlet_run(self._model, *counts, *given, numbers))
+        shapes = list(zip(np.diff(batch.focus_offsets).tolist(), widths, strict=True))
+        ends = np.cumsum([read * width for read, width in shapes])
+        parts = np.split(numbers[: ends[-1]], ends[:-1])
+        return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
 
     def close(self) -> None:
         self._c.swiftlet_destroy(self._model)

@@ -41,7 +41,7 @@ bool within(const std::int64_t* values, std::int64_t count, std::int64_t limit) 
 
 constexpr std::int64_t most_tokens = 1 << 20;
 
-bool valid(const Shape& s, const Batch& batch) {
+bool valid(const Shape& s, const Batch& batch, std::int64_t choices) {
     if (!ascend(batch.offsets, batch.rows, batch.tokens, 1, s.positions)) return false;
     if (!ascend(batch.focus_offsets, batch.rows, batch.reads, 0, batch.reads)) return false;
     if (!within(batch.ids, batch.tokens, s.vocabulary) || !within(batch.types, batch.tokens, s.types)) return false;
@@ -49,7 +49,8 @@ bool valid(const Shape& s, const Batch& batch) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;
     }
-    return true;
+    return ascend(batch.among_offsets, batch.rows, choices, 0, s.outputs) && within(batch.among, choices, s.outputs) &&
+           within(batch.most, batch.rows, most_tokens);
 }
 
 }  // namespace
@@ -83,20 +84,22 @@ EXPORT int swiftlet_finish(Model* model) {
     return guarded([&] { return model->finish(), ok; });
 }
 
-EXPORT int swiftlet_stride(const Model* model) { return model->stride(); }
-
 // Bytes that the model holds, and those that calls on this thread have needed beside it.
 EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cast<std::int64_t>(model->bytes()); }
 EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.size()); }
 
-// Answers a batch into out (reads, stride). May be called on several threads at once.
+// Answers a batch, of which every row has what is wanted of it in out, one after the other. May be called on several
+// threads at once.
 EXPORT int swiftlet_run(const Model* model, std::int64_t rows, std::int64_t tokens, std::int64_t reads,
-                        const std::int64_t* ids, const std::int64_t* types, const std::int64_t* offsets,
-                        const std::int64_t* focus, const std::int64_t* focus_offsets, float* out) {
+                        std::int64_t choices, const std::int64_t* ids, const std::int64_t* types,
+                        const std::int64_t* offsets, const std::int64_t* focus, const std::int64_t* focus_offsets,
+                        const std::int64_t* most, const std::int64_t* among, const std::int64_t* among_offsets,
+                        float* out) {
     if (!model->ready()) return not_ready;
     if (rows < 1 || rows > tokens || tokens > most_tokens || reads < 0 || reads > most_tokens) return bad_batch;
-    const Batch batch{ids, types, offsets, focus, focus_offsets, static_cast<int>(rows), static_cast<int>(tokens), static_cast<int>(reads)};
-    if (!valid(model->shape(), batch)) return bad_batch;
+    const Batch batch{ids, types, offsets, focus, focus_offsets, most, among, among_offsets,
+                      static_cast<int>(rows), static_cast<int>(tokens), static_cast<int>(reads)};
+    if (!valid(model->shape(), batch, choices)) return bad_batch;
     return guarded([&] { return model->run(batch, out), ok; });
 }
 
@@ -126,6 +129,10 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
         attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(Room(keys, depth).size));
         return ok;
     });
+}
+
+EXPORT void swiftlet_rank(float* x, int n, int most, const std::int64_t* among, int count, float* out) {
+    rank(x, n, most, among, count, out);
 }
 
 EXPORT void swiftlet_normalise(int n, float* x, const float* weight, const float* bias, float epsilon) {

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -388,6 +389,56 @@ inline void normalise(float* x, int n, const float* weight, const float* bias, f
         F d = Isa::mul(Isa::sub(Isa::load(x + i), mean), inverse);
         Isa::store(x + i, Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i)));
     }
+}
+
+// The logarithm of the sum of the exponentials of n numbers, which have room up to the next multiple of lanes. It is not a
+// number where one of them is not finite.
+inline float log_total(float* x, int n) {
+    for (int i = n; i % lanes; i++) x[i] = std::numeric_limits<float>::lowest();
+    F high = Isa::load(x), wrong = Isa::zero();
+    for (int i = 0; i < n; i += lanes) {
+        high = Isa::max(high, Isa::load(x + i));
+        wrong = Isa::fma(Isa::load(x + i), Isa::zero(), wrong);  // 0 times infinity, or what is no number, is none
+    }
+    const float largest = Isa::largest(high);
+    F sum = Isa::zero();
+    for (int i = 0; i < n; i += lanes)
+        sum = Isa::add(sum, Isa::first(exponential(Isa::sub(Isa::load(x + i), Isa::all(largest))), n - i));
+    return static_cast<float>(largest + std::log(static_cast<double>(Isa::sum(sum)))) + Isa::sum(wrong);
+}
+
+// What of n numbers somebody wants who wants the `most` largest, of all or of the `count` that stand at `among`: into
+// out, the logarithm of all their total, the numbers, largest first, and where they stand. Of equal ones the first to
+// stand there come first. Returns the end of what was written.
+inline float* rank(float* x, int n, int most, const std::int64_t* among, int count, float* out) {
+    constexpr int together = 8 * lanes;
+    const int room = count ? count : n;
+    most = most < room ? most : room;
+    float *best = out + 1, *places = best + most;
+    *out = log_total(x, n);
+    int kept = 0;
+    const auto offer = [&](float number, std::int64_t place) {
+        if (kept < most)
+            kept++;
+        else if (!(number > best[kept - 1]))
+            return;
+        int i = kept - 1;
+        for (; i > 0 && number > best[i - 1]; i--) {
+            best[i] = best[i - 1];
+            places[i] = places[i - 1];
+        }
+        best[i] = number;
+        places[i] = static_cast<float>(place);
+    };
+    for (int i = 0; i < count; i++) offer(x[among[i]], among[i]);
+    for (int i = 0; i < n && !count; i += together) {
+        const int end = n - i < together ? n : i + together;
+        F high = Isa::load(x + i);
+        for (int j = i + lanes; j < end; j += lanes) high = Isa::max(high, Isa::load(x + j));
+        if (kept == most && !(Isa::largest(high) > best[most - 1])) continue;  // soon so, nearly everywhere
+        for (int j = i; j < end; j++) offer(x[j], j);
+    }
+    return places + most;
 }
 
 inline float inner(const float* a, const float* b, int n) {

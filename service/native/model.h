@@ -55,13 +55,13 @@ class Buffer {
 
 // What a call needs besides the weights. Each thread has one, which all models share.
 struct Workspace {
-    Buffer<float> stream, kv, qr, attended, inner, wide, read, scratch, scale, offset;
+    Buffer<float> stream, kv, qr, attended, inner, wide, read, scratch, scale, offset, logits;
     Buffer<Q> quantised_rows;
     Buffer<int> index, queries;
 
     std::size_t size() const {
         std::size_t floats = 0;
-        for (const auto* b : {&stream, &kv, &qr, &attended, &inner, &wide, &read, &scratch, &scale, &offset})
+        for (const auto* b : {&stream, &kv, &qr, &attended, &inner, &wide, &read, &scratch, &scale, &offset, &logits})
             floats += b->bytes();
         return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
     }
@@ -123,6 +123,7 @@ struct Shape {
 
 struct Batch {
     const std::int64_t *ids, *types, *offsets, *focus, *focus_offsets;
+    const std::int64_t *most, *among, *among_offsets;  // what of a row's numbers is wanted: `rank`, or all where most is 0
     int rows, tokens, reads;
 };
 
@@ -177,9 +178,6 @@ class Model {
     bool ready() const { return ready_; }
     const Shape& shape() const { return shape_; }
 
-    // How many numbers lie between two rows of answers.
-    int stride() const { return decoder_ ? decoder_->n : shape_.outputs; }
-
     std::size_t bytes() const {
         std::size_t total = words_.bytes() + word_scale_.bytes();
         for (const auto& [_, m] : matrices_) total += m.bytes();
@@ -187,7 +185,7 @@ class Model {
         return total;
     }
 
-    // out: (reads, stride()). The batch is a valid one.
+    // out: of each row of the batch, for each place that is read, what is wanted, without gaps. The batch is a valid one.
     void run(const Batch& batch, float* out) const {
         Workspace& space = workspace;
         int* index = space.index.room(batch.reads);
@@ -209,7 +207,7 @@ class Model {
             stream = shape_.architecture == mobilebert ? thin(l, batch, stream, rows, space) : thick(l, batch, stream, rows, space);
         }
         if (!fewer || !shape_.layers) stream = gather(stream, shape_.hidden, read, space);
-        answer(stream, batch.reads, out, space);
+        answer(stream, batch, out, space);
     }
 
    private:
@@ -398,29 +396,46 @@ class Model {
 
     // ---- the head
 
-    void answer(const float* x, int rows, float* out, Workspace& space) const {
-        const int h = shape_.hidden;
-        for (int at = 0; at < rows; at += block, x += static_cast<std::size_t>(block) * h, out += static_cast<std::size_t>(block) * stride()) {
-            const int n = std::min(block, rows - at);
-            if (decoder_) {
-                const int p = transform_->n;
-                float* y = space.inner.room(static_cast<std::size_t>(block) * p);
-                multiply(space.quantised(x, h, n, h), n, *transform_, y, p, {activation()});
-                for (int i = 0; i < n; i++) normalise(y + static_cast<std::size_t>(i) * p, p, head_norm_.weight, head_norm_.bias, shape_.epsilon);
-                multiply(space.quantised(y, p, n, p), n, *decoder_, out, stride());
-                continue;
+    void answer(const float* x, const Batch& batch, float* out, Workspace& space) const {
+        const int h = shape_.hidden, stride = rounded_up(shape_.outputs, lanes);
+        float* logits = space.logits.room(static_cast<std::size_t>(std::min(block, batch.reads)) * stride);
+        for (int at = 0, b = 0; at < batch.reads; at += block, x += static_cast<std::size_t>(block) * h) {
+            const int n = std::min(block, batch.reads - at);
+            head(x, n, logits, stride, space);
+            for (int i = 0; i < n; i++) {
+                while (at + i >= batch.focus_offsets[b + 1]) b++;
+                float* row = logits + static_cast<std::size_t>(i) * stride;
+                const std::int64_t first = batch.among_offsets[b], count = batch.among_offsets[b + 1] - first;
+                const int most = static_cast<int>(batch.most[b]);
+                if (most)
+                    out = rank(row, shape_.outputs, most, batch.among + first, static_cast<int>(count), out);
+                else
+                    out = std::copy(row, row + shape_.outputs, out);
             }
-            const float* y = x;
-            if (pooler_) {
-                float* pooled = space.inner.room(static_cast<std::size_t>(block) * h);
-                multiply(space.quantised(x, h, n, h), n, *pooler_, pooled, h, {Activation::tanh});
-                y = pooled;
-            }
-            for (int i = 0; i < n; i++)
-                for (int o = 0; o < shape_.outputs; o++)
-                    out[static_cast<std::size_t>(i) * shape_.outputs + o] =
-                        inner(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
         }
+    }
+
+    // Up to `block` rows of hidden states to those of outputs, `stride` apart.
+    void head(const float* x, int rows, float* out, int stride, Workspace& space) const {
+        const int h = shape_.hidden;
+        if (decoder_) {
+            const int p = transform_->n;
+            float* y = space.inner.room(static_cast<std::size_t>(block) * p);
+            multiply(space.quantised(x, h, rows, h), rows, *transform_, y, p, {activation()});
+            for (int i = 0; i < rows; i++) normalise(y + static_cast<std::size_t>(i) * p, p, head_norm_.weight, head_norm_.bias, shape_.epsilon);
+            multiply(space.quantised(y, p, rows, p), rows, *decoder_, out, stride);
+            return;
+        }
+        const float* y = x;
+        if (pooler_) {
+            float* pooled = space.inner.room(static_cast<std::size_t>(block) * h);
+            multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {Activation::tanh});
+            y = pooled;
+        }
+        for (int i = 0; i < rows; i++)
+            for (int o = 0; o < shape_.outputs; o++)
+                out[static_cast<std::size_t>(i) * stride + o] =
+                    inner(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
     }
 
     Shape shape_;

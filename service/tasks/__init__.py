@@ -84,13 +84,6 @@ def pointers(inputs: object) -> list[str]:
     return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
 
 
-def log_total(logits: NDArray[np.float32]) -> Floats:
-    """The logarithm of all odds together, over the last axis, which stays: probabilities are exp(logits - this)."""
-    largest = logits.max(axis=-1, keepdims=True)
-    odds = np.exp(logits - largest).sum(axis=-1, keepdims=True, dtype=np.float64)
-    return np.asarray(largest + np.log(odds))
-
-
 def softmax(logits: Floats) -> Floats:
     """Probabilities over the last axis."""
     odds = np.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -17,14 +17,14 @@ from models.artifact import Manifest
 from models.tokenizer import Encoding, Tokenizer, TooLong
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Failure, Strict, log_total
-from service.types import Row
+from service.ranking import Ranked, Ranking
+from service.tasks import MAX_INPUTS, Failure, Strict
+from service.types import NOTHING, Row
 
-MAX_MASKS: Final = 64  # in one request: each brings the whole vocabulary's logits back
+MAX_MASKS: Final = 64  # in one request: each is ranked by itself, and answered with a list of its own
 MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fifth of a second of decoding
 USUAL_CHARACTERS: Final = 8  # of a token, at most, in prose: what is read of a longer text is cut off
 DEFAULT_TOP_K: Final = 5
-GROUP: Final = 64  # logits of a vocabulary that are compared with each other before any of them is ranked
 
 Target = Annotated[str, Field(max_length=200)]
 Ids = NDArray[np.int64]
@@ -82,7 +82,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
 
 
 class FillMask:
-    """One encoding for each text; one row, with the vocabulary's logits for each mask, for each encoding."""
+    """One encoding for each text; one row, with the vocabulary's logits ranked for each mask, for each encoding."""
 
     Request = FillMaskRequest
     Response = Tokens | list[Tokens | Failure]
@@ -94,13 +94,13 @@ class FillMask:
         self.mask = tokenizer.mask  # as it stands in a text
         self._max_tokens = manifest.max_tokens
 
-    def encode(self, request: FillMaskRequest) -> list[Encoding]:
+    def encode(self, request: FillMaskRequest) -> list[Ranked]:
         """Raises errors.Unprocessable: no mask, too many, one beyond what is read, targets that mean nothing, or an
         answer that would be too long."""
         texts = _inputs(request)
         where = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
-        self._targets(parameters)
+        targets = self._targets(parameters)
         masks = self._count(texts, parameters.top_k)
         for count, pointer in zip(masks, where, strict=True):
             if count == 0:
@@ -115,15 +115,11 @@ class FillMask:
             if len(encoding.focus) < expected:
                 detail = f"A mask stands beyond the {self._max_tokens} tokens that are read."
                 raise tasks.input_too_long(pointer, detail, self._max_tokens)
-        return encodings
+        return [Ranked(**vars(encoding), most=parameters.top_k, among=targets) for encoding in encodings]
 
-    def decode(self, request: FillMaskRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> object:
+    def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:  # noqa: ARG002  # a task's shape
         """For each mask of each text its tokens, best first; without the outer list where there is only one."""
-        parameters = request.parameters or FillMaskParameters()
-        targets = self._targets(parameters)
-        filled = [
-            self._fill(encoding, row, parameters.top_k, targets) for encoding, row in zip(encodings, rows, strict=True)
-        ]
+        filled = [self._fill(encoding, Ranking.of(row)) for encoding, row in zip(encodings, rows, strict=True)]
         return filled[0] if len(filled) == 1 else filled
 
     def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
@@ -155,18 +151,15 @@ class FillMask:
             raise Unprocessable("answer_too_large", detail, faults=[fault])
         return masks
 
-    def _fill(self, encoding: Encoding, row: Row, top_k: int, targets: Ids | None) -> list[Any]:
-        # The vocabulary is large, so only what is told is made a probability of, and nothing is copied for it.
-        best = top(row if targets is None else row[:, targets], top_k)  # (F, K): places in the row, or in the targets
-        tokens = best if targets is None else targets[best]
-        scores = np.exp(np.take_along_axis(row, tokens, axis=1) - log_total(row))
+    def _fill(self, encoding: Encoding, ranking: Ranking) -> list[Any]:
+        tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
         sequences = self._sequences(encoding, tokens)
         words = self._tokenizer.decode(tokens.reshape(-1, 1).tolist())
         proposals = [
             {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
             for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
         ]
-        kept = best.shape[1]
+        kept = tokens.shape[1]
         lists = [proposals[start : start + kept] for start in range(0, len(proposals), kept)]
         return lists[0] if len(lists) == 1 else lists
 
@@ -181,14 +174,14 @@ class FillMask:
         # The masks that are left are special tokens too, and shall be seen.
         return self._tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
-    def _targets(self, parameters: FillMaskParameters) -> Ids | None:
-        """The ids of the targets, each once.
+    def _targets(self, parameters: FillMaskParameters) -> Ids:
+        """The ids of the targets, each once; none where any token is wanted.
 
         Raises:
             errors.Unprocessable: not one target has a token.
         """
         if parameters.targets is None:
-            return None
+            return NOTHING
         words = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
         readings = self._tokenizer.read(words)
         known = [self._tokenizer.token_to_id(word) for word in words]
@@ -201,32 +194,6 @@ class FillMask:
             fault = Fault("/parameters/targets", "no_target")
             raise Unprocessable("validation_failed", "No target is a token of this model.", faults=[fault])
         return np.array(sorted(found), np.int64)
-
-
-def top(scores: Row, most: int) -> Ids:
-    """(F, K): in each row, where the K largest of `scores` stand, largest first; K is at most `most`.
-
-    They stand in the K groups with the largest maxima, and only those are ranked: of 30,522 logits the five largest are
-    found in 55 µs rather than 480.
-    """
-    most = min(most, scores.shape[1])
-    groups = scores.shape[1] // GROUP
-    if groups <= most:
-        return _top(scores, most)
-    grouped = GROUP * groups
-    highest = scores[:, :grouped].reshape(len(scores), GROUP, groups).max(axis=1)
-    members = _top(highest, most)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
-    rest = np.broadcast_to(np.arange(grouped, scores.shape[1]), (len(scores), scores.shape[1] - grouped))
-    found = np.concatenate([members.reshape(len(scores), -1), rest], axis=1)
-    order = _top(np.take_along_axis(scores, found, axis=1), most)
-    return np.asarray(np.take_along_axis(found, order, axis=1))
-
-
-def _top(scores: Row, most: int) -> Ids:
-    """The same, by comparing all."""
-    found = np.argpartition(-scores, most - 1, axis=1)[:, :most]
-    order = np.argsort(-np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
-    return np.asarray(np.take_along_axis(found, order, axis=1))
 
 
 def _inputs(request: FillMaskRequest) -> list[str]:

@@ -88,11 +88,11 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_vector", callable(swiftlet_vector)},
     {"swiftlet_words", callable(swiftlet_words)},
     {"swiftlet_finish", callable(swiftlet_finish)},
-    {"swiftlet_stride", callable(swiftlet_stride)},
     {"swiftlet_run", callable(swiftlet_run)},
     {"swiftlet_destroy", callable(swiftlet_destroy)},
     {"swiftlet_multiply", callable(swiftlet_multiply)},
     {"swiftlet_attend", callable(swiftlet_attend)},
+    {"swiftlet_rank", callable(swiftlet_rank)},
     {"swiftlet_normalise", callable(swiftlet_normalise)},
 };
 

@@ -29,7 +29,7 @@ from restarts import peak, roll
 from served import STAND_IN, Served, serving
 
 import service.engines
-from service.engines.echo import echo
+from service.engines.echo import Echo
 from service.runtime import Runtime, load_model, locate
 from service.settings import Settings
 from service.types import Batch
@@ -200,7 +200,7 @@ def _expected(model: Any, request: Any) -> Any:
     faults = {stand_in.fault(encoding, FAULTS) for encoding in encodings} - {None}
     if faults:
         return {{"raises": "internal", "nan": "invalid_engine_output"}[str(fault)] for fault in faults}
-    return model.task.decode(request, encodings, [echo(one, model.manifest.width) for one in encodings])
+    return model.task.decode(request, encodings, Echo(model.manifest.width).run(Batch.of(encodings)))
 
 
 # Restarts
