@@ -29,9 +29,10 @@ from service import access, memory, openapi
 from service.app import create_admin, create_app
 from service.errors import SetupError
 from service.keys import Keys
+from service.limits import Limits
 from service.listener import Listener, bind
 from service.logs import Logs
-from service.protocol import Limits, limited
+from service.protocol import limited
 from service.runtime import Runtime
 from service.settings import Settings
 from service.watchdog import Watchdog

@@ -32,7 +32,8 @@ from service import problems, protocol
 from service.app import create_app
 from service.errors import Unavailable
 from service.inbox import Inbox
-from service.protocol import Connection, Limits, capacity, limited
+from service.limits import Limits, capacity
+from service.protocol import Connection, limited
 from service.records import Record
 from service.runtime import Runtime
 from service.settings import Settings
@@ -809,7 +810,7 @@ async def idle_at(service: Service, address: str) -> Client:
 
 def test_there_is_room_for_as_many_as_leave_files_for_all_else(monkeypatch):
     for files, connections in [(1024, 512), (1 << 20, 4096), (-1, 4096), (1, 1)]:
-        monkeypatch.setattr(protocol.resource, "getrlimit", lambda _, files=files: (files, files))
+        monkeypatch.setattr("service.limits.resource.getrlimit", lambda _, files=files: (files, files))
         assert capacity() == connections
 
 

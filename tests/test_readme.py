@@ -22,8 +22,8 @@ from service import engines, page, plugins, tasks
 from service.app import ANSWER_SHARE, create_app
 from service.cli import main
 from service.errors import Fault, SwiftletError, Unprocessable
+from service.limits import MOST_CONNECTIONS, Limits
 from service.problems import render
-from service.protocol import MOST_CONNECTIONS, Limits
 from service.runtime import BUNDLED, Runtime
 from service.settings import Settings
 from service.tasks import classify, fill_mask, qa
