@@ -8,6 +8,7 @@ import math
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -223,10 +224,17 @@ def restarts(shelf: Path, scale: float) -> list[Outcome]:
 
 
 def slow_clients(shelf: Path, scale: float) -> list[Outcome]:
-    """Connections that send a byte now and then, in their head or their body, beside ordinary callers."""
+    """Connections that send a byte now and then, in their head or their body, beside ordinary callers.
+
+    Before, the same connections go to a socket that nobody reads: they run on this machine, and what they take of it is
+    not the server's.
+    """
     count, seconds = _count(2000, scale, 100), max(3.0, 20 * scale)
-    with serving(_models(shelf), "echo", "--log-level", "error") as server:
-        before, during, failed = uvloop.run(_slow(server.port, count, seconds))
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=2 * count) as sink,
+        serving(_models(shelf), "echo", "--log-level", "error") as server,
+    ):
+        before, during, failed = uvloop.run(_slow(server.port, sink.getsockname()[1], count, seconds))
     more = during / before - 1
     good = more <= 0.1 or during - before <= 0.001  # of a millisecond, a tenth is noise
     return [
@@ -235,7 +243,7 @@ def slow_clients(shelf: Path, scale: float) -> list[Outcome]:
     ]
 
 
-async def _slow(port: int, count: int, seconds: float) -> tuple[float, float, int]:
+async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float, float, int]:
     client = Client(port)
     request = payload("/classify", b'{"inputs": "fine"}')
 
@@ -255,28 +263,36 @@ async def _slow(port: int, count: int, seconds: float) -> tuple[float, float, in
 
     pick = random.Random(17)
 
-    async def slow(number: int) -> None:
-        with suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            text = b"POST /classify HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n"
-            writer.write(text[:20] if number % 2 else text + b"\r\n{")
-            try:
-                while not reader.at_eof():
-                    await asyncio.sleep(pick.uniform(1, 2))  # in lockstep they would be a flood, seven times a second
-                    writer.write(b"X" if number % 2 else b" ")
-                    await writer.drain()
-            finally:
-                writer.close()
+    async def crawl(to: int, number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", to)
+        text = b"POST /classify HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n"
+        writer.write(text[:20] if number % 2 else text + b"\r\n{")
+        try:
+            while not reader.at_eof():
+                await asyncio.sleep(pick.uniform(1, 2))  # in lockstep they would be a flood, seven times a second
+                writer.write(b"X" if number % 2 else b" ")
+                await writer.drain()
+        finally:
+            writer.close()
 
-    before, failed = await quick()
-    crawling = [asyncio.ensure_future(slow(number)) for number in range(count)]
-    await asyncio.sleep(1)
-    during, more = await quick()
-    for one in crawling:
-        one.cancel()
-    await asyncio.gather(*crawling, return_exceptions=True)
+    async def slow(to: int, number: int) -> None:
+        while True:  # who is thrown out comes again
+            with suppress(OSError):
+                await crawl(to, number)
+
+    found, failed = [], 0
+    for to in (sink, port):
+        crawling = [asyncio.ensure_future(slow(to, number)) for number in range(count)]
+        await asyncio.sleep(2)
+        p99, lost = await quick()
+        found.append(p99)
+        failed += lost
+        for one in crawling:
+            one.cancel()
+        await asyncio.gather(*crawling, return_exceptions=True)
     client.close()
-    return before, during, failed + more
+    before, during = found
+    return before, during, failed
 
 
 # Memory
