@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -17,7 +17,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message
 
 from service import bodies, metrics, openapi, page, records, status, tasks
 from service.edge import Edge, Observer, Reception
@@ -228,22 +227,25 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: it did.
     """
-    answer = asyncio.ensure_future(work)
-    hangup = asyncio.ensure_future(_hangup(request.receive))
+    worker, gone = asyncio.current_task(), False
+    assert worker is not None  # noqa: S101  # tells the type checker
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        worker.cancel()
+
+    watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({answer, hangup}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise ClientDisconnect
-        return answer.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone and not worker.uncancel():  # else somebody else wants an end, too
+            raise ClientDisconnect from None
+        raise
     finally:
-        answer.cancel()
-        hangup.cancel()
-        del answer, hangup  # an error knows this frame, and would keep itself
-
-
-async def _hangup(receive: Callable[[], Awaitable[Message]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
 
 
 async def _translate(_: Request, error: Exception) -> NoReturn:

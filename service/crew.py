@@ -81,7 +81,8 @@ class InProcess:
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:  # noqa: ARG002  # see above
         self._running += 1
-        call = asyncio.get_running_loop().run_in_executor(self._threads, timed, self._models[model], encodings)
+        batch = Batch.of(encodings)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, timed, self._models[model], batch)
         call.add_done_callback(self._ended)
         return await call
 
@@ -101,29 +102,28 @@ class InProcess:
         return True
 
 
-def timed(model: Hosted, encodings: Sequence[Encoding]) -> Ran:
+def timed(model: Hosted, batch: Batch) -> Ran:
     """As `run_batch`, and how long it took."""
     began = time.monotonic()
-    outcomes = run_batch(model, encodings)
+    outcomes = run_batch(model, batch)
     return Ran(outcomes, time.monotonic() - began)
 
 
-def run_batch(model: Hosted, encodings: Sequence[Encoding]) -> list[Outcome]:
+def run_batch(model: Hosted, batch: Batch) -> list[Outcome]:
     """Runs a batch on the calling thread: for each encoding its row, or why it has none. Never raises."""
-    batch = Batch.of(encodings)
     try:
         rows = model.engine.run(batch)
     except Exception as error:
-        if len(encodings) == 1:
+        if len(batch) == 1:
             report(log, "the engine failed on one encoding", error)
             return [_fault("internal")]
-        half = len(encodings) // 2
-        return run_batch(model, encodings[:half]) + run_batch(model, encodings[half:])
+        encodings, half = batch.encodings(), len(batch) // 2
+        return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
     try:
-        return _inspect(rows, list(zip(np.diff(batch.focus_offsets).tolist(), batch.widths(model.width), strict=True)))
+        return _inspect(rows, batch.shapes(model.width))
     except Exception as error:  # what an engine gives may be anything
         report(log, "the engine gave what are no rows", error)
-        return [_fault("invalid_engine_output") for _ in encodings]
+        return [_fault("invalid_engine_output") for _ in range(len(batch))]
 
 
 def _inspect(rows: Sequence[Row], expected: Sequence[tuple[int, int]]) -> list[Outcome]:

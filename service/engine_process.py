@@ -91,8 +91,8 @@ def _serve(line: socket.socket, models: Sequence[Hosted]) -> None:
     try:
         while True:
             call = _receive(line, wire.length_of(_receive(line, wire.HEAD_BYTES)))
-            id_, model, encodings = wire.unpack_call(call)
-            line.sendall(wire.pack_answer(id_, timed(models[model], encodings)))
+            id_, model, batch = wire.unpack_call(call)
+            line.sendall(wire.pack_answer(id_, timed(models[model], batch)))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:

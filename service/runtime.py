@@ -196,6 +196,8 @@ async def _all(work: Sequence[Awaitable[Row | Internal]]) -> list[Row | Internal
     """All outcomes, in order; if one fails or the caller goes, nobody works on the rest."""
     submitted = [asyncio.ensure_future(one) for one in work]
     try:
+        if len(submitted) == 1:
+            return [await submitted[0]]
         return await asyncio.gather(*submitted)
     finally:
         for one in submitted:

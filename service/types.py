@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -59,16 +60,17 @@ class Batch:
     @classmethod
     def of(cls, encodings: Sequence[Encoding]) -> Batch:
         """Lays encodings end to end."""
-        wanted = [(e.most, e.among) if isinstance(e, Ranked) else (0, NOTHING) for e in encodings]
+        most = [e.most if isinstance(e, Ranked) else 0 for e in encodings]
+        among = [e.among if isinstance(e, Ranked) else NOTHING for e in encodings]
         return cls(
             input_ids=np.concatenate([e.input_ids for e in encodings]),
             token_type_ids=np.concatenate([e.token_type_ids for e in encodings]),
-            offsets=np.cumsum([0, *(len(e.input_ids) for e in encodings)]),
+            offsets=_offsets(e.input_ids for e in encodings),
             focus=np.concatenate([e.focus for e in encodings]),
-            focus_offsets=np.cumsum([0, *(len(e.focus) for e in encodings)]),
-            most=np.array([most for most, _ in wanted]),
-            among=np.concatenate([among for _, among in wanted]),
-            among_offsets=np.cumsum([0, *(len(among) for _, among in wanted)]),
+            focus_offsets=_offsets(e.focus for e in encodings),
+            most=np.array(most),
+            among=np.concatenate(among) if any(most) else NOTHING,
+            among_offsets=_offsets(among),
         )
 
     @classmethod
@@ -90,10 +92,13 @@ class Batch:
             for part, (most, among) in zip(zip(*parts, strict=True), wanted, strict=True)
         ]
 
-    def widths(self, outputs: int) -> list[int]:
-        """How long the rows of each encoding are, where the head has so many outputs."""
-        among = np.diff(self.among_offsets).tolist()
-        return [width(*wanted, outputs) for wanted in zip(self.most.tolist(), among, strict=True)]
+    def shapes(self, outputs: int) -> list[tuple[int, int]]:
+        """Those of the encodings' rows, where the head has so many outputs."""
+        focus, among = self.focus_offsets.tolist(), self.among_offsets.tolist()
+        return [
+            (focus[b + 1] - focus[b], width(most, among[b + 1] - among[b], outputs))
+            for b, most in enumerate(self.most.tolist())
+        ]
 
     def rectangle(self) -> Rectangle:
         """The batch as B rows of S tokens, S being the longest; the rest of each row is zeros."""
@@ -110,11 +115,17 @@ class Batch:
 
     def split(self, rows: NDArray[np.float32]) -> list[Row]:
         """Cuts the head's numbers (N, O) into each encoding's row. No caller holds a view of another's."""
-        parts = np.split(rows, self.focus_offsets[1:-1]), np.split(self.among, self.among_offsets[1:-1])
-        return [
-            rank(part, most, among) if most else part.copy()
-            for part, among, most in zip(*parts, self.most.tolist(), strict=True)
-        ]
+        focus, among = self.focus_offsets.tolist(), self.among_offsets.tolist()
+        found = []
+        for b, most in enumerate(self.most.tolist()):
+            part = rows[focus[b] : focus[b + 1]]
+            found.append(rank(part, most, self.among[among[b] : among[b + 1]]) if most else part.copy())
+        return found
+
+
+def _offsets(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Where each begins when they are laid end to end, and where the last ends."""
+    return np.array(list(accumulate(map(len, parts), initial=0)))
 
 
 class Rectangle(NamedTuple):

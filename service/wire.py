@@ -44,18 +44,24 @@ def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
     batch = Batch.of(encodings)
     lengths = batch.offsets, batch.focus_offsets, batch.among_offsets, batch.most
     parts = batch.input_ids, batch.token_type_ids, batch.focus, batch.among
-    return _message(np.concatenate([[id_, model, len(batch)], *lengths, *parts]).astype(_INT).tobytes())
+    return _message(np.concatenate([[id_, model, len(batch)], *lengths, *parts]).astype(_INT, copy=False).tobytes())
 
 
-def unpack_call(message: bytearray) -> tuple[int, int, list[Encoding]]:
-    """The id, the model and the encodings of a call without its head. They are views of the message."""
+def unpack_call(message: bytearray) -> tuple[int, int, Batch]:
+    """The id, the model and the batch of a call without its head. Its arrays are views of the message."""
     numbers = np.frombuffer(message, _INT)
     id_, model, size = numbers[:3].tolist()
-    offsets, focus_offsets, among_offsets, most, rest = np.split(numbers[3:], np.cumsum([size + 1] * 3 + [size]))
-    tokens, read = int(offsets[-1]), int(focus_offsets[-1])
-    input_ids, token_type_ids, focus, among = np.split(rest, [tokens, 2 * tokens, 2 * tokens + read])
-    batch = Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, most, among, among_offsets)
-    return id_, model, batch.encodings()
+    at = 3
+
+    def take(count: int) -> NDArray[np.int64]:
+        nonlocal at
+        at += count
+        return numbers[at - count : at]
+
+    offsets, focus_offsets, among_offsets, most = take(size + 1), take(size + 1), take(size + 1), take(size)
+    tokens, read, choices = int(offsets[-1]), int(focus_offsets[-1]), int(among_offsets[-1])
+    input_ids, token_type_ids, focus, among = take(tokens), take(tokens), take(read), take(choices)
+    return id_, model, Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, most, among, among_offsets)
 
 
 def pack_answer(id_: int, ran: Ran) -> bytes:

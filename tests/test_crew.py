@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from models.artifact import ArtifactError
 from service.crew import FAULTS, Hosted, InProcess, host, run_batch
 from service.errors import Internal, SetupError
+from service.types import Batch
 
 
 def codes(outcomes) -> list[str | None]:
@@ -29,7 +30,7 @@ def test_only_those_fail_that_fail_alone(n, guilty):
             raise RuntimeError("cannot")
         return [row_of(tag) for tag in asked]
 
-    outcomes = run_batch(Hosted(Engine(answer), WIDTH), [encoding(tag) for tag in range(n)])
+    outcomes = run_batch(Hosted(Engine(answer), WIDTH), Batch.of([encoding(tag) for tag in range(n)]))
 
     assert codes(outcomes) == ["internal" if tag in guilty else None for tag in range(n)]
     assert all(one.tolist() == row_of(tag).tolist() for tag, one in enumerate(outcomes) if tag not in guilty)
@@ -37,7 +38,7 @@ def test_only_those_fail_that_fail_alone(n, guilty):
 
 def test_a_failure_has_the_sentence_of_its_code():
     bad = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
-    outcomes = run_batch(Hosted(Engine(lambda _: bad), WIDTH), [encoding(tag) for tag in range(2)])
+    outcomes = run_batch(Hosted(Engine(lambda _: bad), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
 
     assert [one.detail for one in outcomes] == [FAULTS["invalid_engine_output"]] * 2
 

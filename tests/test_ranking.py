@@ -74,7 +74,7 @@ def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
     rows = numbers(8, 10, seed=1, coarse=False)
     split = batch.split(rows)
 
-    assert batch.widths(10) == [10, 5, 5, 10]
+    assert batch.shapes(10) == [(2, 10), (2, 5), (2, 5), (2, 10)]
     assert [row.shape for row in split] == [(2, 10), (2, 5), (2, 5), (2, 10)]
     np.testing.assert_array_equal(split[0], rows[:2])
     np.testing.assert_array_equal(split[1], rank(rows[2:4], 2, NOTHING))

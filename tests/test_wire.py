@@ -41,7 +41,8 @@ def body(message: bytes) -> bytearray:
 
 @given(INT64, st.integers(0, 100), st.lists(encodings(), min_size=1, max_size=20))
 def test_a_call_comes_through(id_, model, asked):
-    returned, model_returned, found = wire.unpack_call(body(wire.pack_call(id_, model, asked)))
+    returned, model_returned, batch = wire.unpack_call(body(wire.pack_call(id_, model, asked)))
+    found = batch.encodings()
 
     assert (returned, model_returned) == (id_, model)
     assert list(map(type, found)) == list(map(type, asked))

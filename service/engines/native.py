@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -148,16 +149,14 @@ class Native:
         )
         if tuple(map(len, arrays)) != lengths:
             raise ValueError(FAULTS[2])
-        widths = batch.widths(self._outputs)
-        longest = min(max([0, *widths]), 1 + 2 * self._outputs)  # the batch may be none
+        shapes = batch.shapes(self._outputs)
+        longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)  # the batch may be none
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         counts = rows, tokens, len(batch.focus), len(batch.among)
         given = [np.ascontiguousarray(array, np.int64) for array in arrays]
         _check(self._c.swiftlet_run(self._model, *counts, *given, numbers))
-        shapes = list(zip(np.diff(batch.focus_offsets).tolist(), widths, strict=True))
-        ends = np.cumsum([read * width for read, width in shapes])
-        parts = np.split(numbers[: ends[-1]], ends[:-1])
-        return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
+        ends = [0, *accumulate(read * width for read, width in shapes)]
+        return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]
 
     def close(self) -> None:
         self._c.swiftlet_destroy(self._model)
