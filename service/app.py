@@ -229,6 +229,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """
     worker, gone = asyncio.current_task(), False
     assert worker is not None  # noqa: S101  # tells the type checker
+    ended = worker.cancelling()  # by others, before
 
     async def watch() -> None:
         nonlocal gone
@@ -240,8 +241,8 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     watcher = asyncio.ensure_future(watch())
     try:
         return await work
-    except asyncio.CancelledError:
-        if gone and not worker.uncancel():  # else somebody else wants an end, too
+    except (Exception, asyncio.CancelledError):  # what fails at the same moment is told to nobody
+        if gone and worker.uncancel() <= ended:  # else somebody else wants an end, too
             raise ClientDisconnect from None
         raise
     finally:

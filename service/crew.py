@@ -80,8 +80,8 @@ class InProcess:
         pass
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:  # noqa: ARG002  # see above
-        self._running += 1
         batch = Batch.of(encodings)
+        self._running += 1
         call = asyncio.get_running_loop().run_in_executor(self._threads, timed, self._models[model], batch)
         call.add_done_callback(self._ended)
         return await call
@@ -120,19 +120,28 @@ def run_batch(model: Hosted, batch: Batch) -> list[Outcome]:
         encodings, half = batch.encodings(), len(batch) // 2
         return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
     try:
-        return _inspect(rows, batch.shapes(model.width))
+        return _inspect(rows, batch, model.width)
     except Exception as error:  # what an engine gives may be anything
         report(log, "the engine gave what are no rows", error)
         return [_fault("invalid_engine_output") for _ in range(len(batch))]
 
 
-def _inspect(rows: Sequence[Row], expected: Sequence[tuple[int, int]]) -> list[Outcome]:
+def _inspect(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
     """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
-    found = [np.shape(row) for row in rows]
+    found, expected = [np.shape(row) for row in rows], batch.shapes(width)
     if found != expected:
         log.error("engine gave rows of shapes %s for %s", found, expected)
         return [_fault("invalid_engine_output") for _ in expected]
-    return [row if np.isfinite(row).all() else _fault("invalid_engine_output") for row in rows]
+    fine = [_is_fine(row, most, width) for row, most in zip(rows, batch.most.tolist(), strict=True)]
+    return [row if good else _fault("invalid_engine_output") for row, good in zip(rows, fine, strict=True)]
+
+
+def _is_fine(row: Row, most: int, width: int) -> bool:
+    """Whether these are numbers, and the columns of a ranked row are such."""
+    if not np.isfinite(row).all():
+        return False
+    columns = row[:, (row.shape[1] + 1) // 2 :] if most else row[:0]
+    return bool(((columns >= 0) & (columns < width)).all())
 
 
 def _fault(code: str) -> Internal:

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from models.artifact import GOLDEN, Artifact, ArtifactError
 from models.tokenizer import Encoding
-from service.types import Batch, Engine, Timed
+from service.ranking import Ranked, Ranking, rank
+from service.types import NOTHING, Batch, Engine, Row, Timed
 
+RANKED: Final = 3  # numbers that are asked for, to see whether the engine finds the largest
 ARRAYS: Final = {"input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "rows", "columns"}
 
 
@@ -30,7 +32,7 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     arrays = _load(artifact)
     rows = arrays.pop("rows")
     try:
-        worst = _worst(engine, rows, arrays.pop("columns"), Batch.whole(**arrays))
+        worst = _worst(engine, artifact.manifest.width, rows, arrays.pop("columns"), Batch.whole(**arrays))
     except Exception as error:  # arrays of any content and an engine of any kind meet here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance + engine.rounding * float(np.abs(rows).max(initial=0.0))
@@ -67,13 +69,25 @@ def rehearse(artifact: Artifact, engine: Engine) -> list[Timed]:
     return timed
 
 
-def _worst(engine: Engine, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> float:
+def _worst(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> float:
     worst = 0.0
     for encoding, golden in zip(batch.encodings(), batch.split(rows), strict=True):
         (row,) = engine.run(Batch.of([encoding]))
+        if row.shape != (len(encoding.focus), width):
+            raise ValueError(f"rows of shape {row.shape} instead of {len(encoding.focus), width}")
+        _check_ranking(engine, encoding, row)
         difference = float(np.abs(row[:, columns] - golden).max(initial=0.0))
         worst = max(worst, difference if math.isfinite(difference) else math.inf)
     return worst
+
+
+def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
+    """Raises ValueError where the engine does not rank the numbers of this row as they are."""
+    ranked = engine.run(Batch.of([Ranked(**vars(encoding), most=RANKED, among=NOTHING)]))[0]
+    found, expected = Ranking.of(ranked), Ranking.of(rank(row, RANKED, NOTHING))
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):  # of equal numbers, any column may come first
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ValueError("it ranks its numbers otherwise than they are")
 
 
 def _load(artifact: Artifact) -> dict[str, NDArray[Any]]:

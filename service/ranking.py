@@ -63,7 +63,7 @@ def rank(rows: Floats, most: int, among: Ids) -> Floats:
 def _total(rows: Floats) -> Floats:
     """(F, 1)"""
     largest = rows.max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity, and the largest number less the least
         total = largest + np.log(np.exp(rows - largest).sum(axis=1, keepdims=True, dtype=np.float64))
     return np.where(np.isfinite(rows).all(axis=1, keepdims=True), total, np.nan)
 
@@ -82,7 +82,7 @@ def top(rows: Floats, most: int) -> Ids:
     highest = rows[:, :grouped].reshape(len(rows), GROUP, groups).max(axis=1)
     members = _top(highest, most)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
     rest = np.broadcast_to(np.arange(grouped, rows.shape[1]), (len(rows), rows.shape[1] - grouped))
-    found = np.concatenate([members.reshape(len(rows), -1), rest], axis=1)
+    found = np.concatenate([members.reshape(len(rows), GROUP * most), rest], axis=1)
     order = _top(np.take_along_axis(rows, found, axis=1), most)
     return np.asarray(np.take_along_axis(found, order, axis=1))
 

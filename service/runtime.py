@@ -178,7 +178,7 @@ class Lane:
 
 
 def _weight(encoding: Encoding, outcome: Row | Internal) -> int:
-    """How many numbers there are to read; of what is ranked, how many tokens to write: each comes with its text."""
+    """How many numbers there are to read. One that is ranked is written with its text, and counts for its tokens."""
     if isinstance(outcome, Internal):
         return 0
     return outcome.size * len(encoding.input_ids) if isinstance(encoding, Ranked) else outcome.size

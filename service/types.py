@@ -115,7 +115,8 @@ class Batch:
 
     def split(self, rows: NDArray[np.float32]) -> list[Row]:
         """Cuts the head's numbers (N, O) into each encoding's row. No caller holds a view of another's."""
-        focus, among = self.focus_offsets.tolist(), self.among_offsets.tolist()
+        # What are too many rows go to the last, whose shape is wrong then: there is no telling whose they are.
+        focus, among = [*self.focus_offsets[:-1].tolist(), len(rows)], self.among_offsets.tolist()
         found = []
         for b, most in enumerate(self.most.tolist()):
             part = rows[focus[b] : focus[b + 1]]
@@ -180,7 +181,10 @@ class Engine(Protocol):
         ...
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        """Blocks until the batch is done; may be called from several threads at once."""
+        """Blocks until the batch is done: for each encoding its row, as `batch.split` makes them of the head's numbers.
+
+        May be called from several threads at once.
+        """
         ...
 
     def close(self) -> None:

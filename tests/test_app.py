@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -19,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.requests import ClientDisconnect, Request
 from starlette.testclient import TestClient
 
 from service import errors, openapi
-from service.app import COMPUTE_HEADERS, create_app
+from service.app import COMPUTE_HEADERS, _while_connected, create_app
 from service.crew import Hosted
 from service.engines.echo import Echo
 from service.errors import SwiftletError
@@ -490,6 +492,33 @@ def test_a_server_that_closes_is_alive_but_not_ready(shelf):
         assert client.get("/health/live").json() == {"live": True}
         is_problem(client.get("/health/ready"), 503, "draining")
         is_problem(client.post("/classify", json={"inputs": "a"}), 503, "draining")
+
+
+@pytest.mark.parametrize("first", ["hang-up", "failure"])
+def test_who_hangs_up_as_the_work_fails_has_hung_up_or_hears_of_it(first):
+    """In one turn of the event loop, in either order; and no cancellation is left behind."""
+
+    async def scenario():
+        left, failing, other = asyncio.Event(), asyncio.Future(), asyncio.Future()
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def work():
+            await asyncio.gather(failing, other)
+
+        task = asyncio.ensure_future(_while_connected(Request({"type": "http"}, receive), work()))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        happens = [left.set, partial(failing.set_exception, ValueError("it failed"))]
+        for event in happens if first == "hang-up" else reversed(happens):
+            event()
+        with pytest.raises(ClientDisconnect if first == "hang-up" else (ClientDisconnect, ValueError)):
+            await task
+        assert task.cancelling() == 0
+
+    asyncio.run(scenario())
 
 
 def test_work_for_a_client_who_hung_up_is_given_up(shelf):

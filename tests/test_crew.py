@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from models.artifact import ArtifactError
 from service.crew import FAULTS, Hosted, InProcess, host, run_batch
+from service.engines.echo import Echo
 from service.errors import Internal, SetupError
-from service.types import Batch
+from service.golden import replay
+from service.ranking import Ranked
+from service.types import NOTHING, Batch
 
 
 def codes(outcomes) -> list[str | None]:
@@ -41,6 +44,44 @@ def test_a_failure_has_the_sentence_of_its_code():
     outcomes = run_batch(Hosted(Engine(lambda _: bad), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
 
     assert [one.detail for one in outcomes] == [FAULTS["invalid_engine_output"]] * 2
+
+
+@pytest.mark.parametrize("column", [-1, 10, 2.0**33])
+def test_a_column_that_is_none_is_no_answer(column):
+    asked = Ranked(**vars(encoding(1)), most=1, among=NOTHING)
+    rows = [np.array([[0.5, 0.25, place]], np.float32) for place in (9, column)]
+    outcomes = run_batch(Hosted(Engine(lambda _: rows), 10), Batch.of([asked, asked]))
+
+    assert codes(outcomes) == [None, "invalid_engine_output"]
+
+
+class Odd(Echo):
+    """An engine that is off in one way, which its subclass says."""
+
+    faithful = True
+    rounding = 0.0
+
+
+class Wide(Odd):
+    def run(self, batch):
+        return Echo(self.width + 1).run(batch)
+
+
+class Disorderly(Odd):
+    def run(self, batch):
+        rows = super().run(batch)
+        return [-row if most else row for row, most in zip(rows, batch.most, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Wide, r"rows of shape \(2, 4\) instead of \(2, 3\)"), (Disorderly, "ranks its numbers otherwise")],
+)
+def test_a_model_is_not_hosted_whose_engine_is_off_where_golden_answers_do_not_look(tmp_path, kind, said):
+    artifact = make_artifact(tmp_path, "classify")
+
+    with pytest.raises(ArtifactError, match=f"cannot be replayed: .*{said}"):
+        replay(artifact, kind(3))
 
 
 def test_a_crew_of_threads_runs_as_many_calls_at_a_time_as_it_has_threads():

@@ -13,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
+from models.tokenizer import Tokenizer
 from service.app import create_app
 from service.engines.echo import Echo
 from service.runtime import LoadedModel, Runtime, load_model
@@ -157,6 +158,15 @@ def test_what_concerns_the_whole_request_fails_it(task, inputs, parameters, code
     response = ask(client, task, inputs, **parameters)
 
     assert (response.status_code, response.json()["code"]) == (422, code)
+
+
+def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkeypatch):
+    read, found = Tokenizer.read, []
+    monkeypatch.setattr(Tokenizer, "read", lambda own, texts: found.append(texts) or read(own, texts))
+    response = ask(client, "fill-mask", ["a [MASK]", "no mask", "b [MASK]"], targets=["a", "b"])
+
+    assert [isinstance(one, list) for one in response.json()] == [True, False, True]
+    assert found.count(["a", "b"]) == 1
 
 
 def test_a_refusal_for_load_or_time_fails_the_request(shelf):

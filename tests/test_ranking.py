@@ -55,6 +55,10 @@ def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows,
         )
 
 
+def test_no_rows_are_ranked_to_none():
+    assert rank(np.zeros((0, 30_522), np.float32), 5, NOTHING).shape == (0, 11)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("among", [NOTHING, np.array([3])])
 def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, among):
@@ -81,3 +85,6 @@ def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
     np.testing.assert_array_equal(split[2], rank(rows[4:6], 9, np.array([4, 1])))
     np.testing.assert_array_equal(split[3], rows[6:])
     assert not any(np.shares_memory(row, rows) for row in split)
+    for wrong in (7, 9):
+        shapes = [row.shape for row in batch.split(numbers(wrong, 10, seed=1, coarse=False))]
+        assert shapes != batch.shapes(10)

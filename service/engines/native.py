@@ -136,24 +136,17 @@ class Native:
     def run(self, batch: Batch) -> Sequence[Row]:
         """Raises ValueError for a batch that is none: ids out of range, rows empty or too long, focus elsewhere."""
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
-        arrays, lengths = zip(
-            (batch.input_ids, tokens),
-            (batch.token_type_ids, tokens),
-            (batch.offsets, rows + 1),
-            (batch.focus, len(batch.focus)),
-            (batch.focus_offsets, rows + 1),
-            (batch.most, rows),
-            (batch.among, len(batch.among)),
-            (batch.among_offsets, rows + 1),
-            strict=True,
-        )
-        if tuple(map(len, arrays)) != lengths:
+        offsets = batch.offsets, batch.focus_offsets, batch.among_offsets
+        if len(batch.token_type_ids) != tokens or len(batch.most) != rows or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(FAULTS[2])
         shapes = batch.shapes(self._outputs)
-        longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)  # the batch may be none
+        # Nothing of the batch is known to be right yet; of one that is, no row is longer.
+        longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         counts = rows, tokens, len(batch.focus), len(batch.among)
-        given = [np.ascontiguousarray(array, np.int64) for array in arrays]
+        arrays = batch.input_ids, batch.token_type_ids, batch.offsets, batch.focus, batch.focus_offsets
+        wanted = batch.most, batch.among, batch.among_offsets
+        given = [np.ascontiguousarray(array, np.int64) for array in (*arrays, *wanted)]
         _check(self._c.swiftlet_run(self._model, *counts, *given, numbers))
         ends = [0, *accumulate(read * width for read, width in shapes)]
         return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]

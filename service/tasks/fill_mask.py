@@ -57,6 +57,7 @@ class FillMaskRequest(tasks.Request):
         Field(description="A text with at least one mask token, or a list of such texts."),
     ]
     parameters: Annotated[FillMaskParameters | None, Field(description="All are optional.")] = None
+    _targets: Ids | None = None  # of the tokenizer's ids, once they were looked for
 
 
 class Token(BaseModel):
@@ -100,7 +101,7 @@ class FillMask:
         texts = _inputs(request)
         where = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
-        targets = self._targets(parameters)
+        targets = self._targets(request)
         masks = self._count(texts, parameters.top_k)
         for count, pointer in zip(masks, where, strict=True):
             if count == 0:
@@ -130,6 +131,7 @@ class FillMask:
         """
         texts = _inputs(request)
         self._count(texts, (request.parameters or FillMaskParameters()).top_k)
+        request._targets = self._targets(request)  # which take as long to read as a long text does
         return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: object) -> object:
@@ -174,15 +176,18 @@ class FillMask:
         # The masks that are left are special tokens too, and shall be seen.
         return self._tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
-    def _targets(self, parameters: FillMaskParameters) -> Ids:
+    def _targets(self, request: FillMaskRequest) -> Ids:
         """The ids of the targets, each once; none where any token is wanted.
 
         Raises:
             errors.Unprocessable: not one target has a token.
         """
-        if parameters.targets is None:
+        if request._targets is not None:
+            return request._targets
+        targets = None if request.parameters is None else request.parameters.targets
+        if targets is None:
             return NOTHING
-        words = [parameters.targets] if isinstance(parameters.targets, str) else parameters.targets
+        words = [targets] if isinstance(targets, str) else targets
         readings = self._tokenizer.read(words)
         known = [self._tokenizer.token_to_id(word) for word in words]
         found = {

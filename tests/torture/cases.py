@@ -277,8 +277,10 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
 
     async def slow(to: int, number: int) -> None:
         while True:  # who is thrown out comes again
-            with suppress(OSError):
+            try:
                 await crawl(to, number)
+            except OSError:
+                await asyncio.sleep(1)
 
     found, failed = [], 0
     for to in (sink, port):
