@@ -78,6 +78,34 @@ def test_files_of_both_kinds_are_learnt_together_and_no_question_twice(tmp_path)
     assert all(example.context == range(first, first + 3) for example in found)
 
 
+def test_questions_are_also_asked_of_a_text_near_theirs_that_shares_their_words_and_does_not_answer_them(tmp_path):
+    asked = squad(
+        tmp_path / "1.json",
+        ("a", "which river is longest?", "the river seine is long", ["Seine"]),
+        ("b", "who sang?", "a bird sang at noon", ["a bird"]),
+        ("c", "what did not happen?", "nothing but the longest river", []),
+        ("d", "what is it?", "the longest river here is the SEINE", ["longest river"]),
+        *((f"e{i}", "who?", f"nobody {i}", ["nobody"]) for i in range(12)),
+        ("f", "which?", "which river of all is the longest", ["which"]),
+    )
+    found = {question.id: question for question in examples.elsewhere(datasets.questions(tmp_path / asked), 99)}
+
+    assert found["a"].context == "nothing but the longest river"  # d has an answer, and f stands too far off
+    assert found["a"].question == "which river is longest?"
+    assert found["b"].context != "a bird sang at noon"
+    assert "c" not in found  # it has no answer where it was asked
+    assert all(not question.answers and not question.starts for question in found.values())
+
+
+def test_of_all_questions_as_many_are_asked_elsewhere_as_the_recipe_says(tmp_path):
+    asked = squad(tmp_path / "1.json", *((f"{i}", "q?", f"a b c{i}", [f"c{i}"]) for i in range(10)))
+    work = Finetuning("qa", "", (), {asked: 10}, max_tokens=30)
+    plain, more = (examples.read(replace(work, elsewhere=count), tmp_path, TOKENIZER) for count in (0, 4))
+
+    assert digest(more[:10]) == digest(plain)
+    assert [example.target for example in more[10:]] == [(0, 0)] * 4
+
+
 def test_a_digest_tells_examples_and_their_order_apart():
     found = windows(Question("1", "a?", "a b c d", ("b",), (2,)), TOKENIZER, 8)
     other = replace(found[0], target=(4, 4))
@@ -479,6 +507,8 @@ def test_a_recipe_says_how_a_teacher_is_heard(tmp_path):
             "distillation needs a teacher, and this recipe names none",
         ),
         (('task = "qa"', 'task = "fill-mask"'), "fill-mask is not fine-tuned"),
+        (('task = "qa"', 'task = "classify"\nelsewhere = 5'), "elsewhere is a number of questions, of qa"),
+        (('task = "qa"', 'task = "qa"\nelsewhere = -1'), "elsewhere is a number of questions, of qa"),
         (("a/three", "c/two"), "also is a list of files, each of another name"),
         (('["b/two.json", "a/three.json"]', '"b/two.json"'), "also is a list of files"),
     ],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,6 +19,8 @@ from models.tokenizer import Encoding, Tokenizer
 from models.training.recipe import Finetuning
 
 STRIDE: Final = 128  # tokens that neighbouring windows of a context share
+NEAR: Final = 10  # contexts before and after a question's own that it may be asked of elsewhere
+LONG: Final = 4  # letters of a word that says what a text is about
 SORTED: Final = 50  # batches among which rows of a length are brought together
 
 T = TypeVar("T")
@@ -49,7 +52,32 @@ def read(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
         known = {(question.id, question.context) for question in taken}
         new = [question for question in datasets.questions(data / file) if (question.id, question.context) not in known]
         taken += spread(new, most)
+    taken += elsewhere(taken, work.elsewhere)
     return [example for question in taken for example in windows(question, tokenizer, work.max_tokens)]
+
+
+def elsewhere(questions: Sequence[Question], most: int) -> list[Question]:
+    """At most so many of the questions, evenly spread, each asked of another context, which does not answer it.
+
+    Of the contexts that stand near its own, as those of an article do, it is one that has most of the question's words
+    and none of its answers: what a question shares with a text is no sign that the text answers it (Clark and Gardner
+    2018, arXiv:1710.10723, section 3, train on such paragraphs of a document).
+    """
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    place, words = {context: i for i, context in enumerate(contexts)}, [_words(context) for context in contexts]
+    found = []
+    for question in spread([question for question in questions if question.answers], most):
+        own, asked = place[question.context], _words(question.question)
+        near = [i for i in range(max(0, own - NEAR), min(len(contexts), own + NEAR + 1)) if i != own]
+        silent = [i for i in near if not any(answer.lower() in contexts[i].lower() for answer in question.answers)]
+        if silent:
+            other = max(silent, key=lambda i: len(asked & words[i]))
+            found.append(replace(question, context=contexts[other], answers=(), starts=()))
+    return found
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.lower()) if len(word) >= LONG}
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

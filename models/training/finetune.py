@@ -176,7 +176,8 @@ def _ask_teacher(teaching: Teaching, examples: Sequence[Example]) -> list[Logits
     if not path.is_file():
         model = _taught(teaching, examples)
         place.report(f"answers {len(examples)} examples")
-        said = np.concatenate(answers(model, examples, teaching.work.batch_rows, place.device))
+        with torch.autocast(place.device.type, torch.bfloat16, enabled=teaching.work.precision == "bf16"):
+            said = np.concatenate(answers(model, examples, teaching.work.batch_rows, place.device))
         write(path, lambda file: np.save(file, said))
     ends = np.cumsum([len(example.encoding.focus) for example in examples])
     return np.split(np.load(path), ends[:-1])

@@ -147,12 +147,15 @@ class Finetuning(Optimisation):
     labels: tuple[str, ...] = ()
     distillation: Distillation | None = field(default=None, kw_only=True)
     also: tuple[str, ...] = field(default=(), kw_only=True)  # more files under the data folder that are measured on
+    elsewhere: int = field(default=0, kw_only=True)  # questions that are also asked of a text that does not answer them
     weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task == "fill-mask" and self.distillation is not None:
             raise RecipeError("fill-mask is not fine-tuned, so that no teacher is.")
+        if type(self.elsewhere) is not int or self.elsewhere < 0 or (self.elsewhere and self.task != "qa"):
+            raise RecipeError("elsewhere is a number of questions, of qa.")
         if not isinstance(self.also, tuple) or len({Path(file).name for file in self.also}) < len(self.also):
             raise RecipeError("also is a list of files, each of another name.")
 
