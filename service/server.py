@@ -246,6 +246,9 @@ class Server:
             self._admin.start()
         gc.collect()
         gc.freeze()  # what is there now stays: to look through it again and again would hold everybody up
+        # Nor is what came since looked through often: with 2,000 connections that takes 20 ms and more each time, and
+        # requests leave no cycles behind.
+        gc.set_threshold(100_000)
         self._public.listen()
         self._public.open()
         announce(self._public.url, self._admin.port.url if self._admin else None, self._runtime)

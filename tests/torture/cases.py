@@ -35,6 +35,7 @@ from service.runtime import Runtime, load_model, locate
 from service.settings import Settings
 from service.types import Batch
 
+RAMP_S: Final = 10.0  # in which slow clients come: 200 a second, as slowhttptest has it
 ENGINES: Final = [*service.engines.__path__, str(STAND_IN / "engines")]
 with mock.patch.object(service.engines, "__path__", ENGINES):  # for a moment: it is none of the service's own
     from service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
@@ -276,6 +277,7 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
             writer.close()
 
     async def slow(to: int, number: int) -> None:
+        await asyncio.sleep(pick.uniform(0, RAMP_S))  # nor do they all come, or run out of time, at once
         while True:  # who is thrown out comes again
             try:
                 await crawl(to, number)
@@ -285,7 +287,7 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
     found, failed = [], 0
     for to in (sink, port):
         crawling = [asyncio.ensure_future(slow(to, number)) for number in range(count)]
-        await asyncio.sleep(2)
+        await asyncio.sleep(RAMP_S)
         p99, lost = await quick()
         found.append(p99)
         failed += lost
