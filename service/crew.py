@@ -19,6 +19,7 @@ from models.tokenizer import Encoding
 from service import engines, plugins
 from service.errors import Internal, report
 from service.golden import rehearse, replay
+from service.ranking import is_of
 from service.types import Batch, Cost, Engine, Outcome, Ran, Row, Timed
 
 log = logging.getLogger(__name__)
@@ -132,16 +133,11 @@ def _inspect(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
     if found != expected:
         log.error("engine gave rows of shapes %s for %s", found, expected)
         return [_fault("invalid_engine_output") for _ in expected]
-    fine = [_is_fine(row, most, width) for row, most in zip(rows, batch.most.tolist(), strict=True)]
+    fine = [
+        np.isfinite(row).all() and (not most or is_of(row, width))
+        for row, most in zip(rows, batch.most.tolist(), strict=True)
+    ]
     return [row if good else _fault("invalid_engine_output") for row, good in zip(rows, fine, strict=True)]
-
-
-def _is_fine(row: Row, most: int, width: int) -> bool:
-    """Whether these are numbers, and the columns of a ranked row are such."""
-    if not np.isfinite(row).all():
-        return False
-    columns = row[:, (row.shape[1] + 1) // 2 :] if most else row[:0]
-    return bool(((columns >= 0) & (columns < width)).all())
 
 
 def _fault(code: str) -> Internal:

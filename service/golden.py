@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from models.artifact import GOLDEN, Artifact, ArtifactError
 from models.tokenizer import Encoding
-from service.ranking import Ranked, Ranking, rank
-from service.types import NOTHING, Batch, Engine, Row, Timed
+from service.ranking import NOTHING, Ranked, Ranking, rank
+from service.types import Batch, Engine, Row, Timed
 
 RANKED: Final = 3  # numbers that are asked for, to see whether the engine finds the largest
 ARRAYS: Final = {"input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "rows", "columns"}

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.tokenizer import Encoding
+from models.tokenizer import Encoding, Ids
 
 GROUP: Final = 64  # numbers that are compared with each other before any of them is ranked
 
-Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+NOTHING: Final[Ids] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +44,24 @@ class Ranking(NamedTuple):
     @classmethod
     def of(cls, row: Floats) -> Ranking:
         """The parts of (F, 1 + 2 K)."""
-        middle = (row.shape[1] + 1) // 2
-        return cls(row[:, :1], row[:, 1:middle], row[:, middle:].astype(np.int64))
+        return cls(row[:, :1], row[:, 1 : _middle(row)], row[:, _middle(row) :].astype(np.int64))
 
 
 def width(most: int, among: int, outputs: int) -> int:
     """How long the ranked row is for O outputs, where M of them count; O itself where nothing is ranked."""
     return 1 + 2 * min(most, among or outputs) if most else outputs
+
+
+def is_of(row: Floats, outputs: int) -> bool:
+    """Whether all columns of a ranked row are some of O outputs."""
+    columns = row[:, _middle(row) :]
+    return bool(((columns >= 0) & (columns < outputs)).all())
+
+
+def _middle(row: Floats) -> int:
+    """Where in (F, 1 + 2 K) the columns begin."""
+    length: int = row.shape[1]
+    return (length + 1) // 2
 
 
 def rank(rows: Floats, most: int, among: Ids) -> Floats:

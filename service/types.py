@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.tokenizer import Encoding
 from service.errors import Internal
-from service.ranking import Ranked, rank, width
+from service.ranking import NOTHING, Ranked, rank, width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel  # an engine process needs none
@@ -25,8 +25,6 @@ Of a `Ranked` encoding it is what `service.ranking` makes of those.
 
 Outcome = Row | Internal
 """What became of one encoding."""
-
-NOTHING: Final[NDArray[np.int64]] = np.zeros(0, np.int64)
 
 Deadline = float
 """When an answer stops being of use, in seconds of `time.monotonic()`."""

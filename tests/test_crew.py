@@ -18,8 +18,8 @@ from service.crew import FAULTS, Hosted, InProcess, host, run_batch
 from service.engines.echo import Echo
 from service.errors import Internal, SetupError
 from service.golden import replay
-from service.ranking import Ranked
-from service.types import NOTHING, Batch
+from service.ranking import NOTHING, Ranked
+from service.types import Batch
 
 
 def codes(outcomes) -> list[str | None]:

@@ -41,9 +41,9 @@ from service.crew import host
 from service.engines import native
 from service.engines.native import Library, Native, quantise
 from service.engines.onnx_cpu import OnnxCpu, Ragged
-from service.ranking import Ranked, Ranking, rank
+from service.ranking import NOTHING, Ranked, Ranking, rank
 from service.runtime import BUNDLED
-from service.types import NOTHING, Batch
+from service.types import Batch
 
 ROOT = Path(__file__).parent.parent
 FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean square, relative; measured: 0.02 to 0.04

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.tokenizer import Encoding
-from service.ranking import Ranked, Ranking, rank, top, width
-from service.types import NOTHING, Batch
+from service.ranking import NOTHING, Ranked, Ranking, rank, top, width
+from service.types import Batch
 
 
 def numbers(rows: int, columns: int, seed: int, *, coarse: bool) -> np.ndarray:

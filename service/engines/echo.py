@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.tokenizer import Encoding
@@ -27,7 +28,11 @@ class Echo:
         self.width = width
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return batch.split(np.concatenate([echo(encoding, self.width) for encoding in batch.encodings()]))
+        return batch.split(np.concatenate([self.numbers(encoding) for encoding in batch.encodings()]))
+
+    def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
+        """The head's, (F, width)."""
+        return echo(encoding, self.width)
 
     def close(self) -> None:
         pass

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import Manifest
-from models.tokenizer import Encoding, Tokenizer, TooLong
+from models.tokenizer import Encoding, Ids, Tokenizer, TooLong
 from service import tasks
 from service.errors import Fault, Unprocessable
-from service.ranking import Ranked, Ranking
+from service.ranking import NOTHING, Ranked, Ranking
 from service.tasks import MAX_INPUTS, Failure, Strict
-from service.types import NOTHING, Row
+from service.types import Row
 
 MAX_MASKS: Final = 64  # in one request: each is ranked by itself, and answered with a list of its own
 MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fifth of a second of decoding
@@ -27,7 +26,6 @@ USUAL_CHARACTERS: Final = 8  # of a token, at most, in prose: what is read of a 
 DEFAULT_TOP_K: Final = 5
 
 Target = Annotated[str, Field(max_length=200)]
-Ids = NDArray[np.int64]
 
 
 class FillMaskParameters(Strict):

@@ -35,7 +35,7 @@ from service.runtime import Runtime, load_model, locate
 from service.settings import Settings
 from service.types import Batch
 
-RAMP_S: Final = 10.0  # in which slow clients come: 200 a second, as slowhttptest has it
+COMING: Final = 200  # slow clients a second, as slowhttptest has it
 ENGINES: Final = [*service.engines.__path__, str(STAND_IN / "engines")]
 with mock.patch.object(service.engines, "__path__", ENGINES):  # for a moment: it is none of the service's own
     from service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
@@ -262,7 +262,7 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
         await open_loop(poisson(100, seconds, random.Random(5)), send)
         return percentile(times, 0.99), failed
 
-    pick = random.Random(17)
+    pick, here = random.Random(17), asyncio.Semaphore(0)
 
     async def crawl(to: int, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", to)
@@ -277,17 +277,19 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
             writer.close()
 
     async def slow(to: int, number: int) -> None:
-        await asyncio.sleep(pick.uniform(0, RAMP_S))  # nor do they all come, or run out of time, at once
+        await asyncio.sleep(number / COMING)  # nor do they all come, or run out of time, at once
+        here.release()
         while True:  # who is thrown out comes again
             try:
                 await crawl(to, number)
             except OSError:
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # who is not let in, after a while: at once, it would be a flood
 
     found, failed = [], 0
     for to in (sink, port):
         crawling = [asyncio.ensure_future(slow(to, number)) for number in range(count)]
-        await asyncio.sleep(RAMP_S)
+        for _ in crawling:
+            await here.acquire()
         p99, lost = await quick()
         found.append(p99)
         failed += lost

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.tokenizer import Encoding
-from service.engines.echo import Echo, echo
+from service.engines.echo import Echo
 from service.types import Batch, Row
 
 
@@ -35,14 +35,14 @@ class StandIn(Echo):
     def run(self, batch: Batch) -> Sequence[Row]:
         if seconds := self.fixed_s + self.token_s * len(batch.input_ids):
             time.sleep(seconds)
-        return batch.split(np.concatenate([self._row(encoding) for encoding in batch.encodings()]))
+        return super().run(batch)
 
-    def _row(self, encoding: Encoding) -> NDArray[np.float32]:
+    def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
         kind = fault(encoding, self.faults)
         if kind == "raises":
             raise RuntimeError("a fault that was asked for")
-        row = echo(encoding, self.width)
-        return np.full_like(row, np.nan) if kind == "nan" else row
+        found = super().numbers(encoding)
+        return np.full_like(found, np.nan) if kind == "nan" else found
 
 
 def fault(encoding: Encoding, share: float) -> str | None:
