@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import models.training
-from models.artifact import Artifact, Manifest
+from models.artifact import TOKENIZER, Artifact, Manifest, open_artifact
 from models.heads import Model
 from models.tokenizer import Tokenizer
 from models.training.finetune import finetune
 from models.training.loop import find_device
 from models.training.pretrain import pretrain
-from models.training.recipe import Finetuning, Recipe, RecipeError, read_recipe
+from models.training.recipe import Finetuning, Recipe, RecipeError, Transfer, read_recipe
+from service.engines.torch import load_network
 from service.errors import SetupError
 from service.evaluate import Progress
 from service.release import Draft, Measure, release
+from service.runtime import locate
 
 RECIPES: Final = Path(models.training.__file__).parent / "recipes"
 
@@ -41,6 +43,7 @@ def follow(
     guides begins with that recipe's pre-training.
 
     Raises:
+        ArtifactError: a model that is to guide is damaged.
         DeviceError: there is no such device.
         SetupError: there is no such recipe, it makes no such artifact, or a file it needs is not there.
         ReleaseError: an artifact is not good enough.
@@ -90,7 +93,8 @@ def train_body(
         SetupError: there is no such recipe, it needs this one in turn, or it has other words.
     """
     place, bodies = find_device(device), []
-    for part, name in (("guide", _guide(recipe)), ("be continued", recipe.pretraining.continues)):
+    plan, pieces = recipe.pretraining.transfer or Transfer(), None
+    for part, name in (("guide", plan.recipe), ("be continued", recipe.pretraining.continues)):
         body = None
         if name:
             other = _recipe(name)
@@ -102,13 +106,28 @@ def train_body(
             body, _ = train_body(other, data, runs, say, progress, device, (*ends, recipe.name))
         bodies.append(body)
     guide, begin = bodies
-    return pretrain(recipe, data, runs / recipe.name, report, body=guide, begin=begin, device=place, progress=progress)
+    if plan.model:
+        guide, pieces = _model(plan.model)
+    return pretrain(
+        *(recipe, data, runs / recipe.name, report),
+        body=guide,
+        pieces=pieces,
+        begin=begin,
+        device=place,
+        progress=progress,
+    )
 
 
-def _guide(recipe: Recipe) -> str:
-    """The recipe whose body guides this one, if one does."""
-    plan = recipe.pretraining.transfer
-    return plan.recipe if plan is not None else ""
+def _model(name: str) -> tuple[Model, list[str]]:
+    """The network of an embedded model, or of an artifact in a directory of that name, and the pieces that it reads.
+
+    Raises:
+        SetupError: there is no such model.
+        ArtifactError: it is damaged.
+    """
+    (path,) = locate([name])
+    artifact = open_artifact(path)
+    return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).pieces
 
 
 def say_of(report: Callable[[str], None], name: str, text: str) -> None:
@@ -146,7 +165,8 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
 def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """What is read of the data folder, some of it only after hours."""
     works = [recipe.finetuning[name] for name in names]
-    return [*recipe.pretraining.corpora, *(file for work in works for file in (*work.train, work.evaluate, *work.also))]
+    read = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also))
+    return [*recipe.pretraining.corpora, *read]
 
 
 def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
@@ -178,7 +198,7 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     taught = {} if work.distillation is None else {"taught_by": f"{recipe.teacher}, fine-tuned on the same examples"}
     return {
         "summary": recipe.summary,
-        "trained_on": sorted({*recipe.pretraining.corpora, *work.train}),
+        "trained_on": sorted({*recipe.pretraining.corpora, *work.train, *work.unlabelled}),
         "licences": list(work.licences),
         "pretraining": asdict(recipe.pretraining),
         "finetuning": {name: value for name, value in asdict(work).items() if name != "weaknesses"},  # shown apart

@@ -26,7 +26,7 @@ from models.training import examples, loop
 from models.training import finetune as finetuning
 from models.training.corpus import vocabulary
 from models.training.examples import Example, digest, windows
-from models.training.finetune import answers, finetune, soft_loss, stack, task_logits
+from models.training.finetune import answers, finetune, label_loss, soft_loss, stack, task_logits
 from models.training.recipe import Distillation, Finetuning, Pretraining, Recipe, RecipeError, read_recipe, settings
 
 TOKENIZER = make_tokenizer()
@@ -106,6 +106,20 @@ def test_of_all_questions_as_many_are_asked_elsewhere_as_the_recipe_says(tmp_pat
     assert [example.target for example in more[10:]] == [(0, 0)] * 4
 
 
+def test_sentences_of_running_text_are_examples_that_nobody_labelled(tmp_path):
+    reviews = ["Too short. This one is long enough. Is this one a question? No.", "And here is the last", "long " * 61]
+    (tmp_path / "reviews.tsv").write_text("label\ttext\n" + "".join(f"0\t{text}\n" for text in reviews), "utf-8")
+    work = Finetuning("classify", "", (), distillation=PLAN, unlabelled={"reviews.tsv": 9}, max_tokens=40)
+    sentences = ["This one is long enough.", "Is this one a question?", "And here is the last"]
+    found = examples.unlabelled(work, tmp_path, TOKENIZER)
+    few = examples.unlabelled(replace(work, unlabelled={"reviews.tsv": 2}), tmp_path, TOKENIZER)
+
+    expected = [encoding.input_ids.tolist() for encoding in TOKENIZER.encode(sentences, 40)]
+    assert [example.encoding.input_ids.tolist() for example in found] == expected
+    assert [example.encoding.input_ids.tolist() for example in few] == [expected[0], expected[2]]
+    assert {example.target for example in found} == {(examples.UNKNOWN,)}
+
+
 def test_a_digest_tells_examples_and_their_order_apart():
     found = windows(Question("1", "a?", "a b c d", ("b",), (2,)), TOKENIZER, 8)
     other = replace(found[0], target=(4, 4))
@@ -160,6 +174,16 @@ def test_the_loss_to_a_teacher_is_the_divergence_worked_out_number_by_number(tas
     assert [one.shape[0] for one in said] == [len(row.encoding.focus) for row in rows]
     own = answers(student, rows, rows=3, device=CPU)
     assert soft_loss(task_logits(student, rows), stack(own), temperature).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_an_example_without_a_label_has_no_share_in_the_loss_to_labels():
+    rows = labelled()
+    logits = task_logits(network("albert", "classify"), rows)
+    one, two, _ = (label_loss(logits[[i]], [row]) for i, row in enumerate(rows))
+    unknown = replace(rows[2], target=(examples.UNKNOWN,))
+
+    assert label_loss(logits, [*rows[:2], unknown]).item() == pytest.approx((one + two).item() / 3, rel=1e-5)
+    assert label_loss(logits[[2]], [unknown]).item() == 0
 
 
 def test_what_cannot_be_chosen_teaches_nothing_and_breaks_nothing():
@@ -303,6 +327,27 @@ def test_a_teachers_answers_are_those_of_the_teacher_that_was_trained(folder, to
     assert right.float().mean() > 0.9  # it learnt, all of its layers
 
 
+def test_a_student_hears_of_its_teacher_what_unlabelled_texts_are(folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher learns nothing of them, and is asked once."""
+    (folder / "more.txt").write_text("the quiet rain on the old town. the snow lies on the river.\n" * 3, "utf-8")
+    plan, said = recipe(unlabelled={"more.txt": 4}), list[str]()
+    plain = learn(recipe(), tokenizer, folder, tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain/teacher", tmp_path / "more/teacher")
+    more = learn(plan, tokenizer, folder, tmp_path / "more", said.append)
+    rows = examples.unlabelled(plan.finetuning["work"], folder, tokenizer)
+    teacher = finetuning._teacher(plan, plan.finetuning["work"], finetuning._kept(plan, tokenizer))
+    teacher.load_state_dict(torch.load(tmp_path / "more/teacher/checkpoint.pt", weights_only=True)["model"])
+    teacher.eval()
+
+    kept = torch.from_numpy(np.load(tmp_path / "more/unlabelled.npy"))
+    assert torch.allclose(kept, torch.cat([alone(teacher, row).T for row in rows]), atol=1e-5)
+    assert said[0] == "teacher: answers 4 examples"
+    assert "step 12/12 " in said[-1]  # two epochs of 44 examples, six batches each
+    assert not same(plain, more)
+    monkeypatch.setattr(finetuning, "answers", None)  # nobody asks it again
+    assert same(learn(plan, tokenizer, folder, tmp_path / "more"), more)
+
+
 class Killed(Exception):
     pass
 
@@ -440,6 +485,7 @@ def test_to_begin_near_the_teacher_came_later_than_other_runs(folder, tokenizer,
     facts = json.loads((tmp_path / "run.json").read_text("utf-8"))
 
     assert "begin" not in facts["finetuning"]["distillation"]
+    assert "unlabelled" not in facts["finetuning"]
     with pytest.raises(RecipeError, match="holds a run of a different recipe"):
         learn(recipe(distillation=replace(PLAN, begin=True)), tokenizer, folder, tmp_path)
 
@@ -498,6 +544,7 @@ def test_a_recipe_says_how_a_teacher_is_heard(tmp_path):
         (("hard = 0.25", "temperature = 0.5"), "the temperature 1 or more"),
         (("hard = 0.25", "temperature = inf"), "the temperature 1 or more"),
         (("hard = 0.25", "epochs = 0"), "for an epoch or more"),
+        (("licences = []", "licences = []\nunlabelled = { texts = 9 }"), "unlabelled are sentences to classify"),
         (("hard = 0.25", "epochs = 1.5"), "for an epoch or more"),
         (("hard = 0.25", "learning_rate = 0"), "at a rate above 0"),
         (("hard = 0.25", "soft = 1"), "the field 'soft' of distillation is unknown"),

@@ -27,7 +27,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from torch import nn
 
 from models.datasets import Question, documents
-from models.heads import build
+from models.heads import Model, build
 from models.tokenizer import Encoding
 from models.training import start, transfer
 from models.training.corpus import COUNTED, corpus, vocabulary
@@ -43,6 +43,7 @@ from models.training.start import Sample
 from models.training.start_mobilebert import kept_share, narrow_pair, start_mobilebert, start_words
 from models.training.study import read_study
 from models.training.vocabulary import SPECIALS, count_pieces, prune
+from models.weights import read_weights
 from service import train as trains
 from service.cli import main
 from service.errors import SetupError
@@ -892,7 +893,8 @@ ONLY_MEASURED = {
 
 
 def test_nothing_is_trained_on_what_is_to_be_measured_on(shipped):
-    trained = {*shipped.pretraining.corpora, *(file for work in shipped.finetuning.values() for file in work.train)}
+    read = (file for work in shipped.finetuning.values() for file in (*work.train, *work.unlabelled))
+    trained = {*shipped.pretraining.corpora, *read}
 
     assert not trained & ONLY_MEASURED
     assert not {file for file in trained if "eval" in file or file.endswith(("dev.tsv", "test.tsv", "test.json"))} - {
@@ -915,7 +917,7 @@ def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
     }
     sources |= {"qa/fairytale": "Fairytale", "qa/covid": "COVID", "corpora/gutenberg": "Gutenberg", "nsmc": "NSMC"}
     for work in shipped.finetuning.values():
-        for file in (*shipped.pretraining.corpora, *work.train):
+        for file in (*shipped.pretraining.corpora, *work.train, *work.unlabelled):
             (name,) = (name for start, name in sources.items() if file.startswith(start))
             assert any(name in licence for licence in work.licences), (file, work.licences)
 
@@ -1426,6 +1428,29 @@ def test_the_recipe_of_a_guide_is_followed_first(made, workshop, tmp_path, monke
     assert (tmp_path / "out/tiny-mask").is_dir()
 
 
+def test_a_model_that_was_made_before_guides_in_the_place_of_a_recipe(made, workshop, tmp_path, monkeypatch):
+    """Its weights are those that it is served with."""
+    path = workshop / "out/tiny-mask"
+    text, _, _ = (workshop / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text = text.replace("feature_weight = 1.0", f'model = "{path}"\nhard = 0.5')
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    guides: list[Model] = []
+
+    def watched(*arguments, body, **named):
+        guides.append(body)
+        return pretrain(*arguments, body=body, **named)
+
+    monkeypatch.setattr(trains, "pretrain", watched)
+    said: list[str] = []
+    follow(str(tmp_path / "tiny.toml"), (), workshop / "data", tmp_path / "runs", tmp_path / "out", said.append)
+    (guide,) = guides
+    weights = read_weights(path / "model.onnx")
+
+    assert [line for line in said if line.startswith("step 12/12 mlm ")]
+    assert {name: value.numpy() for name, value in guide.state_dict().items()}.keys() == weights.keys()
+    assert all(np.array_equal(value.numpy(), weights[name]) for name, value in guide.state_dict().items())
+
+
 def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
     recipe = read_recipe(workshop / "tiny.toml")
     tokenizer, kept, counts = vocabulary(recipe, workshop / "data", workshop / "runs" / "tiny")
@@ -1449,8 +1474,12 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (("seed = 1", "seed = = 1"), "tiny.toml: it is not valid TOML"),
         (("tiny_teacher_of_the_tests", "no_such_teacher"), "no_such_teacher is not installed"),
         (("feature_weight = 1.0", "begin = true"), "begin is to start as the guide, and transfer names no recipe"),
-        (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
+        (("feature_weight = 1.0", 'recipe = "one"\nmodel = "two"'), "one guides: the body of a recipe, or a model"),
+        (("feature_weight = 1.0", 'model = "nobody"'), "There is no model 'nobody'"),
+        (("feature_weight = 1.0", 'model = "albert-fill-mask"'), "the model that is to guide reads other pieces"),
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
+        (("epochs = 8", 'distillation = {}\nunlabelled = { "nowhere.tsv" = 9 }'), "needs the file nowhere.tsv"),
+        (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
         (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
         (("epochs = 8", 'also = ["nowhere.tsv"]'), "This recipe needs the file nowhere.tsv"),
     ],

@@ -20,6 +20,9 @@ from models.training.recipe import Finetuning
 
 STRIDE: Final = 128  # tokens that neighbouring windows of a context share
 NEAR: Final = 10  # contexts before and after a question's own that it may be asked of elsewhere
+SENTENCE: Final = range(4, 61)  # words
+ENDS: Final = re.compile(r"(?<=[.!?])\s+")
+UNKNOWN: Final = -100  # the label of a text that has none; a cross entropy leaves it out
 LONG: Final = 4  # letters of a word that says what a text is about
 SORTED: Final = 50  # batches among which rows of a length are brought together
 
@@ -31,7 +34,7 @@ class Example:
     """A row and what the head should say of it: a label, or the positions where the answer starts and ends."""
 
     encoding: Encoding
-    target: tuple[int, ...]
+    target: tuple[int, ...]  # (UNKNOWN,) where a teacher has to say it
     context: range = range(0)  # for qa, the positions an answer may take
 
 
@@ -54,6 +57,21 @@ def read(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
         taken += spread(new, most)
     taken += elsewhere(taken, work.elsewhere)
     return [example for question in taken for example in windows(question, tokenizer, work.max_tokens)]
+
+
+def unlabelled(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Sentences of running text, whose label nobody told: of each file at most as many as wanted, evenly spread.
+
+    Raises:
+        DatasetError: a file is damaged, or no text.
+    """
+    texts = [text for file, most in work.unlabelled.items() for text in spread(_sentences(data / file), most)]
+    return [Example(encoding, (UNKNOWN,)) for encoding in tokenizer.encode(texts, work.max_tokens)]
+
+
+def _sentences(path: Path) -> list[str]:
+    found = (sentence for text in datasets.documents(path) for sentence in ENDS.split(text))
+    return [sentence for sentence in found if len(sentence.split()) in SENTENCE]
 
 
 def elsewhere(questions: Sequence[Question], most: int) -> list[Question]:

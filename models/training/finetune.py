@@ -25,7 +25,7 @@ from models.architectures import bert
 from models.heads import Classification, Model, QuestionAnswering, build
 from models.tokenizer import Tokenizer
 from models.training.corpus import load_teacher, package_model
-from models.training.examples import Example, batches, digest, pad, read
+from models.training.examples import UNKNOWN, Example, batches, digest, pad, read, unlabelled
 from models.training.loop import Schedule, begun, train
 from models.training.pretrain import STARTS, Start, facts
 from models.training.recipe import Finetuning, Recipe, RecipeError, settings
@@ -76,9 +76,13 @@ def finetune(
     model = _start(recipe, work, recipe.architecture, config, body.encoder)
     if work.distillation is not None:
         teaching = _teaching(recipe, work, tokenizer, examples, place)
-        said = _ask_teacher(teaching, examples)
+        said = _ask_teacher(teaching, examples, teaching.place.directory / "logits.npy", examples)
         if work.distillation.begin and not begun(directory):
             _begin(STARTS[recipe.architecture], model, _taught(teaching, examples), examples, recipe.seed)
+        if work.unlabelled:
+            more = unlabelled(work, data, tokenizer)
+            said += _ask_teacher(teaching, examples, directory / "unlabelled.npy", more)
+            examples += more
     _learn(model, examples, said, work, recipe.seed, place)
     return model
 
@@ -154,7 +158,7 @@ def _teaching(
     assert work.distillation is not None  # noqa: S101  # tells the type checker
     plan = work.distillation
     place = replace(place, directory=place.directory / "teacher", report=partial(_say, place.report))
-    theirs = replace(work, epochs=plan.epochs, learning_rate=plan.learning_rate, distillation=None)
+    theirs = replace(work, epochs=plan.epochs, learning_rate=plan.learning_rate, distillation=None, unlabelled={})
     kept = _kept(recipe, tokenizer)
     claim(
         place.directory,
@@ -169,17 +173,16 @@ def _teaching(
     return Teaching(recipe, theirs, kept, place)
 
 
-def _ask_teacher(teaching: Teaching, examples: Sequence[Example]) -> list[Logits]:
-    """What the teacher says to each example, once it was fine-tuned on all of them."""
+def _ask_teacher(teaching: Teaching, examples: Sequence[Example], path: Path, asked: Sequence[Example]) -> list[Logits]:
+    """What the teacher says to each that it is asked, once it was fine-tuned on all examples; kept in the file."""
     place = teaching.place
-    path = place.directory / "logits.npy"
     if not path.is_file():
         model = _taught(teaching, examples)
-        place.report(f"answers {len(examples)} examples")
+        place.report(f"answers {len(asked)} examples")
         with torch.autocast(place.device.type, torch.bfloat16, enabled=teaching.work.precision == "bf16"):
-            said = np.concatenate(answers(model, examples, teaching.work.batch_rows, place.device))
+            said = np.concatenate(answers(model, asked, teaching.work.batch_rows, place.device))
         write(path, lambda file: np.save(file, said))
-    ends = np.cumsum([len(example.encoding.focus) for example in examples])
+    ends = np.cumsum([len(example.encoding.focus) for example in asked])
     return np.split(np.load(path), ends[:-1])
 
 
@@ -267,9 +270,10 @@ def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
 
 
 def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
-    """The mean cross entropy of what is right; for qa, of start and end."""
+    """The mean cross entropy of what is right; for qa, of start and end. An example without a label loses nothing."""
     targets = torch.tensor([example.target for example in examples], device=logits.device)  # (B, 1) or (B, 2)
-    return F.cross_entropy(logits, targets.squeeze(1))  # labels have no second dimension
+    losses = F.cross_entropy(logits, targets.squeeze(1), ignore_index=UNKNOWN, reduction="sum")  # labels have no dim. 1
+    return losses / targets.numel()
 
 
 def soft_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:

@@ -6,7 +6,7 @@ the corpus as rows of tokens, the checkpoint, the curve of the losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,15 +102,16 @@ def pretrain(
     report: Callable[[str], None] = print,
     *,
     body: Model | None = None,
+    pieces: Sequence[str] | None = None,
     begin: Model | None = None,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, Path]:
     """Trains the student's encoder and its head. Returns them, on the CPU, and the tokenizer's file.
 
-    The recipe's corpora are read from `data`; `directory` keeps the run. `body` is what the recipe trained that
-    `recipe.pretraining.transfer` names; it guides this one in the teacher's place. `begin` is what the recipe trained
-    that this one continues.
+    The recipe's corpora are read from `data`; `directory` keeps the run. `body` is what `recipe.pretraining.transfer`
+    names, and guides this one in the teacher's place; `pieces` are those that it reads, by id, where they are not made
+    as this one's are. `begin` is what the recipe trained that this one continues.
 
     Raises:
         RecipeError: the directory holds another run, the guide cannot guide this student, or `begin` is another shape.
@@ -120,6 +121,8 @@ def pretrain(
     claim(directory, facts(recipe))
     teacher = load_teacher(recipe.teacher) if recipe.teacher else None
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
+    if pieces is not None and list(pieces) != [tokenizer.id_to_token(number) for number in range(len(kept))]:
+        raise RecipeError("the model that is to guide reads other pieces: it has another tokenizer.")
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)

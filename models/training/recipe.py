@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -54,15 +54,23 @@ class Transfer:
     attention_weight: float = 0.0
     hard: float = 1.0  # of what a hole held; the rest is of what the guide says
     begin: bool = field(default=False, kw_only=True)  # a MobileBERT, as near to the ALBERT that guides it as can be
+    model: str = field(default="", kw_only=True)  # an artifact that guides in the place of a recipe's body
 
     def __post_init__(self) -> None:
         _choose("strategy", self.strategy, Strategy)
-        if self.begin and not self.recipe:
-            raise RecipeError("begin is to start as the guide, and transfer names no recipe of one.")
+        if self.recipe and self.model:
+            raise RecipeError("one guides: the body of a recipe, or a model.")
+        if self.begin and not self.guided:
+            raise RecipeError("begin is to start as the guide, and transfer names no recipe of one, and no model.")
         if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(self.feature_weight, self.attention_weight) >= 0):
             raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
         if self.strategy != "auxiliary" and not (self.feature_weight or self.attention_weight):
             raise RecipeError(f"{self.strategy} imitates before words are learnt, and no weight says what.")
+
+    @property
+    def guided(self) -> bool:
+        """Whether it is another than the recipe's teacher that guides."""
+        return bool(self.recipe or self.model)
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,8 @@ class Finetuning(Optimisation):
     distillation: Distillation | None = field(default=None, kw_only=True)
     also: tuple[str, ...] = field(default=(), kw_only=True)  # more files under the data folder that are measured on
     elsewhere: int = field(default=0, kw_only=True)  # questions that are also asked of a text that does not answer them
+    # file under the data folder -> sentences of it that the teacher alone says what they are
+    unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -156,6 +166,8 @@ class Finetuning(Optimisation):
             raise RecipeError("fill-mask is not fine-tuned, so that no teacher is.")
         if type(self.elsewhere) is not int or self.elsewhere < 0 or (self.elsewhere and self.task != "qa"):
             raise RecipeError("elsewhere is a number of questions, of qa.")
+        if self.unlabelled and (self.task != "classify" or self.distillation is None):
+            raise RecipeError("unlabelled are sentences to classify, and a teacher has to say what they are.")
         if not isinstance(self.also, tuple) or len({Path(file).name for file in self.also}) < len(self.also):
             raise RecipeError("also is a list of files, each of another name.")
 
@@ -194,8 +206,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if bool(self.teacher) == (self.tokenizer is not None):
             raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
-        if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.recipe:
-            raise RecipeError("without a teacher there is nothing to imitate, unless transfer names a recipe.")
+        if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.guided:
+            raise RecipeError("without a teacher there is nothing to imitate, unless transfer names who guides.")
         if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
         if self.pretraining.objective == "replaced":
@@ -217,7 +229,11 @@ def settings(work: Pretraining | Finetuning | Transfer | Distillation) -> dict[s
 
     So a run that is older than a field is still the run of its recipe.
     """
-    late = {field.name: field.default for field in fields(work) if field.kw_only}
+    late = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(work)
+        if field.kw_only
+    }
     found = {name: value for name, value in asdict(work).items() if name not in late or value != late[name]}
     parts = {name: getattr(work, name) for name in found}
     return found | {name: settings(part) for name, part in parts.items() if isinstance(part, Transfer | Distillation)}
