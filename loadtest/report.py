@@ -101,7 +101,7 @@ def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """What changed since an earlier result: only what the intervals show."""
     now, then = found.get("maximum"), before.get("maximum")
     about = f"{before['setting']['date']} (commit {before['setting']['commit']})"
-    same = ("target_p99_ms", "arrivals", "bodies")
+    same = ("target_p99_ms", "arrivals", "bodies", "server")
     if not (now and then) or any(found[name] != before[name] for name in same):
         return f"The result of {about} is of another load, and not compared."
     figures = f"{then['rate']:.1f} ({then['low']:.1f} to {then['high']:.1f}) on {about}"

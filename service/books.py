@@ -27,6 +27,7 @@ DISCONNECTED: Final = "disconnected"
 """The reason of requests whose clients hung up before they were accepted; all other reasons are codes of errors."""
 
 LATE: Final = "deadline_exceeded"
+OVERLOADED: Final = "overloaded"
 
 # fmt: off
 REQUEST_S: Final = (
@@ -107,6 +108,7 @@ class Books:
         self.accounts = {model: Account.of(task) for model, task in tasks.items()}
         self.refusals: Counter[str] = Counter()  # by reason
         self.failures: Counter[str] = Counter()  # accepted and not answered, by the code of the error
+        self.bulk_shed = 0  # refusals for overload, of requests that can wait
         self.late = 0  # requests, accepted or not, that were told that their deadline had passed
 
     def accept(self, record: Record) -> None:
@@ -117,6 +119,7 @@ class Books:
     def finish(self, record: Record) -> None:
         """Takes in what became of a request."""
         self.late += record.code == LATE
+        self.bulk_shed += record.bulk and not record.accepted and record.code == OVERLOADED
         if not record.accepted:
             if record.status is None or record.code:
                 self.refuse(record.code or DISCONNECTED)
@@ -147,7 +150,8 @@ class Books:
         """The books as they are now."""
         other = Books({})
         other.accounts = {model: account.copy() for model, account in self.accounts.items()}
-        other.refusals, other.failures, other.late = self.refusals.copy(), self.failures.copy(), self.late
+        other.refusals, other.failures = self.refusals.copy(), self.failures.copy()
+        other.bulk_shed, other.late = self.bulk_shed, self.late
         return other
 
 

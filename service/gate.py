@@ -87,6 +87,7 @@ class Gate:
         record.client = self._owner(scope, headers) or address
         if scope["method"] == "POST" and self.route(scope):
             state["visit"] = visit = self._visit(record.client, headers, state)
+            record.bulk = visit.priority == "bulk"
             left_s = visit.due - self._clock()
             self._runtime.expect(record, left_s, visit.priority, whole=state.get("whole", False))
 

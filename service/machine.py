@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
+VECTORS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
 PACKAGES: Final = ("swiftlet", "onnxruntime", "fastapi", "uvicorn", "uvloop")
 
 
@@ -36,7 +37,7 @@ def setting(*packages: str) -> Setting:
     return Setting(
         f"{datetime.now(UTC):%Y-%m-%d}",
         _described() or "unknown",
-        f"{_cpuinfo().get('model name', platform.machine())}, {cores} cores, {platform.system()}",
+        f"{processor()}, {cores} cores, {platform.system()}",
         cores,
         os.getloadavg()[0],
         {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
@@ -55,7 +56,7 @@ def processor() -> str:
     facts = _cpuinfo()
     if not facts:
         return platform.processor() or platform.machine()
-    flags = set(facts.get("flags", "").split()) & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"}
+    flags = set(facts.get("flags", "").split()) & VECTORS
     return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
 
 

@@ -111,6 +111,9 @@ class Metrics(Collector):
             (*CODES, DISCONNECTED),
             books.refusals,
         )
+        shed = _counter("bulk_shed", "Of the refusals as overloaded, those of requests of the priority bulk.")
+        shed.add_metric([], books.bulk_shed)
+        yield shed
         yield _by_reason(
             "failures", "Accepted requests that failed, by the code of the error.", FAILURES, books.failures
         )

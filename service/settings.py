@@ -48,7 +48,8 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Models to serve, separated by commas: names of embedded ones or directories of artifacts. "
-        "The first of each task answers requests that name none. Empty: every embedded model.",
+        "The first of each task answers requests that name none. Empty: every embedded model, and of each task the one "
+        "that scores best answers.",
     )
     admin_host: str = Field("127.0.0.1", description="Address of the own port, if there is one.")
     admin_port: int | None = Field(

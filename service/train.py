@@ -51,7 +51,7 @@ def follow(
     recipe, place = _recipe(recipe_name), find_device(device)
     for name in only:
         if name not in recipe.finetuning:
-            raise SetupError(f"This recipe makes {', '.join(recipe.finetuning)}, but no {name!r}.")
+            raise SetupError(f"This recipe makes {', '.join(recipe.finetuning) or 'no artifacts'}, but no {name!r}.")
     check_files("recipe", _files(recipe, only or tuple(recipe.finetuning)), data)
     body, tokenizer_file = train_body(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
@@ -195,7 +195,11 @@ def _pieces(recipe: Recipe) -> dict[str, str]:
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
-    taught = {} if work.distillation is None else {"taught_by": f"{recipe.teacher}, fine-tuned on the same examples"}
+    plan, taught = recipe.pretraining.transfer or Transfer(), {}
+    if work.distillation is not None:
+        taught = {"taught_by": f"{recipe.teacher}, fine-tuned on the same labelled examples"}
+    elif work.task == "fill-mask" and plan.guided:
+        taught = {"taught_by": plan.model or f"the body of the recipe {plan.recipe}"}
     return {
         "summary": recipe.summary,
         "trained_on": sorted({*recipe.pretraining.corpora, *work.train, *work.unlabelled}),

@@ -339,13 +339,18 @@ def test_a_student_hears_of_its_teacher_what_unlabelled_texts_are(folder, tokeni
     teacher.load_state_dict(torch.load(tmp_path / "more/teacher/checkpoint.pt", weights_only=True)["model"])
     teacher.eval()
 
-    kept = torch.from_numpy(np.load(tmp_path / "more/unlabelled.npy"))
+    (file,) = (tmp_path / "more/teacher").glob("unlabelled-*.npy")
+    kept = torch.from_numpy(np.load(file))
     assert torch.allclose(kept, torch.cat([alone(teacher, row).T for row in rows]), atol=1e-5)
     assert said[0] == "teacher: answers 4 examples"
     assert "step 12/12 " in said[-1]  # two epochs of 44 examples, six batches each
     assert not same(plain, more)
-    monkeypatch.setattr(finetuning, "answers", None)  # nobody asks it again
-    assert same(learn(plan, tokenizer, folder, tmp_path / "more"), more)
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "answers", None)  # nobody asks it again
+        assert same(learn(plan, tokenizer, folder, tmp_path / "more"), more)
+    (folder / "more.txt").write_text("the rain falls on the quiet town. the river lies on the old mill.\n" * 3, "utf-8")
+    learn(plan, tokenizer, folder, tmp_path / "more")
+    assert len([*(tmp_path / "more/teacher").glob("unlabelled-*.npy")]) == 2  # of other texts it is asked
 
 
 class Killed(Exception):

@@ -33,6 +33,7 @@ from service import access, books, lines, metrics
 from service.app import create_admin, create_app
 from service.books import ENDINGS, Books, Histogram
 from service.crew import Hosted
+from service.errors import Unavailable
 from service.records import STAGES, Record, ran, recording
 from service.runtime import Runtime
 from service.settings import Settings
@@ -327,6 +328,22 @@ def test_metrics_say_what_was_done(shelf):
     assert total(series, "swiftlet_model_info", **info) == 2
     assert total(series, "swiftlet_engine_ready") == 1
     assert total(series, ACCEPTED, model="tiny-qa") == 0
+
+
+def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(shelf, monkeypatch):
+    def full(*_, **__):
+        raise Unavailable("overloaded", "Too much waits.", retry_after=1.0)
+
+    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    monkeypatch.setattr(runtime, "expect", full)
+    with TestClient(create_app(runtime)) as client:
+        for priority, status in (("bulk", 503), ("interactive", 503), ("bulk", 503), ("never", 422)):
+            answer = client.post("/classify", json={"inputs": "ab"}, headers={"X-Request-Priority": priority})
+            assert answer.status_code == status
+        series = read(client.get("/metrics").text)
+
+    assert total(series, "swiftlet_refusals_total", reason="overloaded") == 3
+    assert total(series, "swiftlet_bulk_shed_total") == 2
 
 
 def test_the_queue_is_seen_while_it_is_there(shelf):

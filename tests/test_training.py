@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import lzma
 import re
@@ -10,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from networks import CONFIGS, network
 from tokenizers import normalizers, pre_tokenizers, processors
 from torch import nn
 
+from models.artifact import open_artifact
 from models.datasets import Question, documents
 from models.heads import Model, build
 from models.tokenizer import Encoding
@@ -48,7 +50,7 @@ from service import train as trains
 from service.cli import main
 from service.errors import SetupError
 from service.release import release
-from service.runtime import Runtime
+from service.runtime import BUNDLED, Runtime
 from service.settings import Settings
 from service.study import STUDIES
 from service.train import RECIPES, follow
@@ -881,6 +883,14 @@ def shipped(request) -> Recipe:
     return read_recipe(request.param)
 
 
+def lineage(recipe: Recipe) -> list[Recipe]:
+    """The recipe, and those whose bodies and models went into what it makes."""
+    plan = recipe.pretraining.transfer or Transfer()
+    names = {recipe.pretraining.continues, plan.recipe} - {""}
+    names |= {open_artifact(BUNDLED / plan.model).manifest.source["recipe"]} if plan.model else set()
+    return [recipe, *(one for name in sorted(names) for one in lineage(read_recipe(RECIPES / f"{name}.toml")))]
+
+
 # What ../shared/data sets aside to measure on.
 ONLY_MEASURED = {
     "squad/squad-v1.1.eval.json",
@@ -893,8 +903,10 @@ ONLY_MEASURED = {
 
 
 def test_nothing_is_trained_on_what_is_to_be_measured_on(shipped):
-    read = (file for work in shipped.finetuning.values() for file in (*work.train, *work.unlabelled))
-    trained = {*shipped.pretraining.corpora, *read}
+    trained = set[str]()
+    for recipe in lineage(shipped):
+        read = (file for work in recipe.finetuning.values() for file in (*work.train, *work.unlabelled))
+        trained |= {*recipe.pretraining.corpora, *read}
 
     assert not trained & ONLY_MEASURED
     assert not {file for file in trained if "eval" in file or file.endswith(("dev.tsv", "test.tsv", "test.json"))} - {
@@ -924,10 +936,10 @@ def test_every_artifact_of_a_recipe_says_whose_data_it_was_made_of(shipped):
 
 @needs_data
 def test_articles_that_are_measured_on_lie_behind_those_that_are_read(shipped):
-    for work in shipped.finetuning.values():
-        if work.evaluate not in shipped.pretraining.corpora:
+    for work, origin in product(shipped.finetuning.values(), lineage(shipped)):
+        if work.evaluate not in origin.pretraining.corpora:
             continue
-        wanted, length = shipped.pretraining.corpora[work.evaluate], shipped.pretraining.row_tokens - 2
+        wanted, length = origin.pretraining.corpora[work.evaluate], origin.pretraining.row_tokens - 2
         rows = read = 0
         for text in documents(DATA / work.evaluate):
             read += 1
@@ -1126,7 +1138,7 @@ def test_a_recipe_whose_tasks_have_teachers_is_followed_to_its_artifacts(made, w
     moods, asked = (artifact.card() for artifact in follow(str(tmp_path / "tiny.toml"), *arguments, said.append))
 
     assert [card["taught_by"] for card in (moods, asked)] == [
-        "tiny_teacher_of_the_tests, fine-tuned on the same examples"
+        "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
     ] * 2
     plan = {"hard": 0.25, "temperature": 2.0, "epochs": 2, "learning_rate": 1e-3, "begin": False}
     assert moods["finetuning"]["distillation"] == plan
@@ -1242,6 +1254,21 @@ def test_a_mobilebert_can_begin_as_the_albert_that_guides_it(made, workshop, tmp
     assert torch.allclose(model.encoder.embeddings.word.weight, body.encoder.embeddings.word.weight, atol=1e-6)
     assert torch.allclose(model.head.bias, body.head.bias, atol=1e-6)
     assert model.encoder.embeddings.word.weight.data_ptr() != body.encoder.embeddings.word.weight.data_ptr()
+
+
+@pytest.mark.parametrize("part", ["begin", "body"])
+def test_a_run_that_was_built_on_another_body_is_not_gone_on_with(made, workshop, guide, tmp_path, part):
+    """The recipe names the other one, and what that makes may have changed meanwhile."""
+    changes = {"transfer": Transfer(recipe="guide", hard=0.5)} if part == "body" else {"continues": "guide"}
+    recipe = tiny(workshop, **changes)
+    other = guide if part == "body" else pretrain(tiny(workshop), workshop / "data", tmp_path / "one", SILENT)[0]
+    pretrain(recipe, workshop / "data", tmp_path / "run", SILENT, **{part: other})
+    pretrain(recipe, workshop / "data", tmp_path / "run", SILENT, **{part: other})
+    altered = copy.deepcopy(other)
+    next(altered.parameters()).data[0] += 1e-3
+
+    with pytest.raises(RecipeError, match="holds a run of a different recipe"):
+        pretrain(recipe, workshop / "data", tmp_path / "run", SILENT, **{part: altered})
 
 
 def test_a_recipe_can_begin_from_nothing_though_it_has_a_teacher(workshop, tmp_path):
@@ -1477,6 +1504,15 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (("feature_weight = 1.0", 'recipe = "one"\nmodel = "two"'), "one guides: the body of a recipe, or a model"),
         (("feature_weight = 1.0", 'model = "nobody"'), "There is no model 'nobody'"),
         (("feature_weight = 1.0", 'model = "albert-fill-mask"'), "the model that is to guide reads other pieces"),
+        (("batch_rows = 8\nsteps", "batch_rows = 0\nsteps"), "batch_rows and row_tokens are 1 or more"),
+        (("steps = 12", "steps = -1"), "and steps not negative"),
+        (("batch_rows = 8\nsteps", 'batch_rows = 1\nsentences = "next"\nsteps'), "batch_rows must be 2 or more"),
+        (("vocabulary = 50", "vocabulary = 70000"), "less than 65536 pieces, and not 70000"),
+        (("vocabulary = 50", "vocabulary = 9"), "do not fit into a vocabulary of 9"),
+        (('"mood.tsv" = 1000', '"mood.tsv" = 0'), "how many examples there are of a file are 1 or more"),
+        (("epochs = 8", "epochs = 0"), "batch_rows, epochs and how many examples"),
+        (('"albert"\n[config]\nembedding_size = 16', '"bert"\n[config]'), "no way is known to begin 'bert'"),
+        (("embedding_size", "embeding_size"), "config: albert: "),
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
         (("epochs = 8", 'distillation = {}\nunlabelled = { "nowhere.tsv" = 9 }'), "needs the file nowhere.tsv"),
         (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),

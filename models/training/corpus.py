@@ -82,7 +82,10 @@ def _cut(teacher: str, paths: Sequence[Path], size: int) -> tuple[tokenizers.Tok
     whole.no_truncation()
     whole.no_padding()
     counts = count_pieces(whole, (text for path in paths for text in islice(documents(path), COUNTED)))
-    small, kept = prune(whole, counts, size)
+    try:
+        small, kept = prune(whole, counts, size)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
     return small, kept, counts
 
 

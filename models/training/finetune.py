@@ -27,7 +27,7 @@ from models.tokenizer import Tokenizer
 from models.training.corpus import load_teacher, package_model
 from models.training.examples import UNKNOWN, Example, batches, digest, pad, read, unlabelled
 from models.training.loop import Schedule, begun, train
-from models.training.pretrain import STARTS, Start, facts
+from models.training.pretrain import Start, facts, start_of
 from models.training.recipe import Finetuning, Recipe, RecipeError, settings
 from models.training.run import claim, write
 from models.training.start import Sample, cut_vocabulary, fit
@@ -78,10 +78,11 @@ def finetune(
         teaching = _teaching(recipe, work, tokenizer, examples, place)
         said = _ask_teacher(teaching, examples, teaching.place.directory / "logits.npy", examples)
         if work.distillation.begin and not begun(directory):
-            _begin(STARTS[recipe.architecture], model, _taught(teaching, examples), examples, recipe.seed)
+            _begin(start_of(recipe.architecture), model, _taught(teaching, examples), examples, recipe.seed)
         if work.unlabelled:
             more = unlabelled(work, data, tokenizer)
-            said += _ask_teacher(teaching, examples, directory / "unlabelled.npy", more)
+            file = f"unlabelled-{digest(more)[:16]}.npy"  # of these texts, and beside the teacher that said it
+            said += _ask_teacher(teaching, examples, teaching.place.directory / file, more)
             examples += more
     _learn(model, examples, said, work, recipe.seed, place)
     return model

@@ -141,13 +141,16 @@ def train(
                 a_step = seconds / (state.step - first)
                 speed = f"{a_step:.2f} s/step, {state.flops_a_step / a_step / 1e9:.0f} GFLOP/s"
                 report(f"step {state.step}/{schedule.steps} {text} ({speed})")
-            if state.step % save_every == 0 or last or stop.number is not None:
+            told = stop.number is not None  # once a step, so that nobody stops without having saved
+            if state.step % save_every == 0 or last or told:
                 state.seconds = past + time.monotonic() - started
                 kept = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), **vars(state)}
                 write(directory / CHECKPOINT, partial(torch.save, kept))
             if progress is not None:
                 progress(state.step, schedule.steps)
-            stop.now()
+            if told:
+                break
+        stop.now()
     model.eval().cpu()
 
 

@@ -6,6 +6,7 @@ the corpus as rows of tokens, the checkpoint, the curve of the losses.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -118,7 +119,8 @@ def pretrain(
     """
     place = device or torch.device("cpu")
     work = recipe.pretraining
-    claim(directory, facts(recipe))
+    built_on = {name: digest(model) for name, model in (("guide", body), ("continues", begin)) if model is not None}
+    claim(directory, facts(recipe) | ({"built_on": built_on} if built_on else {}))
     teacher = load_teacher(recipe.teacher) if recipe.teacher else None
     tokenizer, kept, counts = vocabulary(recipe, data, directory)
     if pieces is not None and list(pieces) != [tokenizer.id_to_token(number) for number in range(len(kept))]:
@@ -126,13 +128,16 @@ def pretrain(
     rows = corpus(recipe, tokenizer, data, directory)
 
     torch.manual_seed(recipe.seed)
-    model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
+    try:
+        model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
+    except ValueError as error:
+        raise RecipeError(f"config: {error}") from None
     if teacher is not None:
         start.cut_vocabulary(teacher, kept)
     draw = Draw(recipe, tokenizer, rows)
     if teacher is not None and begin is None and work.fitted:
         sample = torch.from_numpy(rows[:: max(1, len(rows) // SAMPLED)].astype(np.int64))
-        STARTS[recipe.architecture](model, teacher, counts, Sample.of(sample))
+        start_of(recipe.architecture)(model, teacher, counts, Sample.of(sample))
     beside = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced" else None
     student = Student(model, pairs=work.sentences != "none", generator=beside)
     start.start_head(student.predictor, counts)
@@ -187,6 +192,25 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     names = ["seed", "teacher", "vocabulary", "architecture", "config", "pretraining"]
     names += ["tokenizer"] if recipe.tokenizer else []  # so that an older run is still the run of its recipe
     return {name: whole[name] for name in names}
+
+
+def digest(model: nn.Module) -> str:
+    """Tells a model's parameters from any others."""
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        found.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def start_of(architecture: str) -> Start:
+    """How a student of an architecture begins as near to a BERT as can be.
+
+    Raises:
+        RecipeError: no way is known for this one.
+    """
+    if architecture not in STARTS:
+        raise RecipeError(f"no way is known to begin {architecture!r} as near to a teacher as can be, as asked for.")
+    return STARTS[architecture]
 
 
 class Draw:

@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from models.artifact import Task
 from models.errors import ModelError
+
+MOST_PIECES: Final = 1 << 16  # of a vocabulary: rows of tokens are kept as uint16
 
 
 class RecipeError(ModelError):
@@ -93,6 +95,10 @@ class Pretraining(Optimisation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if min(self.batch_rows, self.row_tokens, self.steps + 1) < 1:
+            raise RecipeError("batch_rows and row_tokens are 1 or more, and steps not negative.")
+        if self.sentences == "next" and self.batch_rows < 2:
+            raise RecipeError("the text of another document is that of another row: batch_rows must be 2 or more.")
         _choose("spans", self.spans, Spans)
         _choose("sentences", self.sentences, Sentences)
         if not 0 < self.masked < 1:
@@ -162,6 +168,8 @@ class Finetuning(Optimisation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if min(self.batch_rows, self.epochs, *self.train.values(), *self.unlabelled.values()) < 1:
+            raise RecipeError("batch_rows, epochs and how many examples there are of a file are 1 or more.")
         if self.task == "fill-mask" and self.distillation is not None:
             raise RecipeError("fill-mask is not fine-tuned, so that no teacher is.")
         if type(self.elsewhere) is not int or self.elsewhere < 0 or (self.elsewhere and self.task != "qa"):
@@ -204,6 +212,8 @@ class Recipe:
     tokenizer: Tokenisation | None = None
 
     def __post_init__(self) -> None:
+        if not 0 < self.vocabulary < MOST_PIECES:
+            raise RecipeError(f"a vocabulary has less than {MOST_PIECES} pieces, and not {self.vocabulary!r}.")
         if bool(self.teacher) == (self.tokenizer is not None):
             raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
         if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.guided:
