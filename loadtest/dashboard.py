@@ -28,7 +28,7 @@ from scraping import DASHBOARD, Prometheus, expressions, prometheus
 from served import Served, serving
 
 SCRAPE_S, STEP_S = 1.0, 1.0
-PHASES = ((15, 12), (15, 150), (20, 12))  # seconds, requests a second
+PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests a second
 COLUMNS = 4
 BODIES = (
     ("/classify", {"inputs": "A warm, funny and clever film."}),
@@ -160,7 +160,7 @@ PANELS = {"stat": stat, "heatmap": heatmap, "table": table}
 def main() -> None:
     (path,) = map(Path, sys.argv[1:])
     with (
-        serving([], "onnx_cpu", "--admin-port", "0") as server,
+        serving([], "native", "--admin-port", "0") as server,
         prometheus({"swiftlet": [server.admin_port]}, SCRAPE_S) as watching,
     ):
         began = time.time()

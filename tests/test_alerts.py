@@ -197,6 +197,14 @@ def test_the_dashboard_shows_every_metric_there_is_and_no_other(shelf):
     assert {name for name in named if name.startswith(PREFIX)} - plain == set()
 
 
+def test_the_documents_name_no_metric_that_there_is_not(shelf):
+    named = set(re.findall(r"^# TYPE (\S+)", scraped(shelf), re.MULTILINE))
+    for document in ("README.md", "k8s/README.md", "k8s/base/autoscaler.yaml", "k8s/prometheus-adapter.yaml"):
+        told = set(re.findall(rf"\b{PREFIX}\w+", (HERE.parent / document).read_text("utf-8")))
+
+        assert told <= named, document
+
+
 def scraped(shelf: Path) -> str:
     runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime)) as client:

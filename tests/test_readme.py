@@ -35,6 +35,16 @@ EMBEDDED = ("Model", "Measured on", "Score, 95 % interval", "n", "Without a mode
 TASKS = {"classify": classify.Classify, "qa": qa.Qa, "fill-mask": fill_mask.FillMask}
 
 
+def test_the_rates_that_are_told_are_those_of_the_committed_search():
+    found = json.loads((ROOT / "loadtest/results/standard.json").read_text("utf-8"))
+    limit, alone = found["maximum"], found["generators"]["nothing"]
+    hundreds = [f"{round(alone[name], -2):,.0f}" for name in ("locust", "wrk")]
+    told = " ".join(README.split())
+
+    assert f"{limit['rate']:.0f} requests a second of this mix ({limit['low']:.0f} to {limit['high']:.0f})" in told
+    assert f"{hundreds[0]} requests a second against {hundreds[1]} of `wrk`" in told
+
+
 def table(*header: str) -> list[list[str]]:
     """The rows of the table that has this header, cell by cell."""
     _, found, rest = README.partition(f"| {' | '.join(header)} |\n")

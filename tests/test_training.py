@@ -428,6 +428,18 @@ def test_padding_and_embeddings_are_not_compared():
     assert feature_loss(changed, features(2)) == 0
 
 
+def test_the_moments_of_features_are_compared_as_worked_out_by_hand():
+    """What a normalised feature map does not show: a mean that is off by 2, and a variance nine times as large."""
+    teacher = [torch.zeros(1, 2, 4), torch.tensor([[[1.0, -1.0, 1.0, -1.0], [9.0, 9.0, 9.0, 0.0]]])]
+    where = torch.tensor([[True, False]])
+    student = [teacher[0], 3 * teacher[1] + 2]
+    means, variances = transfer.moment_losses(student, teacher, where, range(1, 2))
+
+    assert transfer.feature_loss(student, teacher, where, range(1, 2)) == pytest.approx(0, abs=1e-6)
+    assert means == pytest.approx(2**2)
+    assert variances == pytest.approx(9 - 1)
+
+
 @pytest.mark.parametrize(("depth", "twins"), [(2, [3, 6]), (3, [2, 4, 6]), (6, [1, 2, 3, 4, 5, 6]), (1, [6])])
 def test_each_layer_imitates_the_one_at_the_same_share_of_the_depth(depth, twins):
     teacher = features(6)
@@ -1201,14 +1213,16 @@ def guide(made, workshop, tmp_path_factory):
 
 
 PLAN = Transfer(recipe="guide", feature_weight=1.0, attention_weight=1.0, hard=0.5)
+PLAN = replace(PLAN, mean_weight=1.0, variance_weight=1.0)
+IMITATED = {"features", "means", "variances", "attention"}
 
 
 @pytest.mark.parametrize(
     ("strategy", "lost"),
     [
-        ("auxiliary", [{"mlm", "features", "attention"}] * 6),
-        ("joint", [{"features", "attention"}] * 3 + [{"mlm"}] * 3),
-        ("progressive", [{"features", "attention"}] * 4 + [{"mlm"}] * 2),
+        ("auxiliary", [{"mlm", *IMITATED}] * 6),
+        ("joint", [IMITATED] * 3 + [{"mlm"}] * 3),
+        ("progressive", [IMITATED] * 4 + [{"mlm"}] * 2),
     ],
 )
 def test_a_strategy_decides_what_is_learnt_when_and_where(workshop, guide, tmp_path, monkeypatch, strategy, lost):

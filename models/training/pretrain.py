@@ -389,6 +389,9 @@ def _losses(
     if plan.feature_weight:
         error = transfer.feature_loss(ours.features, theirs.features, where, imitated)
         losses["features"] = plan.feature_weight * error
+    if plan.mean_weight or plan.variance_weight:
+        means, variances = transfer.moment_losses(ours.features, theirs.features, where, imitated)
+        losses |= {"means": plan.mean_weight * means, "variances": plan.variance_weight * variances}
     if looks:
         error = transfer.attention_loss(ours.attention, theirs.attention, where, imitated)
         losses["attention"] = plan.attention_weight * error

@@ -82,6 +82,20 @@ def feature_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Te
     return torch.stack([F.mse_loss(normalise(s), normalise(t)) for s, t in twins]).mean()
 
 
+def moment_losses(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor, layers: range
+) -> tuple[Tensor, Tensor]:
+    """The squared error between the features' means, and the absolute one between their variances, as `feature_loss`.
+
+    A normalised feature map says nothing of either, and a student without norms has to come by both. The paper leaves
+    them to its code (google-research, mobilebert/run_pretraining.py).
+    """
+    twins = [(student[i][where], teacher[twin(i, len(student) - 1, len(teacher) - 1)][where]) for i in layers]
+    means = torch.stack([F.mse_loss(s.mean(-1), t.mean(-1)) for s, t in twins]).mean()
+    variances = [F.l1_loss(s.var(-1, correction=0), t.var(-1, correction=0)) for s, t in twins]
+    return means, torch.stack(variances).mean()
+
+
 def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor, layers: range) -> Tensor:
     """The KL divergence of the student's attention from the teacher's, averaged over heads, tokens and `layers`.
 
