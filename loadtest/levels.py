@@ -65,6 +65,12 @@ class Level:
         return self.core > BUSY or self.share > SHARE >= self.share_sent
 
 
+def bound(levels: Sequence[Level], found: float) -> bool:
+    """Whether the rates above the one found failed for the generator's sake: the server's limit may then be higher."""
+    above = [level for level in levels if level.rate > found and level.share > SHARE]
+    return bool(above) and all(level.generator_bound for level in above)
+
+
 def tell(
     records: Sequence[Record], started: float, seconds: float, rate: float, target_ms: float, core: float = 0.0
 ) -> Level:

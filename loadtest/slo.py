@@ -38,10 +38,10 @@ from locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of, seconds
 
 import report
 import wrk
-from levels import Level, tell
+from levels import Level, bound, tell
 from locust.env import Environment
 from served import announced, serving
-from verdict import SHARE, Estimate, estimate, judge, next_rate
+from verdict import SHARE, estimate, judge, next_rate
 
 from service.machine import setting
 from service.settings import Settings
@@ -135,15 +135,9 @@ def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
         best = estimate([one.run for one in levels])
         holds, word = judge(best, options.at_least)
         found["ended"] = wanted(options, levels, math.nan) is None
-        found["maximum"] = asdict(best) | {"generator_bound": bound(levels, best)}
+        found["maximum"] = asdict(best) | {"generator_bound": bound(levels, best.rate)}
     found["levels"] = [asdict(one) | {"generator_bound": one.generator_bound} for one in levels]
     return holds, found | {"holds": holds, "verdict": word, "at_least": options.at_least}
-
-
-def bound(levels: Sequence[Level], best: Estimate) -> bool:
-    """Whether the rates above the one found failed for the generator's sake: the server's limit may then be higher."""
-    above = [one for one in levels if one.rate > best.rate and one.share > SHARE]
-    return bool(above) and all(one.generator_bound for one in above)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ import math
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -18,7 +20,7 @@ from arrivals import BURST, SHAPES, read_trace, replayed, shaped
 from backoff import FIRST_S, MOST_S, pause
 from hypothesis import given
 from hypothesis import strategies as st
-from levels import Record, tell
+from levels import Level, Record, bound, tell
 from served import serving
 from verdict import MOST_RUNS, SHARE, Estimate, Run, crossing, estimate, fit, judge, next_rate
 from workload import MASK, TASKS, Body, mix, read, route
@@ -191,6 +193,19 @@ def test_a_load_tells_whose_fault_it_was(late, took, core, expected):
     assert (level.share, level.generator_bound) == expected
 
 
+def test_a_rate_is_the_generators_limit_where_nothing_else_failed_above_it():
+    def level(rate: float, late: float, took: float) -> Level:
+        return tell([Record("/qa", 0.5, 0.5 + late, 0.5 + late + took, 200, 1)] * 10, 0, 1, rate, 500)
+
+    held, late, slow = level(90, 0.0, 0.1), level(120, 0.9, 0.1), level(110, 0.0, 0.9)
+
+    assert bound([held, late], 100)
+    assert not bound([held, late, slow], 100)
+    assert bound([held, slow, late], 115)
+    assert not bound([held], 100)
+    assert not bound([], 100)
+
+
 # --- what follows from runs
 
 
@@ -317,15 +332,75 @@ def test_a_result_differs_from_the_last_where_the_intervals_do(low, high, told):
     def found(low: float, high: float, machine: str = "a") -> dict[str, object]:
         setting = {"date": "2026-01-01", "commit": "abc", "machine": machine}
         maximum = {"rate": (low + high) / 2, "low": low, "high": high}
-        return {"setting": setting, "target_p99_ms": 1, "arrivals": "steady", "bodies": [], "maximum": maximum}
+        load = {"target_p99_ms": 1, "arrivals": "steady", "bodies": [], "server": "ours"}
+        return {"setting": setting, "maximum": maximum} | load
 
     assert told in report.compare(found(low, high), found(80, 120))
     assert "another machine" in report.compare(found(low, high), found(80, 120, "b"))
     assert "quotient" not in report.compare(found(low, high), found(0, 0))
-    assert "not compared" in report.compare(found(low, high), found(80, 120) | {"target_p99_ms": 2})
+    for other in ({"target_p99_ms": 2}, {"server": "another"}):
+        assert "not compared" in report.compare(found(low, high), found(80, 120) | other)
 
 
 # --- the whole of it
+
+ASK = """
+import json, sys, time
+sys.path.insert(0, "loadtest")
+import locustfile
+from workload import Body
+url, retries, give_up_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+load = locustfile.Load(url, [Body("/classify", b"{}")], retries=retries, give_up_s=give_up_s)
+record = load.ask(time.monotonic())
+print(json.dumps([record.status, record.attempts]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "retries", "expected"),
+    [
+        (["503 0", "200"], 2, [200, 2]),
+        (["lost", "429 0", "200"], 2, [200, 3]),
+        (["200"], 2, [200, 1]),
+        (["503 0", "503 0", "502 0", "200"], 2, [502, 3]),  # it has asked as often as it may
+        (["422 0", "200"], 2, [422, 1]),  # that would fail again
+        (["503 3600", "200"], 2, [503, 1]),  # by then nobody waits
+        (["wrong", "200"], 2, [-1, 1]),
+    ],
+    ids=str,
+)
+def test_a_client_asks_again_as_often_and_as_long_as_it_may(script, retries, expected):
+    told: list[str] = []
+
+    class Scripted(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(said := script[len(told)])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if said == "lost":
+                self.close_connection = True
+                return
+            status, _, retry_after = said.partition(" ")
+            answer = b"{}" if status == "wrong" else b'[[{"label": "A", "score": 1.0}]]'
+            self.send_response(200 if status == "wrong" else int(status))
+            self.send_header("Retry-After", retry_after)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        command = [sys.executable, "-c", ASK, f"http://127.0.0.1:{server.server_port}", str(retries), "60"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False)
+        server.shutdown()
+        thread.join()
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+    assert told == script[: expected[1]]
 
 
 @pytest.fixture(scope="module")
