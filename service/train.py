@@ -12,6 +12,8 @@ import models.training
 from models.artifact import TOKENIZER, Artifact, Manifest, open_artifact
 from models.heads import Model
 from models.tokenizer import Tokenizer
+from models.training.curve import NAME as CURVE
+from models.training.curve import read_curve
 from models.training.finetune import finetune
 from models.training.loop import find_device
 from models.training.pretrain import pretrain
@@ -19,6 +21,7 @@ from models.training.recipe import Finetuning, Recipe, RecipeError, Transfer, re
 from service.engines.torch import load_network
 from service.errors import SetupError
 from service.evaluate import Progress
+from service.machine import processor
 from service.release import Draft, Measure, release
 from service.runtime import locate
 
@@ -66,7 +69,8 @@ def follow(
                 recipe, name, body, tokenizer, data, runs / recipe.name / name, say, device=place, progress=progress
             )
         )
-        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), _card(recipe, work))
+        card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _spent(recipe, name, runs)}}
+        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
         measure = Measure(data / work.evaluate, work.limit, work.skip)
         also = [data / file for file in work.also]
         made.append(
@@ -192,6 +196,21 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
 def _pieces(recipe: Recipe) -> dict[str, str]:
     """Whose the pieces are."""
     return {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
+
+
+def _spent(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
+    """What each stage took, those of recipes that this one builds on included; `name` is the task's, or none."""
+    plan, spent = recipe.pretraining.transfer or Transfer(), dict[str, Any]()
+    for other in filter(None, (recipe.pretraining.continues, plan.recipe)):
+        spent |= _spent(_recipe(other), "", runs)
+    stages = {recipe.name: runs / recipe.name}
+    if name:
+        stages |= {f"{name}'s teacher": runs / recipe.name / name / "teacher", name: runs / recipe.name / name}
+    for stage, directory in stages.items():
+        if points := read_curve(directory / CURVE):
+            last = points[-1]
+            spent[stage] = {"steps": last.step, "hours": round(last.seconds / 3600, 2), "tflop": last.flops // 1e12}
+    return spent
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:

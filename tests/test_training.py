@@ -1083,6 +1083,11 @@ def test_a_recipe_makes_an_artifact_of_each_task(made, workshop):
         assert manifest.source == {"recipe": "tiny", "seed": 1, "teacher": "tiny_teacher_of_the_tests"}
         assert card["licences"] == ["our own"]
         assert {"more.txt", "text.txt.xz"} <= set(card["trained_on"])
+        spent = card["compute"]["stages"]
+        assert card["compute"]["machine"]
+        assert spent.keys() == {"tiny"} | ({manifest.name} if manifest.task != "fill-mask" else set())
+        assert spent["tiny"]["steps"] == 12
+        assert all(stage["hours"] >= 0 and stage["tflop"] >= 0 for stage in spent.values())
         for precision in ("fp32", "int8"):
             assert all(score["n"] > 0 for score in card["scores"][precision].values())
     assert any(line.startswith("step 12/12 mlm ") for line in said)
