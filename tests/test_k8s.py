@@ -271,10 +271,16 @@ def test_kserve_runs_the_same_container():
     assert {name: runtime["resources"]["limits"][name] for name in ("cpu", "memory")}.items() <= (
         ours["resources"]["limits"].items()
     )
+    numbers = {each["name"]: each["containerPort"] for each in ours["ports"]}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):  # a ServingRuntime's port has no name for them
+        probe = {**ours[name], "httpGet": {**ours[name]["httpGet"], "port": numbers["admin"]}}
+        assert runtime[name] == probe
+    assert [port["containerPort"] for port in runtime["ports"]] == [numbers["http"]]
     assert model["model"]["runtime"] == one(kserve, "ServingRuntime")["metadata"]["name"]
     formats = {each["name"] for each in one(kserve, "ServingRuntime")["spec"]["supportedModelFormats"]}
     assert model["model"]["modelFormat"]["name"] in formats
     told = {each["name"]: each["value"] for each in runtime["env"]}
+    assert told["SWIFTLET_MODELS"] == "/mnt/models"  # where KServe puts what storageUri names
     takes = float(told["SWIFTLET_DRAIN_S"]) + Settings.model_fields["shutdown_timeout_s"].default + END_S
     assert model["terminationGracePeriodSeconds"] >= takes
 
