@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from processes import serving
 
 PICTURES = Path(__file__).parent.parent / ".github/page"
-EMBEDDED = ("--models", "", "--spare-engine", "false")
+EMBEDDED = ("--engine", "native", "--models", "", "--spare-engine", "false")
 TASKS = ("classify", "qa", "fill-mask")
 ASKED = 5  # times, so that there is something to tell of how the server does
 COLOURS = 64
