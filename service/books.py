@@ -119,8 +119,8 @@ class Books:
     def finish(self, record: Record) -> None:
         """Takes in what became of a request."""
         self.late += record.code == LATE
-        self.bulk_shed += record.bulk and not record.accepted and record.code == OVERLOADED
         if not record.accepted:
+            self.bulk_shed += record.bulk and record.code == OVERLOADED
             if record.status is None or record.code:
                 self.refuse(record.code or DISCONNECTED)
             return

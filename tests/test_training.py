@@ -34,11 +34,12 @@ from models.tokenizer import Encoding
 from models.training import start, transfer
 from models.training.corpus import COUNTED, corpus, vocabulary
 from models.training.curve import read_curve
+from models.training.draw import Draw
 from models.training.examples import STRIDE, Example, batches, spread, windows
 from models.training.finetune import label_loss, task_logits
 from models.training.loop import Schedule, train
 from models.training.objectives.masked_lm import mask
-from models.training.pretrain import STARTS, Draw, pretrain
+from models.training.pretrain import STARTS, pretrain
 from models.training.recipe import Recipe, RecipeError, Transfer, read_recipe
 from models.training.run import claim
 from models.training.start import Sample
@@ -1217,8 +1218,9 @@ def guide(made, workshop, tmp_path_factory):
     return body
 
 
-PLAN = Transfer(recipe="guide", feature_weight=1.0, attention_weight=1.0, hard=0.5)
-PLAN = replace(PLAN, mean_weight=1.0, variance_weight=1.0)
+PLAN = Transfer(
+    recipe="guide", feature_weight=1.0, attention_weight=1.0, hard=0.5, mean_weight=1.0, variance_weight=1.0
+)
 IMITATED = {"features", "means", "variances", "attention"}
 
 

@@ -65,11 +65,14 @@ def vocabulary(recipe: Recipe, data: Path, directory: Path) -> tuple[tokenizers.
     path, notes = directory / "tokenizer.json", directory / "vocabulary.json"
     if not notes.is_file():
         paths = [data / name for name in recipe.pretraining.corpora]
-        if recipe.tokenizer is not None:
-            small, counts = _make(recipe.tokenizer, paths, recipe.vocabulary)
-            kept = list(range(small.get_vocab_size()))
-        else:
-            small, kept, counts = _cut(recipe.teacher, paths, recipe.vocabulary)
+        try:
+            if recipe.tokenizer is not None:
+                small, counts = _make(recipe.tokenizer, paths, recipe.vocabulary)
+                kept = list(range(small.get_vocab_size()))
+            else:
+                small, kept, counts = _cut(recipe.teacher, paths, recipe.vocabulary)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
         by_id = [counts[small.id_to_token(number) or ""] for number in range(len(kept))]
         small.save(str(path))
         write_text(notes, json.dumps({"kept": kept, "counts": by_id}))
@@ -82,20 +85,14 @@ def _cut(teacher: str, paths: Sequence[Path], size: int) -> tuple[tokenizers.Tok
     whole.no_truncation()
     whole.no_padding()
     counts = count_pieces(whole, (text for path in paths for text in islice(documents(path), COUNTED)))
-    try:
-        small, kept = prune(whole, counts, size)
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
+    small, kept = prune(whole, counts, size)
     return small, kept, counts
 
 
 def _make(how: Tokenisation, paths: Sequence[Path], size: int) -> tuple[tokenizers.Tokenizer, Counter[str]]:
     texts = [text for path in paths for text in _first(documents(path), LEARNT)]
     train = TRAINERS[how.kind]
-    try:
-        made = train(texts, size, lowercase=how.lowercase, strip_accents=how.strip_accents, coverage=how.coverage)
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
+    made = train(texts, size, lowercase=how.lowercase, strip_accents=how.strip_accents, coverage=how.coverage)
     return made, count_pieces(made, texts)
 
 

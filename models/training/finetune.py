@@ -76,14 +76,14 @@ def finetune(
     model = _start(recipe, work, recipe.architecture, config, body.encoder)
     if work.distillation is not None:
         teaching = _teaching(recipe, work, tokenizer, examples, place)
-        said = _ask_teacher(teaching, examples, teaching.place.directory / "logits.npy", examples)
+        said = _ask_teacher(teaching, "logits.npy", examples)
         if work.distillation.begin and not begun(directory):
-            _begin(start_of(recipe.architecture), model, _taught(teaching, examples), examples, recipe.seed)
+            _begin(start_of(recipe.architecture), model, _taught(teaching), examples, recipe.seed)
         if work.unlabelled:
             more = unlabelled(work, data, tokenizer)
             file = f"unlabelled-{digest(more)[:16]}.npy"  # of these texts, and beside the teacher that said it
-            said += _ask_teacher(teaching, examples, teaching.place.directory / file, more)
-            examples += more
+            said += _ask_teacher(teaching, file, more)
+            examples = [*examples, *more]
     _learn(model, examples, said, work, recipe.seed, place)
     return model
 
@@ -141,11 +141,12 @@ def _learn(
 
 @dataclass(frozen=True)
 class Teaching:
-    """How a teacher is fine-tuned, and where."""
+    """How a teacher is fine-tuned, on what, and where."""
 
     recipe: Recipe
     work: Finetuning
     kept: list[int]  # of its pieces
+    examples: Sequence[Example]
     place: Place
 
 
@@ -171,14 +172,15 @@ def _teaching(
             "examples": digest(examples),
         },
     )
-    return Teaching(recipe, theirs, kept, place)
+    return Teaching(recipe, theirs, kept, examples, place)
 
 
-def _ask_teacher(teaching: Teaching, examples: Sequence[Example], path: Path, asked: Sequence[Example]) -> list[Logits]:
-    """What the teacher says to each that it is asked, once it was fine-tuned on all examples; kept in the file."""
+def _ask_teacher(teaching: Teaching, file: str, asked: Sequence[Example]) -> list[Logits]:
+    """What the teacher says to each that it is asked, once it was fine-tuned; kept in a file beside it."""
     place = teaching.place
+    path = place.directory / file
     if not path.is_file():
-        model = _taught(teaching, examples)
+        model = _taught(teaching)
         place.report(f"answers {len(asked)} examples")
         with torch.autocast(place.device.type, torch.bfloat16, enabled=teaching.work.precision == "bf16"):
             said = np.concatenate(answers(model, asked, teaching.work.batch_rows, place.device))
@@ -187,10 +189,10 @@ def _ask_teacher(teaching: Teaching, examples: Sequence[Example], path: Path, as
     return np.split(np.load(path), ends[:-1])
 
 
-def _taught(teaching: Teaching, examples: Sequence[Example]) -> Model:
+def _taught(teaching: Teaching) -> Model:
     """The teacher, fine-tuned; at once if it was before."""
     model = _teacher(teaching.recipe, teaching.work, teaching.kept)
-    _learn(model, examples, None, teaching.work, teaching.recipe.seed, teaching.place)
+    _learn(model, teaching.examples, None, teaching.work, teaching.recipe.seed, teaching.place)
     return model
 
 
