@@ -131,6 +131,31 @@ def test_training_minimises_the_loss(tmp_path, optimiser, precision):
     assert points[-1].losses["square"] < 0.3 * points[0].losses["square"]
 
 
+@pytest.mark.parametrize("optimiser", ["adamw", "lamb"])
+def test_a_part_that_is_slowed_takes_a_share_of_each_step(tmp_path, optimiser):
+    """Of one step, which starts where the whole one does; and none at all is as if it was frozen."""
+    start, moved = Still(), {}
+    for share in (1.0, 0.25, 0.0):
+        model = Still()
+        train(
+            model,
+            partial(model.losses, rows=8),
+            Schedule(1, 1e-2, optimiser=optimiser),
+            tmp_path / str(share),
+            seed=3,
+            report=lambda text: None,
+            slowed=lambda step, share=share, model=model: (share, [model.inner[0], model.inner[2]]),
+        )
+        parts = zip(model.inner, start.inner, strict=True)
+        moved[share] = [[a - b for a, b in zip(m.parameters(), s.parameters(), strict=True)] for m, s in parts]
+
+    for share, parts in moved.items():
+        for number, part in enumerate(parts):
+            for step, whole in zip(part, moved[1.0][number], strict=True):
+                assert torch.allclose(step, whole * (share if number in (0, 2) else 1), rtol=1e-3, atol=1e-7)
+    assert all(step.abs().max() > 1e-4 for part in moved[1.0] for step in part)
+
+
 def test_bf16_is_of_the_products_and_not_of_the_parameters(tmp_path):
     model, seen = Still(), []
 

@@ -507,7 +507,7 @@ def test_predictions_follow_what_was_there_and_the_teacher_by_their_shares():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "progress", "imitated", "frozen", "predicts"),
+    ("strategy", "progress", "imitated", "below", "predicts"),
     [
         ("auxiliary", 0.0, [1, 2, 3, 4], 0, True),
         ("auxiliary", 0.9, [1, 2, 3, 4], 0, True),
@@ -521,10 +521,10 @@ def test_predictions_follow_what_was_there_and_the_teacher_by_their_shares():
         ("progressive", 0.5, [], 0, True),
     ],
 )
-def test_a_strategy_says_what_is_learnt_when(strategy, progress, imitated, frozen, predicts):
+def test_a_strategy_says_what_is_learnt_when(strategy, progress, imitated, below, predicts):
     now = transfer.phase(Transfer(strategy=strategy, share=0.5, feature_weight=1.0), progress, depth=4)
 
-    assert (list(now.imitated), now.frozen, now.predicts) == (imitated, frozen, predicts)
+    assert (list(now.imitated), now.below, now.predicts) == (imitated, below, predicts)
 
 
 @pytest.fixture
@@ -1257,6 +1257,29 @@ def test_a_strategy_decides_what_is_learnt_when_and_where(workshop, guide, tmp_p
     assert changed == [[True] * 3] * 2 + [second] * 2 + [[True] * 3] * 2
 
 
+def test_layers_below_the_one_that_imitates_may_learn_a_little(workshop, guide, tmp_path, monkeypatch):
+    """Of two layers and four steps that imitate, the last two leave the first layer and the embeddings a tenth."""
+    plan = replace(PLAN, strategy="progressive", share=2 / 3)
+    slowed = {}
+
+    def watching(model, loss, *arguments, **named):
+        parts = {id(model.encoder.embeddings): "embeddings", id(model.encoder.layers[0]): "first"}
+        for step in range(6):
+            share, slow = named["slowed"](step)
+            slowed[step] = share, [parts[id(part)] for part in slow]
+        train(model, loss, *arguments, **named)
+
+    monkeypatch.setattr("models.training.pretrain.train", watching)
+    hard, soft = (tiny(workshop, transfer=replace(plan, below=below)) for below in (0.0, 0.1))
+    frozen, _ = pretrain(hard, workshop / "data", tmp_path / "hard", SILENT, body=guide)
+    assert all(slow == [] for _, slow in slowed.values())
+    moving, _ = pretrain(soft, workshop / "data", tmp_path / "soft", SILENT, body=guide)
+
+    assert [slowed[step][1] for step in range(6)] == [[], [], ["embeddings", "first"], ["embeddings", "first"], [], []]
+    assert slowed[2][0] == 0.1
+    assert not same(frozen, moving)
+
+
 def test_what_a_guide_says_changes_what_is_learnt(workshop, guide, tmp_path):
     alone, _ = pretrain(tiny(workshop), workshop / "data", tmp_path / "alone", SILENT)
     plan = Transfer(recipe="guide", hard=0.5)
@@ -1537,6 +1560,7 @@ def test_the_corpus_is_rows_of_the_length_and_number_asked_for(made, workshop):
         (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
         (("epochs = 8", 'distillation = {}\nunlabelled = { "nowhere.tsv" = 9 }'), "needs the file nowhere.tsv"),
         (("feature_weight = 1.0", 'strategy = "joint"'), "joint imitates before words are learnt, and no weight says"),
+        (("feature_weight = 1.0", "feature_weight = 1.0\nbelow = 0.1"), "below is a share between 0 and 1 of the"),
         (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
         (("epochs = 8", 'also = ["nowhere.tsv"]'), "This recipe needs the file nowhere.tsv"),
     ],

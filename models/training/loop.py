@@ -7,7 +7,7 @@ checkpoint takes the steps it would have taken. (On CUDA up to rounding: some of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +88,7 @@ def train(
     report: Callable[[str], None] = print,
     progress: Callable[[int, int], None] | None = None,
     watch: Callable[[], dict[str, Tensor]] | None = None,
+    slowed: Callable[[int], tuple[float, Iterable[nn.Module]]] | None = None,
 ) -> None:
     """Minimises the sum of the named losses, and leaves the model trained, on the CPU.
 
@@ -95,7 +96,8 @@ def train(
     from 0 over the whole run. The model is on the device then (the CPU if none is named), and so must its batches be.
     The directory gets `losses.csv` and `checkpoint.pt`; if it has them, training goes on from there. When told to
     stop (SIGINT, SIGTERM) the step at hand is finished and saved. `progress` is told the steps taken, and of how many.
-    What `watch` finds, which may learn nothing, stands in the curve beside the losses.
+    What `watch` finds, which may learn nothing, stands in the curve beside the losses. `slowed` says of a step by its
+    number which parts of the model learn at a share of the rate, and at what share.
     """
     directory.mkdir(parents=True, exist_ok=True)
     device = device or torch.device("cpu")
@@ -121,7 +123,11 @@ def train(
                     torch.autograd.backward([value / schedule.accumulate for value in losses.values()])
                     _add(state.sums, losses)
             nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
+            share, parts = slowed(step) if slowed is not None else (1.0, ())
+            before = [(p, p.detach().clone()) for part in parts for p in part.parameters()]
             optimiser.step()
+            for p, old in before:  # steps are proportional to the rate: a share of one is one at that share
+                p.data.lerp_(old, 1 - share)
             if counter is not None:  # counting takes time: one step stands for those up to the next point
                 state.flops_a_step = counter.get_total_flops()
             state.flops += state.flops_a_step

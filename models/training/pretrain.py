@@ -129,12 +129,18 @@ def pretrain(
         if student.generator is not None:
             return _detection(student, student.generator, batch, torch.Generator(place).manual_seed(seed))
         now = transfer.phase(plan, done, depth)
-        transfer.freeze(student.encoder, now.frozen)
+        transfer.freeze(student.encoder, 0 if plan is not None and plan.below else now.below)
         return _losses(plan, now, student, batch, guide)
 
     def loss(number: int) -> dict[str, Tensor]:
         chance = ~(recipe.seed * 1_000_003 + number)  # not that of the draw
         return lost(draw(number), work.transfer, number / (work.steps * work.accumulate), chance)
+
+    def slowed(step: int) -> tuple[float, list[nn.Module]]:
+        plan = work.transfer
+        if plan is None or not plan.below:
+            return 1.0, []
+        return plan.below, transfer.below(student.encoder, transfer.phase(plan, step / work.steps, depth).below)
 
     def held_out() -> dict[str, Tensor]:
         numbers = range(work.held_out // work.batch_rows)
@@ -154,6 +160,7 @@ def pretrain(
         report=report,
         progress=progress,
         watch=held_out if work.held_out else None,
+        slowed=slowed,
     )
     return Model(student.encoder, student.head), directory / "tokenizer.json"
 

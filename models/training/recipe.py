@@ -61,6 +61,8 @@ class Transfer:
     # attention 1.
     mean_weight: float = field(default=0.0, kw_only=True)
     variance_weight: float = field(default=0.0, kw_only=True)
+    # Of the learning rate, that "progressive" leaves to the layers below the one that imitates. The paper's is small.
+    below: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         _choose("strategy", self.strategy, Strategy)
@@ -71,6 +73,8 @@ class Transfer:
         weights = self.feature_weight, self.attention_weight, self.mean_weight, self.variance_weight
         if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(weights) >= 0):
             raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
+        if not 0 <= self.below <= 1 or (self.below and self.strategy != "progressive"):
+            raise RecipeError("below is a share between 0 and 1 of the learning rate, of the progressive strategy.")
         if self.strategy != "auxiliary" and not any(weights):
             raise RecipeError(f"{self.strategy} imitates before words are learnt, and no weight says what.")
 

@@ -28,7 +28,7 @@ class Phase:
     """What a stretch of a pre-training minimises."""
 
     imitated: range  # layers, from 1, whose features and attention follow the teacher's
-    frozen: int  # layers, from the embeddings on, that are left as they are
+    below: int  # layers, after the embeddings, that come before the one that learns now; 0 if all learn
     predicts: bool  # whether the words, too, are learnt
 
 
@@ -36,7 +36,8 @@ def phase(plan: Transfer | None, progress: float, depth: int) -> Phase:
     """What is minimised at `progress`, from 0 to 1, of a pre-training of a student of `depth` layers (section 3.6).
 
     "auxiliary" imitates and predicts all the time. The others imitate for the plan's `share` of the time and predict
-    for the rest of it: "joint" all layers at once, "progressive" one layer after another, those below it frozen.
+    for the rest of it: "joint" all layers at once, "progressive" one layer after another, those below it at the plan's
+    share of the rate, or not at all.
     Without a plan words are predicted, and nothing is imitated.
     """
     if plan is None:
@@ -58,10 +59,16 @@ def layers(encoder: Encoder) -> list[Layer]:
     return [layer for layer in found if isinstance(layer, Layer)]
 
 
+def below(encoder: Encoder, count: int) -> list[nn.Module]:
+    """The embeddings and the first `count` layers; nothing where that is none."""
+    return [encoder.embeddings, *layers(encoder)[:count]] if count else []
+
+
 def freeze(encoder: Encoder, count: int) -> None:
     """Leaves the embeddings and the first `count` layers as they are, unless that is none; all others are trained."""
-    for number, part in enumerate([encoder.embeddings, *layers(encoder)]):
-        part.requires_grad_(count == 0 or number > count)
+    encoder.requires_grad_(requires_grad=True)
+    for part in below(encoder, count):
+        part.requires_grad_(requires_grad=False)
 
 
 def twin(layer: int, depth: int, teacher_depth: int) -> int:
