@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture loadtest bench lint image image-test lock clean
+.PHONY: help run test torture loadtest bench lint image image-test lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
@@ -49,6 +49,14 @@ image-test: $(DEVELOPMENT)/ready ## build the image and try it: needs root, buil
 
 lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.lock
 	UV=$(DEVELOPMENT)/bin/uv docker/lock
+
+sbom: $(DEVELOPMENT)/ready ## write what the images hold of Python, as CycloneDX: dist/swiftlet-*.cdx.json
+	@mkdir -p dist
+	UV=$(DEVELOPMENT)/bin/uv docker/sbom cpu > dist/swiftlet-cpu.cdx.json
+	UV=$(DEVELOPMENT)/bin/uv docker/sbom gpu > dist/swiftlet-gpu.cdx.json
+
+audit: $(DEVELOPMENT)/ready ## look that up among known vulnerabilities: needs PyPI itself, no mirror
+	UV=$(DEVELOPMENT)/bin/uv docker/audit
 
 clean: ## remove the virtual environments and all caches
 	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist

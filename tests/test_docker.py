@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -49,6 +51,22 @@ def test_no_image_can_fetch_a_model_and_that_of_the_cpu_has_no_torch():
 
     assert not locked("cpu").keys() & (hub | {"torch", "onnx"})
     assert not locked("gpu").keys() & hub
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_bill_of_materials_names_each_package_of_the_lock_and_swiftlet(name):
+    """Of `docker/sbom`, which checks by itself that what it writes is CycloneDX."""
+    environment = os.environ | {"UV": str(Path(sys.executable).parent / "uv"), "UV_OFFLINE": "1"}
+    told = subprocess.run([ROOT / "docker/sbom", name], env=environment, capture_output=True, text=True)
+    if "network was disabled" in told.stderr:
+        pytest.skip("its tool was never fetched: make sbom")
+    bill = json.loads(told.stdout)
+    hashes = {each["content"] for part in bill["components"] for each in part["externalReferences"][0]["hashes"]}
+
+    assert {each["name"]: each["version"] for each in bill["components"]} == locked(name)
+    assert hashes == set(re.findall(r"sha256:(\w+)", (ROOT / f"docker/{name}.lock").read_text("utf-8")))
+    assert bill["metadata"]["component"]["name"] == "swiftlet"
+    assert bill["metadata"]["component"]["version"] == PROJECT["project"]["version"]
 
 
 def test_bases_are_pinned_by_digest():

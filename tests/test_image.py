@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_docker import PROJECT, locked
 
 from service.machine import processor
 
@@ -246,6 +248,16 @@ def test_it_holds_what_serving_needs_and_no_more(image):
     assert not packages & {"torch", "huggingface_hub", "pip", "pytest", "transformers"}
     assert not [path for path in image.root.glob("opt/swiftlet/**/*") if path.stat().st_mode & 0o022]
     assert {path.parent.name for path in image.packages.glob("models/bundled/*/manifest.json")} == EMBEDDED
+
+
+def test_it_holds_the_packages_of_its_lock_and_no_other(image):
+    """So the bill of materials that `docker/sbom` makes of the lock is the image's."""
+    found = distributions(path=[str(image.packages)])
+    installed = {each.name.lower().replace("_", "-"): each.version for each in found}
+    version = installed.pop("swiftlet")
+
+    assert installed == locked("cpu")
+    assert version == PROJECT["project"]["version"]
 
 
 def test_it_is_small(image):
