@@ -110,6 +110,8 @@ class Books:
         self.failures: Counter[str] = Counter()  # accepted and not answered, by the code of the error
         self.bulk_shed = 0  # refusals for overload, of requests that can wait
         self.late = 0  # requests, accepted or not, that were told that their deadline had passed
+        # What those had allowed who brought a deadline and were late, or shed although they cannot wait.
+        self.unmet = {reason: Histogram(REQUEST_S) for reason in (LATE, OVERLOADED)}
 
     def accept(self, record: Record) -> None:
         account = self.accounts[record.model]
@@ -118,9 +120,12 @@ class Books:
 
     def finish(self, record: Record) -> None:
         """Takes in what became of a request."""
+        shed = record.code == OVERLOADED and not record.accepted
         self.late += record.code == LATE
+        self.bulk_shed += shed and record.bulk
+        if record.allowed_s is not None and (record.code == LATE or (shed and not record.bulk)):
+            self.unmet[record.code].add(record.allowed_s)
         if not record.accepted:
-            self.bulk_shed += record.bulk and record.code == OVERLOADED
             if record.status is None or record.code:
                 self.refuse(record.code or DISCONNECTED)
             return
@@ -152,6 +157,7 @@ class Books:
         other.accounts = {model: account.copy() for model, account in self.accounts.items()}
         other.refusals, other.failures = self.refusals.copy(), self.failures.copy()
         other.bulk_shed, other.late = self.bulk_shed, self.late
+        other.unmet = {reason: histogram.copy() for reason, histogram in self.unmet.items()}
         return other
 
 

@@ -86,8 +86,7 @@ class Gate:
         # Under this name the request is counted, where there are quotas.
         record.client = self._owner(scope, headers) or address
         if scope["method"] == "POST" and self.route(scope):
-            state["visit"] = visit = self._visit(record.client, headers, state)
-            record.bulk = visit.priority == "bulk"
+            state["visit"] = visit = self._visit(record, headers, state)
             left_s = visit.due - self._clock()
             self._runtime.expect(record, left_s, visit.priority, whole=state.get("whole", False))
 
@@ -96,14 +95,16 @@ class Gate:
         path: str = scope["path"]
         return path if path in self._routes else None
 
-    def _visit(self, client: str, headers: Mapping[str, str], state: Mapping[str, Any]) -> Visit:
+    def _visit(self, record: Record, headers: Mapping[str, str], state: Mapping[str, Any]) -> Visit:
         now = self._clock()
         self._runtime.check_open()
         received = state.get("received", now)
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
         visit = Visit(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
+        record.bulk = visit.priority == "bulk"
+        record.allowed_s = timeout_s if TIMEOUT_HEADER in headers else None
         if self._quota is not None:
-            _check_quota(self._quota, client, now)
+            _check_quota(self._quota, record.client, now)
         visit.check(now)
         return visit
 

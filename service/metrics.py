@@ -120,6 +120,15 @@ class Metrics(Collector):
         late = _counter("deadline_misses", "Requests, accepted or not, that were answered 504.")
         late.add_metric([], books.late)
         yield late
+        unmet = _histogram(
+            "unmet_deadline_seconds",
+            "How long the requests had allowed that brought a deadline and were answered 504, or refused as overloaded "
+            "although they were not bulk.",
+            ["reason"],
+        )
+        for reason, histogram in books.unmet.items():
+            _add(unmet, [reason], histogram)
+        yield unmet
 
     def _batches(self) -> Iterator[Metric]:
         rows = _histogram("batch_rows", "Encodings of a call to the engine.", ["task", "model"])

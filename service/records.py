@@ -53,6 +53,7 @@ class Record:
     batch_rows: int = 0  # of the largest batch that one of them ran in, neighbours included
     received: int = 0  # bytes of the body
     bulk: bool = False  # whether it can wait
+    allowed_s: float | None = None  # until its deadline, where it brought one
     accepted: bool = False  # whether it was admitted
     status: int | None = None  # of the answer; None: the client hung up before there was one
     code: str = ""  # of the error that it was answered with

@@ -53,7 +53,7 @@ def test_every_alert_fires_after_its_time_and_not_before():
     done = subprocess.run(["promtool", "test", "rules", table], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(re.findall(r"exp_samples: .*alertname=\"(\w+)\"", table.read_text())) == ALERTS
+    assert set(re.findall(r"labels: 'ALERTS{alertname=\"(\w+)\"", table.read_text())) == ALERTS
 
 
 @needs_prometheus

@@ -33,7 +33,7 @@ from service import access, books, lines, metrics
 from service.app import create_admin, create_app
 from service.books import ENDINGS, Books, Histogram
 from service.crew import Hosted
-from service.errors import Unavailable
+from service.errors import Unavailable, too_late
 from service.records import STAGES, Record, ran, recording
 from service.runtime import Runtime
 from service.settings import Settings
@@ -344,6 +344,44 @@ def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(shelf, monk
 
     assert total(series, "swiftlet_refusals_total", reason="overloaded") == 3
     assert total(series, "swiftlet_bulk_shed_total") == 2
+
+
+def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(shelf, monkeypatch):
+    """Whoever brings none has the server's; and what can wait and is shed is told elsewhere."""
+    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), too_late()]
+    short, long, bulk = ["50", "interactive"], ["2000", "interactive"], ["20", "bulk"]
+
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(runtime, "expect", refuse)
+    with TestClient(create_app(runtime)) as client:
+        for error in errors:
+            assert client.post("/classify", json={"inputs": "ab"}).status_code == error.status
+            for told in (short, long, bulk):
+                headers = dict(zip(("X-Request-Timeout-Ms", "X-Request-Priority"), told, strict=True))
+                assert client.post("/classify", json={"inputs": "ab"}, headers=headers).status_code == error.status
+        series = read(client.get("/metrics").text)
+
+    name = "swiftlet_unmet_deadline_seconds"
+    assert total(series, f"{name}_bucket", reason="overloaded", le="0.05") == 1
+    assert total(series, f"{name}_count", reason="overloaded") == 2
+    assert total(series, f"{name}_bucket", reason="deadline_exceeded", le="0.05") == 2
+    assert total(series, f"{name}_count", reason="deadline_exceeded") == 3
+    assert total(series, "swiftlet_deadline_misses_total") == 4
+
+
+def test_a_deadline_that_was_missed_counts_whether_or_not_the_request_was_accepted():
+    kept = Books({"a": "classify"})
+    for accepted in (True, False):
+        record = Record(model="a", on_accept=kept.accept, allowed_s=0.02, status=504, code="deadline_exceeded")
+        if accepted:
+            record.accept(1, 4)
+        kept.finish(record)
+
+    assert kept.unmet["deadline_exceeded"].count == kept.late == 2
+    assert kept.copy().unmet["deadline_exceeded"].count == 2
 
 
 def test_the_queue_is_seen_while_it_is_there(shelf):
