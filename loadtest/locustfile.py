@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import gevent
 from arrivals import SHAPES, read_trace, replayed, shaped
@@ -25,7 +26,7 @@ from geventhttpclient import HTTPClient
 from levels import Record
 from locust import User, events, task
 from locust.exception import StopUser
-from workload import Body, mix, read
+from workload import TASKS, Body, mix, read
 
 SOAK_S: Final = 1800.0
 MOST_CONNECTIONS: Final = 10_000
@@ -53,10 +54,15 @@ class Load:
     def __post_init__(self) -> None:
         self._pick = random.Random(2)
         self._turn = 0
+        self._prefix = urlsplit(self.url).path.rstrip("/")
         told = {"Content-Type": "application/json", "X-Request-Timeout-Ms": str(round(1000 * self.give_up_s))}
         self._client = HTTPClient.from_url(
             self.url, concurrency=MOST_CONNECTIONS, network_timeout=self.give_up_s, headers=told | dict(self.headers)
         )
+
+    def place(self, body: Body) -> str:
+        """The path that a body goes to: a server may have its routes below one."""
+        return self._prefix + body.path
 
     def ask(self, due: float) -> Record:
         """The next body, as often as a client would send it."""
@@ -77,7 +83,7 @@ class Load:
     def _try(self, body: Body) -> tuple[int, float]:
         """Status, and after how many seconds to come back."""
         try:
-            response = self._client.post(body.path, body.data)
+            response = self._client.post(self.place(body), body.data)
             answer = response.read()
         except Exception:  # whatever it is that went wrong with a connection
             return 0, 0.0
@@ -141,6 +147,10 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bodies", type=Path, action="append", default=[], help="JSON bodies, one a line; may be repeated"
     )
+    routes = [path.removeprefix("/") for path in TASKS]
+    parser.add_argument(
+        "--task", choices=routes, action="append", default=[], help="of our own bodies only these; may be repeated"
+    )
     parser.add_argument("--retries", type=int, default=2, help="how often a client asks again")
     parser.add_argument("--give-up-s", type=float, default=10.0, help="after how long a client gives up")
     parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, of every request; may be repeated")
@@ -156,7 +166,8 @@ def times_of(options: Any, rate: float, seconds: float, seed: int) -> list[float
 def load_of(options: Any, url: str, **more: Any) -> Load:
     """The load that options describe."""
     headers = {name.strip(): value.strip() for name, _, value in (one.partition(":") for one in options.header)}
-    bodies = read(options.bodies) if options.bodies else mix(1000)
+    tasks = [f"/{task}" for task in options.task] or list(TASKS)
+    bodies = read(options.bodies) if options.bodies else mix(1000, tasks=tasks)
     return Load(url, bodies, retries=options.retries, give_up_s=options.give_up_s, headers=headers, **more)
 
 

@@ -41,7 +41,7 @@ import wrk
 from levels import Level, bound, tell
 from locust.env import Environment
 from served import announced, serving
-from verdict import SHARE, estimate, judge, next_rate
+from verdict import FLOOR, SHARE, estimate, judge, next_rate
 
 from service.machine import setting
 from service.settings import Settings
@@ -77,15 +77,14 @@ def closed(load: Load, callers: int = CALLERS) -> float:
 def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
     """Requests a second of a closed loop: this generator's and wrk's, of a server that does nothing and of this one."""
     rates: dict[str, dict[str, float | None]] = {}
-    with announced("null_server.py") as (null, _), tempfile.NamedTemporaryFile("wb") as lines:
+    with announced("null_server.py") as (null, _), tempfile.TemporaryDirectory() as folder:
         for name, address in {"nothing": null, "server": url}.items():
             load = load_of(options, address, seconds=options.closed_s)
-            if not lines.tell():
-                lines.writelines(b"%b %b\n" % (body.path.encode(), body.data) for body in load.bodies)
-                lines.flush()
             own, other = closed(load), None
             if shutil.which("wrk"):
-                other = wrk.run(address, Path(lines.name), CALLERS, options.closed_s, load.headers).rate
+                lines = Path(folder, name)
+                lines.write_bytes(b"".join(b"%b %b\n" % (load.place(one).encode(), one.data) for one in load.bodies))
+                other = wrk.run(address, lines, CALLERS, options.closed_s, load.headers).rate
             rates[name] = {"locust": own, "wrk": other}
     return rates
 
@@ -118,10 +117,13 @@ def one_level(options: Any, url: str, rate: float, seconds: float, seed: int) ->
 def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
     """Whether the SLO is held, and everything that was found out."""
     print(f"{report.TARGET.format(options.p99_ms)}\n")
-    closed(load_of(options, url, seconds=options.closed_s))
+    warm_up = load_of(options, url, seconds=options.closed_s)
+    if not closed(warm_up):
+        met = ", ".join(f"{record.path}: {record.status}" for record in warm_up.records[:3])
+        raise SystemExit(f"Not one request to {url} was answered ({met}; 0: no connection, -1: another answer).")
     found: dict[str, Any] = {"target_p99_ms": options.p99_ms, "arrivals": str(options.trace or options.shape)}
     found["server"] = options.url or f"{options.models or 'the embedded models'} on the engine {options.engine}"
-    found["bodies"] = [path.name for path in options.bodies] or ["our own mix"]
+    found["bodies"] = [path.name for path in options.bodies] or [" ".join(["our own mix", *options.task])]
     if options.rate:
         print(report.HEAD)
         levels = [one_level(options, url, options.rate, seconds_of(options, 60.0), 1)]
@@ -131,7 +133,7 @@ def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
     else:
         found["generators"] = generators(options, url)
         print(report.generators(found["generators"]), "\n\n", report.HEAD, sep="")
-        levels = search(options, url, options.start or found["generators"]["server"]["locust"] / 2)
+        levels = search(options, url, options.start or max(FLOOR, found["generators"]["server"]["locust"] / 2))
         best = estimate([one.run for one in levels])
         holds, word = judge(best, options.at_least)
         found["ended"] = wanted(options, levels, math.nan) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +31,12 @@ class Body:
         return SIGNS[self.path] in answer
 
 
-def mix(count: int, seed: int = 1) -> list[Body]:
-    """Bodies of our own texts; the same for the same seed."""
+def mix(count: int, seed: int = 1, tasks: Collection[str] = TASKS.keys()) -> list[Body]:
+    """Bodies of our own texts, for these routes; the same for the same seed."""
     texts, pick = tomllib.loads(TEXTS.read_text("utf-8")), random.Random(seed)
     make = {"/classify": _classify, "/qa": _qa, "/fill-mask": _fill_mask}
-    paths = pick.choices(list(TASKS), list(TASKS.values()), k=count)
+    weights = {path: weight for path, weight in TASKS.items() if path in tasks}
+    paths = pick.choices(list(weights), list(weights.values()), k=count)
     return [Body(path, json.dumps(make[path](texts, pick)).encode()) for path in paths]
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -147,6 +148,10 @@ def test_a_body_goes_where_its_form_belongs(tmp_path, inputs, path):
 def test_what_is_no_body_is_refused(line):
     with pytest.raises(ValueError, match="needs inputs"):
         route(line)
+
+
+def test_bodies_of_some_tasks_only_are_asked_for_by_name():
+    assert {body.path for body in mix(200, tasks=["/qa", "/classify"])} == {"/qa", "/classify"}
 
 
 def test_an_answer_to_something_else_is_none():
@@ -446,6 +451,69 @@ def test_a_search_on_a_server_finds_a_rate(url, tmp_path):
     found = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert found["maximum"]["open"]
     assert found["generators"]["nothing"]["locust"] > 0
+
+
+@contextmanager
+def foreign(answer: bytes) -> Iterator[tuple[str, set[str]]]:
+    """A server that is none of ours: its address, and all paths that it was asked for.
+
+    It has /v1/classify and nothing else, speaks HTTP/1.0, and ends each connection after its answer.
+    """
+    asked: set[str] = set()
+
+    class Foreign(BaseHTTPRequestHandler):
+        def parse_request(self) -> bool:
+            understood = super().parse_request()
+            asked.add(self.path)
+            return understood
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200 if self.path == "/v1/classify" else 404)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Patient(ThreadingHTTPServer):
+        request_queue_size = 128  # the closed loops' callers all come at once, each time anew
+
+    with Patient(("127.0.0.1", 0), Foreign) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_search_needs_no_more_of_a_server_than_the_route_of_a_task(tmp_path):
+    with foreign(b'[[{"label": "A", "score": 1.0}]]') as (address, asked):
+        done = slo(
+            *("--url", address, "--task", "classify", "--p99-ms", "30000", "--start", "10", "--seconds", "0.5"),
+            *("--repeats", "1", "--most-rate", "20", "--out", str(tmp_path / "result"), *WARM),
+        )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    assert found["bodies"] == ["our own mix classify"]
+    assert [level["statuses"].keys() for level in found["levels"]] == [{"200": 0}.keys()] * 2
+    assert asked == {"/v1/classify"}
+
+
+@pytest.mark.parametrize(
+    ("more", "answer", "told"),
+    [("/elsewhere", b"", "/classify: 404"), ("", b'{"result": "A"}', "/classify: -1")],
+)
+def test_a_server_that_answers_nothing_is_told_and_not_measured(more, answer, told):
+    with foreign(answer) as (address, _):
+        done = slo("--url", address + more, "--task", "classify", "--p99-ms", "1000", "--retries", "0", *WARM)
+
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert told in done.stderr
+    assert "Not one request" in done.stderr
 
 
 def test_locusts_own_command_takes_the_same_load(url):
