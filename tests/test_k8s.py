@@ -324,6 +324,12 @@ def test_the_table_of_replicas_follows_from_what_was_measured():
     assert lengths == sorted(lengths)
 
 
+def test_the_table_says_when_and_on_what_it_was_measured():
+    (told,) = re.findall(r"^(Requests for each second.*?)\n\n\| tokens", README, re.MULTILINE | re.DOTALL)
+
+    assert re.search(r"on \d{4}-\d{2}-\d{2}, at commit [0-9a-f]{7} \(version [\d.]+, Python [\d.]+\)", told)
+
+
 def test_resources_follow_from_what_was_measured():
     limits = container(render(K8S / "overlays/cpu"))["resources"]["limits"]
     measured = sum(float(row[1].split()[0]) for row in rows("process"))  # MiB
