@@ -110,9 +110,10 @@ class Tally:
 class Client:
     """Sends requests, one after the other; retries nothing. A one-shot client has a connection for each."""
 
-    def __init__(self, port: int, keep: bool, tally: Tally) -> None:
+    def __init__(self, port: int, keep: bool, tally: Tally, headers: Sequence[str] = ()) -> None:
         self._port = port
         self._keep = keep
+        self._headers = headers if keep else (*headers, "Connection: close")
         self._tally = tally
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -123,7 +124,7 @@ class Client:
                 self._connection = await asyncio.open_connection("127.0.0.1", self._port)
             reader, writer = self._connection
             step = "request"
-            writer.write(request(headers=() if self._keep else ("Connection: close",)))
+            writer.write(request(headers=self._headers))
             response = await asyncio.wait_for(read_response(reader), PATIENCE_S)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self._connection = None
@@ -148,12 +149,13 @@ async def load(
     stopped: asyncio.Event,
     keep: bool = True,
     tally: Tally | None = None,
+    headers: Sequence[str] = (),
 ) -> Tally:
     """Each client asks every `interval_s`, or as soon as it was answered; with `keep`, half keep their connections."""
     tally = Tally() if tally is None else tally
 
     async def one(number: int) -> None:
-        client = Client(port, keep and number % 2 == 0, tally)
+        client = Client(port, keep and number % 2 == 0, tally, headers)
         due = asyncio.get_running_loop().time() + interval_s * number / clients
         while not stopped.is_set():
             await asyncio.sleep(due - asyncio.get_running_loop().time())
