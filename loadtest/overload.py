@@ -1,8 +1,10 @@
 """What happens when more comes than can be done: goodput at 0.5 to 10 times capacity, open loop, per length class.
 
-    python loadtest/overload.py [--engine stand_in|native|onnx_cpu] [--seconds 20] [--out loadtest/results]
+    python loadtest/overload.py [--engine stand_in|native|onnx_cpu] [--seconds 20] [--released DIR]
+        [--out loadtest/results]
 
-The engine `stand_in` takes a known time and no core; `native` and `onnx_cpu` run the real network. Capacity is measured
+The engine `stand_in` takes a known time and no core; `native` and `onnx_cpu` run the real network: a small embedded
+one and, with `--released`, MobileBERT in its released shape, which is made in that directory. Capacity is measured
 first, in the same run, by a closed loop of callers with all the time in the world. Goodput counts the 200s that came
 within the client's deadline from when the request was due. At the end comes a burst of three times capacity whose
 clients send again at once whatever failed, and how long after it requests still fail. Where Swiftlet has a setting
@@ -73,10 +75,11 @@ class Level:
 
 @dataclass
 class Report:
-    """One version of the server on one engine."""
+    """One version of the server on one engine with one model."""
 
     version: str
     engine: str
+    model: str
     deadline_ms: int
     capacity: float
     levels: list[Level] = field(default_factory=list)
@@ -194,26 +197,31 @@ async def measure(port: int, report: Report, seconds: float, multiples: Sequence
 
 
 def run(
-    engine: str, deadline_ms: int, seconds: float, multiples: Sequence[float] = MULTIPLES, scheduler: str | None = None
+    engine: str,
+    deadline_ms: int,
+    seconds: float,
+    multiples: Sequence[float] = MULTIPLES,
+    scheduler: str | None = None,
+    model: str | Path = MODEL,
 ) -> Report:
     """Serves, measures and stops."""
     options = [] if scheduler is None else ["--scheduler", scheduler]
-    report = Report(scheduler or "deadlines", engine, deadline_ms, 0.0)
-    with apart(engine, *options) as server:
+    report = Report(scheduler or "deadlines", engine, Path(model).name, deadline_ms, 0.0)
+    with apart(engine, *options, model=model) as server:
         uvloop.run(measure(server.port, report, seconds, multiples))
         server.stop()
     return report
 
 
 @contextmanager
-def apart(engine: str, *options: str) -> Iterator[Served]:
+def apart(engine: str, *options: str, model: str | Path = MODEL) -> Iterator[Served]:
     """A server on half of the cores; this process has the others as long, where there are two and Linux deals them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     half = len(cores) // 2
     if half:
         os.sched_setaffinity(0, cores[:half])  # which what is started now inherits
     try:
-        with serving([MODEL], engine, "--log-level", "error", *options, environment=STAND_IN) as server:
+        with serving([model], engine, "--log-level", "error", *options, environment=STAND_IN) as server:
             if half:
                 os.sched_setaffinity(0, cores[half:])
             yield server
@@ -222,10 +230,14 @@ def apart(engine: str, *options: str) -> Iterator[Served]:
             os.sched_setaffinity(0, cores)
 
 
+def title(report: Report) -> str:
+    return f"{report.version}, {report.engine}{'' if report.model == MODEL else f', {report.model}'}"
+
+
 def table(report: Report) -> str:
     """A report in markdown."""
     lines = [
-        f"### {report.version}, {report.engine}",
+        f"### {title(report)}",
         "",
         f"Capacity {report.capacity:.0f} requests/s, deadline {report.deadline_ms} ms, recovery after the burst "
         f"{report.recovery_s:.1f} s.",
@@ -257,7 +269,7 @@ def plot(reports: Sequence[Report], path: Path) -> None:
     for report in reports:
         x = [one.multiple for one in report.levels]
         y = [one.goodput / report.capacity for one in report.levels]
-        axes.plot(x, y, marker="o", label=f"{report.version}, {report.engine}")
+        axes.plot(x, y, marker="o", label=title(report))
     axes.set_xscale("log")
     axes.set_xticks(MULTIPLES, [f"{one:g}" for one in MULTIPLES])
     axes.set(xlabel="offered load, of capacity", ylabel="goodput, of capacity", ylim=(0, None))
@@ -285,6 +297,7 @@ def main() -> None:
     parser.add_argument("--engine", action="append", help="may be repeated; stand_in and native if left out")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--deadline-ms", type=int, default=1000)
+    parser.add_argument("--released", type=Path, help="measure MobileBERT as released too, made here if need be")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     schedulers: list[str | None] = [None, "fifo"] if "scheduler" in Settings.model_fields else [None]
@@ -294,9 +307,16 @@ def main() -> None:
     head = f"{setting().told()} Generator and server together: {ceiling:.0f} requests/s where nothing has to be done.\n"
     print(head)
     reports = []
-    for engine in arguments.engine or ["stand_in", "native"]:
+    cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]
+    if arguments.released is not None:
+        from released import VOCABULARY, make  # needs torch
+
+        cases += [
+            (engine, make("classify", arguments.released, VOCABULARY)) for engine, _ in cases if engine != "stand_in"
+        ]
+    for engine, model in cases:
         for scheduler in schedulers:
-            reports.append(run(engine, arguments.deadline_ms, arguments.seconds, scheduler=scheduler))
+            reports.append(run(engine, arguments.deadline_ms, arguments.seconds, scheduler=scheduler, model=model))
             print(table(reports[-1]), flush=True)
     (arguments.out / "overload.md").write_text("\n".join([head, *map(table, reports)]), "utf-8")
     data: list[dict[str, Any]] = [asdict(report) for report in reports]
