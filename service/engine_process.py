@@ -31,7 +31,6 @@ from service.types import Cost, Timed
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG: Final = 1
-NICER: Final = 5  # than its parent: where cores are short, who lets in, turns away and sends goes before who computes
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with(order.parent)
-    os.nice(NICER)  # which the threads inherit that are started from here on
     faulthandler.enable()  # a crash of native code leaves the frames it was called from
     writer = logging.StreamHandler()
     writer.setFormatter(lines.formatter(order.log_format))

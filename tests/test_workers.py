@@ -25,7 +25,6 @@ from service import wire, workers
 from service.batching import Batcher, Pool
 from service.breaker import LIMIT
 from service.crew import Hosted, InProcess, host
-from service.engine_process import NICER
 from service.errors import DeadlineExceeded, Internal, SetupError, Unavailable
 from service.runtime import BUNDLED, Runtime
 from service.settings import Settings
@@ -368,21 +367,6 @@ def test_the_process_leaves_signals_to_its_parent(place):
 
             assert await ask(crew, 1) == rows(1)
             assert os.getpgid(pid(crew)) != os.getpgrp()
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are seen in /proc")
-def test_who_computes_goes_after_who_answers(place):
-    """Else, where they share a core, refusals leave when their time is up: a turn of the event loop waits for calls."""
-
-    async def scenario():
-        async with opened(start(place)) as crew:
-            await ask(crew, 1, 2)
-            threads = [int(path.name) for path in Path(f"/proc/{pid(crew)}/task").iterdir()]
-            nice = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads]  # numpy's too
-
-            assert nice.count(min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICER)) > crew.size
 
     asyncio.run(scenario())
 
