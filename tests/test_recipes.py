@@ -20,10 +20,12 @@ from test_training import WORDS, teacher_package
 
 from models.artifact import Artifact
 from models.training.recipe import Finetuning, Recipe, read_recipe
+from models.training.study import read_study
 from service import train as trains
 from service.release import release
 from service.runtime import Runtime
 from service.settings import Settings
+from service.study import STUDIES
 from service.train import RECIPES, follow
 
 TEACHER = "tiny_teacher_of_the_recipes"
@@ -35,6 +37,10 @@ MAKERS = sorted(
     (name for name, recipe in SHIPPED.items() if recipe.finetuning),
     key=lambda name: SHIPPED[name].pretraining.transfer is not None,
 )
+# A recipe that makes no artifact may still make who teaches in a study.
+STUDIED = [recipe for path in STUDIES.glob("*.toml") for recipe in read_study(path).variants.values()]
+PLANS = [recipe.pretraining.transfer for recipe in STUDIED]
+GUIDES = sorted({plan.recipe for plan in PLANS if plan is not None and plan.recipe})
 BODIES = {
     "classify": {"inputs": "the rain falls on the old mill"},
     "qa": {"inputs": {"question": "the mill", "context": "snow lies over the quiet town"}},
@@ -138,6 +144,8 @@ def made(tmp_path_factory) -> Iterator[dict[str, list[Artifact]]]:
         patch.setattr(trains, "_recipe", lambda name: short(SHIPPED[name], folder / "out"))
         patch.setattr(trains, "release", partial(release, max_loss=100))
         places = folder / "data", folder / "runs", folder / "out"
+        for name in GUIDES:
+            follow(name, (), *places, lambda text: None)
         yield {name: follow(name, (), *places, lambda text: None) for name in MAKERS}
 
 
@@ -163,7 +171,7 @@ def test_a_short_version_of_a_shipped_recipe_ends_in_answers_that_are_served(mad
         assert {one["label"] for one in answer[0]} == set(labels) if labels else answer
 
 
-def test_every_recipe_is_followed_for_an_artifact_or_on_the_way_to_one(made, tmp_path_factory):
+def test_every_recipe_is_followed_for_an_artifact_or_a_study_or_on_the_way_there(made):
     (runs,) = {artifact.path.parent.parent / "runs" for artifacts in made.values() for artifact in artifacts}
 
     assert {path.name for path in runs.iterdir()} == SHIPPED.keys()
