@@ -113,7 +113,7 @@ def write_data(folder: Path) -> None:
     works = [work for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
     named = {file for recipe in SHIPPED.values() for file in recipe.pretraining.corpora}
     named |= {file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also)}
-    for name in named:
+    for name in sorted(named):  # what stands in a file does not depend on chance
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".json"):
