@@ -361,6 +361,30 @@ print(json.dumps([record.status, record.attempts]))
 """
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Says nothing of what it does."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Patient(ThreadingHTTPServer):
+    request_queue_size = 128  # the closed loops' callers all come at once, each time anew
+
+
+@contextmanager
+def answering(handler: type[Quiet]) -> Iterator[str]:
+    """The address of a server that is none of ours, for as long as a block lasts."""
+    with Patient(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.parametrize(
     ("script", "retries", "expected"),
     [
@@ -377,7 +401,7 @@ print(json.dumps([record.status, record.attempts]))
 def test_a_client_asks_again_as_often_and_as_long_as_it_may(script, retries, expected):
     told: list[str] = []
 
-    class Scripted(BaseHTTPRequestHandler):
+    class Scripted(Quiet):
         def do_POST(self) -> None:
             told.append(said := script[len(told)])
             self.rfile.read(int(self.headers["Content-Length"]))
@@ -392,16 +416,9 @@ def test_a_client_asks_again_as_often_and_as_long_as_it_may(script, retries, exp
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        command = [sys.executable, "-c", ASK, f"http://127.0.0.1:{server.server_port}", str(retries), "60"]
+    with answering(Scripted) as address:
+        command = [sys.executable, "-c", ASK, address, str(retries), "60"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False)
-        server.shutdown()
-        thread.join()
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
@@ -461,7 +478,7 @@ def foreign(answer: bytes) -> Iterator[tuple[str, set[str]]]:
     """
     asked: set[str] = set()
 
-    class Foreign(BaseHTTPRequestHandler):
+    class Foreign(Quiet):
         def parse_request(self) -> bool:
             understood = super().parse_request()
             asked.add(self.path)
@@ -473,20 +490,8 @@ def foreign(answer: bytes) -> Iterator[tuple[str, set[str]]]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Patient(ThreadingHTTPServer):
-        request_queue_size = 128  # the closed loops' callers all come at once, each time anew
-
-    with Patient(("127.0.0.1", 0), Foreign) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Foreign) as address:
+        yield f"{address}/v1", asked
 
 
 def test_a_search_needs_no_more_of_a_server_than_the_route_of_a_task(tmp_path):

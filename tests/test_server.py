@@ -10,7 +10,6 @@ import os
 import queue
 import re
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -52,6 +51,13 @@ openapi.describe = lambda *_: threading.Event().wait()
 
 def run(scenario):
     return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
+
+
+async def said(process: subprocess.Popen[str], line: str) -> None:
+    """Returns once a process has written a line. One that does not in time is killed, which ends its output."""
+    late = asyncio.get_running_loop().call_later(PATIENCE_S, process.kill)
+    assert await asyncio.to_thread(lambda: f"{line}\n" in iter(process.stdout.readline, "")), f"it never said {line!r}"
+    late.cancel()
 
 
 async def until_not_ready(port: int) -> None:
@@ -175,7 +181,7 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
 
     async def scenario():
         asking = asyncio.ensure_future(ask(server.port))
-        await asyncio.to_thread(_line, server.process.stdout, "asked")
+        await said(server.process, "asked")
         server.stop()
         if why != "the time is up":
             await until_not_ready(server.port)
@@ -209,13 +215,6 @@ def test_the_first_process_of_a_container_stops_while_it_loads(tmp_path):
         os.kill(int(server), signal.SIGTERM)
 
         assert process.wait(PATIENCE_S) == 0
-
-
-def _line(stream, wanted: str) -> None:
-    said = ""
-    while wanted not in said:
-        assert select.select([stream], [], [], PATIENCE_S)[0], f"it never said {wanted!r}"
-        said = stream.readline()
 
 
 def test_a_client_who_comes_while_the_listener_closes_is_refused_not_reset():

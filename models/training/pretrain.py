@@ -123,13 +123,14 @@ def pretrain(
             _begin(student, guide, counts, draw)
         guide.to(place)
     depth = len(transfer.layers(student.encoder))
+    share = 0.0 if work.transfer is None else work.transfer.below  # of the rate, for layers below
 
     def lost(batch: Batch, plan: Transfer | None, done: float, seed: int) -> dict[str, Tensor]:
         batch = batch.to(place)
         if student.generator is not None:
             return _detection(student, student.generator, batch, torch.Generator(place).manual_seed(seed))
         now = transfer.phase(plan, done, depth)
-        transfer.freeze(student.encoder, 0 if plan is not None and plan.below else now.below)
+        transfer.freeze(student.encoder, 0 if share else now.below)
         return _losses(plan, now, student, batch, guide)
 
     def loss(number: int) -> dict[str, Tensor]:
@@ -137,10 +138,9 @@ def pretrain(
         return lost(draw(number), work.transfer, number / (work.steps * work.accumulate), chance)
 
     def slowed(step: int) -> tuple[float, list[nn.Module]]:
-        plan = work.transfer
-        if plan is None or not plan.below:
+        if not share:
             return 1.0, []
-        return plan.below, transfer.below(student.encoder, transfer.phase(plan, step / work.steps, depth).below)
+        return share, transfer.below(student.encoder, transfer.phase(work.transfer, step / work.steps, depth).below)
 
     def held_out() -> dict[str, Tensor]:
         numbers = range(work.held_out // work.batch_rows)
