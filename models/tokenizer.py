@@ -166,7 +166,7 @@ class Tokenizer:
         encoded = iter((self._masked if mask else self._text).encode_batch_fast(flat, add_special_tokens=False))
         rows = []
         for index, pair in enumerate(parts):
-            ids = [_array(next(encoded).ids) for _ in pair]
+            ids = [next(encoded).ids for _ in pair]
             kept = self._cut(ids, max_tokens)
             whole = all(len(part) <= most for part in pair) and list(map(len, ids)) == list(map(len, kept))
             if not (truncate or whole):
@@ -238,12 +238,12 @@ class Tokenizer:
                 slots.append(slot)
         return slots
 
-    def _cut(self, ids: list[Ids], max_tokens: int) -> list[Ids]:
+    def _cut(self, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
         room = max_tokens - self.special_count(pair=len(ids) == 2)
         kept = (room,) if len(ids) == 1 else shares(len(ids[0]), len(ids[1]), room)
         return [part[:length] for part, length in zip(ids, kept, strict=True)]
 
-    def _row(self, parts: list[Ids], *, mask: bool) -> Encoding:
+    def _row(self, parts: Sequence[Sequence[int]], *, mask: bool) -> Encoding:
         input_ids, token_type_ids, _ = self._frame(parts)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
         return Encoding(input_ids, token_type_ids, focus)
@@ -261,14 +261,18 @@ class Tokenizer:
             words=_word_spans(tokens, context.words[start:stop]),
         )
 
-    def _frame(self, parts: list[Ids]) -> tuple[Ids, Ids, list[int]]:
+    def _frame(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
         """Input ids, token type ids, and where each text begins."""
         slots = self._frames[len(parts) == 2]
-        pieces = [parts[slot.sequence] if slot.special is None else _array([slot.special]) for slot in slots]
-        lengths = [len(piece) for piece in pieces]
-        starts = np.cumsum([0, *lengths])
-        firsts = [int(start) for slot, start in zip(slots, starts, strict=False) if slot.special is None]
-        return np.concatenate(pieces), np.repeat([slot.token_type for slot in slots], lengths), firsts
+        pieces = [parts[slot.sequence] if slot.special is None else (slot.special,) for slot in slots]
+        length, end = sum(map(len, pieces)), 0
+        input_ids, token_type_ids, firsts = np.empty(length, np.int64), np.empty(length, np.int64), []
+        for slot, piece in zip(slots, pieces, strict=True):
+            start, end = end, end + len(piece)
+            input_ids[start:end], token_type_ids[start:end] = piece, slot.token_type
+            if slot.special is None:
+                firsts.append(start)
+        return input_ids, token_type_ids, firsts
 
 
 def _array(values: Any) -> Ids:

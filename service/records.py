@@ -97,14 +97,19 @@ def recording(record: Record) -> Iterator[Record]:
         _current.reset(token)
 
 
-@contextmanager
-def measure(stage: Stage) -> Iterator[None]:
+class measure:  # noqa: N801  # reads as the function it could be, in a third of the time
     """Notes how long the block takes; without a request at hand, does nothing else than the block."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        note(stage, began, time.monotonic())
+
+    __slots__ = ("_began", "_stage")
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        note(self._stage, self._began, time.monotonic())
 
 
 def note(stage: Stage, began: float, ended: float) -> None:

@@ -44,6 +44,9 @@ class ClassifyParameters(Strict):
     ] = True
 
 
+DEFAULTS: Final = ClassifyParameters()
+
+
 class ClassifyRequest(tasks.Request):
     """A classification request in the Hugging Face Inference format."""
 
@@ -86,7 +89,7 @@ class Classify:
         """Raises errors.Unprocessable: a text is empty, or too long where truncation is off."""
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         where = tasks.pointers(request.inputs)
-        parameters = request.parameters or ClassifyParameters()
+        parameters = request.parameters or DEFAULTS
         texts = [_text(item, pointer) for item, pointer in zip(inputs, where, strict=True)]
         try:
             return self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation)
@@ -99,7 +102,7 @@ class Classify:
     ) -> list[list[dict[str, Any]]]:
         """For each text its labels, best first."""
         del encodings
-        parameters = request.parameters or ClassifyParameters()
+        parameters = request.parameters or DEFAULTS
         apply = FUNCTIONS[parameters.function_to_apply or self._default]
         return [self._ranked(apply(row[0].astype(np.float64)), parameters.top_k) for row in rows]
 
@@ -113,7 +116,7 @@ class Classify:
         return response[0]
 
     def _ranked(self, scores: Floats, top_k: int | None) -> list[dict[str, Any]]:
-        best = np.argsort(-scores, kind="stable")[:top_k]
+        best = (-scores).argsort(kind="stable")[:top_k]
         return [{"label": self._labels[i], "score": float(scores[i])} for i in best]
 
 
@@ -138,10 +141,10 @@ FUNCTIONS: Final = {"softmax": softmax, "sigmoid": sigmoid, "none": identity}
 
 
 def _text(item: str | Pair, pointer: str) -> Text:
-    if isinstance(item, str):
-        item, at = Pair(text=item), pointer
+    if isinstance(item, Pair):
+        text, pair, pointer = item.text, item.text_pair, f"{pointer}/text"
     else:
-        at = f"{pointer}/text"
-    if not item.text.strip():
-        raise tasks.empty_input(at)
-    return item.text if item.text_pair is None else (item.text, item.text_pair)
+        text, pair = item, None
+    if not text.strip():
+        raise tasks.empty_input(pointer)
+    return text if pair is None else (text, pair)
