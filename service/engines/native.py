@@ -77,7 +77,7 @@ class Library:
         self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
-        self.c.swiftlet_run.argtypes = [model, *[number] * 4, *[_Int64s] * 8, _Floats]
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
 
@@ -144,10 +144,10 @@ class Native:
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         counts = rows, tokens, len(batch.focus), len(batch.among)
-        arrays = batch.input_ids, batch.token_type_ids, batch.offsets, batch.focus, batch.focus_offsets
-        wanted = batch.most, batch.among, batch.among_offsets
-        given = [np.ascontiguousarray(array, np.int64) for array in (*arrays, *wanted)]
-        _check(self._c.swiftlet_run(self._model, *counts, *given, numbers))
+        # As one array, since each that is handed over takes two microseconds.
+        arrays = *offsets, batch.most, batch.input_ids, batch.token_type_ids, batch.focus, batch.among
+        given = np.concatenate(arrays, dtype=np.int64, casting="unsafe")
+        _check(self._c.swiftlet_run(self._model, *counts, given, numbers))
         ends = [0, *accumulate(read * width for read, width in shapes)]
         return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]
 

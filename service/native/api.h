@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "model.h"
 
@@ -88,17 +89,19 @@ EXPORT int swiftlet_finish(Model* model) {
 EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cast<std::int64_t>(model->bytes()); }
 EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.size()); }
 
-// Answers a batch, of which every row has what is wanted of it in out, one after the other. May be called on several
-// threads at once.
+// Answers a batch, of which every row has what is wanted of it in out, one after the other. What is given are, one after
+// the other, the batch's offsets, focus_offsets and among_offsets (rows + 1 each), most (rows), ids and types (tokens
+// each), focus (reads) and among (choices). May be called on several threads at once.
 EXPORT int swiftlet_run(const Model* model, std::int64_t rows, std::int64_t tokens, std::int64_t reads,
-                        std::int64_t choices, const std::int64_t* ids, const std::int64_t* types,
-                        const std::int64_t* offsets, const std::int64_t* focus, const std::int64_t* focus_offsets,
-                        const std::int64_t* most, const std::int64_t* among, const std::int64_t* among_offsets,
-                        float* out) {
+                        std::int64_t choices, const std::int64_t* given, float* out) {
     if (!model->ready()) return not_ready;
     if (rows < 1 || rows > tokens || tokens > most_tokens || reads < 0 || reads > most_tokens) return bad_batch;
-    const Batch batch{ids, types, offsets, focus, focus_offsets, most, among, among_offsets,
-                      static_cast<int>(rows), static_cast<int>(tokens), static_cast<int>(reads)};
+    const auto next = [&](std::int64_t count) { return std::exchange(given, given + count); };
+    Batch batch;
+    batch.rows = static_cast<int>(rows), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
+    batch.offsets = next(rows + 1), batch.focus_offsets = next(rows + 1), batch.among_offsets = next(rows + 1);
+    batch.most = next(rows), batch.ids = next(tokens), batch.types = next(tokens);
+    batch.focus = next(reads), batch.among = next(choices);
     if (!valid(model->shape(), batch, choices)) return bad_batch;
     return guarded([&] { return model->run(batch, out), ok; });
 }
