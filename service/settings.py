@@ -84,7 +84,7 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
         "X-Forwarded-Proto are believed. Empty: nobody's.",
     )
-    engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, torch or echo.")
+    engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, openvino, torch or echo.")
     spare_engine: bool = Field(
         True,
         description="Whether a second engine process stands by and serves at once when the first is lost; "

@@ -22,7 +22,10 @@ from checkpoints import Rows, randomise, rows
 from models.artifact import Artifact, Manifest, Precision, Task
 from models.export import INPUTS, export
 from models.heads import Model, build
+from models.tokenizer import Encoding
+from service import engines, plugins
 from service.release import Draft, Measure, release
+from service.types import Batch
 
 VOCABULARY: Final = 211
 LABELS: Final = 3
@@ -119,6 +122,22 @@ def make(
     exported = exported or graph(plan.manifest.architecture, plan.manifest.task)
     with mock.patch("models.export.export", return_value=exported):
         return release(plan, directory / plan.manifest.name, measure, **options)
+
+
+def encodings(task: Task) -> list[Encoding]:
+    """A few, of very different lengths."""
+    return [
+        Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
+        for row in batch(task, [9, 1, 33, 200, 2]).alone()
+    ]
+
+
+def answers(artifact: Artifact, engine: str) -> torch.Tensor:
+    """What an engine makes of these `encodings` as one batch, rows end to end."""
+    running = plugins.load(engines, engine).create(artifact, threads=1)
+    answers = running.run(Batch.of(encodings(artifact.manifest.task)))
+    running.close()
+    return torch.from_numpy(np.concatenate(answers))
 
 
 @cache

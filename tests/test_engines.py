@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from models.tokenizer import Encoding
 from service import engines, plugins
 from service.engines.echo import Echo, echo
 from service.engines.onnx_cpu import OnnxCpu
+from service.engines.openvino import OpenVino
 from service.types import Batch, Cost
 
 ROOT = Path(__file__).parent.parent
@@ -63,10 +65,15 @@ def onnx_cpu(shelf):
     return OnnxCpu(shelf / "tiny-classify" / ONNX, threads=1)
 
 
-@pytest.mark.parametrize("name", ["onnx_cpu", "echo"])
+@pytest.fixture(scope="module")
+def openvino(shelf):
+    return OpenVino(shelf / "tiny-classify" / ONNX, threads=1, calls=2)
+
+
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino", "echo"])
 @given(batch=st.lists(encodings(), min_size=1, max_size=8))
-def test_a_row_in_a_batch_equals_the_row_alone(name, batch, onnx_cpu):
-    engine = onnx_cpu if name == "onnx_cpu" else Echo(3)
+def test_a_row_in_a_batch_equals_the_row_alone(name, batch, onnx_cpu, openvino):
+    engine = {"onnx_cpu": onnx_cpu, "openvino": openvino, "echo": Echo(3)}[name]
     together = engine.run(Batch.of(batch))
 
     assert [row.shape for row in together] == [(len(e.focus), 3) for e in batch]
@@ -76,16 +83,18 @@ def test_a_row_in_a_batch_equals_the_row_alone(name, batch, onnx_cpu):
         assert row.tolist() == alone.tolist()
 
 
-def test_onnx_rows_are_those_of_the_network(onnx_cpu):
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
+def test_rows_are_those_of_the_network(name, onnx_cpu, openvino):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
-    (row,) = onnx_cpu.run(Batch.of([encoding]))
+    (row,) = {"onnx_cpu": onnx_cpu, "openvino": openvino}[name].run(Batch.of([encoding]))
 
     assert row.tolist() == table(3)[[9, 3]].tolist()
 
 
-def test_rows_do_not_share_memory(onnx_cpu):
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
+def test_rows_do_not_share_memory(name, onnx_cpu, openvino):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
-    first, second = onnx_cpu.run(Batch.of([encoding, encoding]))
+    first, second = {"onnx_cpu": onnx_cpu, "openvino": openvino}[name].run(Batch.of([encoding, encoding]))
 
     assert not np.shares_memory(first, second)
     assert first.base is None
@@ -102,7 +111,7 @@ def test_echo_rows_tell_ids_positions_and_columns_apart():
 
 def test_an_engine_is_made_from_an_artifact_by_name(shelf):
     artifact = open_artifact(shelf / "tiny-qa")
-    for name in ("onnx_cpu", "echo"):
+    for name in ("onnx_cpu", "openvino", "echo"):
         engine = plugins.load(engines, name).create(artifact, threads=1)
         (row,) = engine.run(Batch.of([Encoding(np.array([2, 3]), np.zeros(2, np.int64), np.array([0, 1]))]))
 
@@ -111,23 +120,29 @@ def test_an_engine_is_made_from_an_artifact_by_name(shelf):
         engine.close()
 
 
-def test_a_network_with_data_outside_itself_is_refused(tmp_path: Path):
+RUNTIMES = pytest.mark.parametrize("create", [OnnxCpu, partial(OpenVino, calls=1)], ids=["onnx_cpu", "openvino"])
+
+
+@RUNTIMES
+def test_a_network_with_data_outside_itself_is_refused(create, tmp_path: Path):
     outside = tmp_path / "outside.onnx"
     onnx.save(network(3), outside, save_as_external_data=True, location="data.bin", size_threshold=0)
 
     with pytest.raises(ArtifactError, match="data outside itself"):
-        OnnxCpu(outside, threads=1)
+        create(outside, threads=1)
 
 
-def test_a_file_that_is_no_network_is_refused_by_name(tmp_path: Path):
+@RUNTIMES
+def test_a_file_that_is_no_network_is_refused_by_name(create, tmp_path: Path):
     file = tmp_path / ONNX
     file.write_bytes(b"not a network")
 
     with pytest.raises(ArtifactError, match=r"model\.onnx cannot be loaded"):
-        OnnxCpu(file, threads=1)
+        create(file, threads=1)
 
 
-def test_a_network_of_another_interface_is_refused(tmp_path: Path):
+@RUNTIMES
+def test_a_network_of_another_interface_is_refused(create, tmp_path: Path):
     model = network(3)
     model.graph.output[0].name = "read"
     model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
@@ -135,7 +150,7 @@ def test_a_network_of_another_interface_is_refused(tmp_path: Path):
     onnx.save(model, tmp_path / ONNX)
 
     with pytest.raises(ArtifactError, match="other names"):
-        OnnxCpu(tmp_path / ONNX, threads=1)
+        create(tmp_path / ONNX, threads=1)
 
 
 def test_a_tampered_artifact_reaches_no_engine(tmp_path: Path):

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import relative_error
-from networks import NETWORKS, batch, draft, make, network
+from networks import NETWORKS, answers, draft, encodings, make, network
 from safetensors.torch import load_file, save_file
 
-from models.artifact import ONNX, SAFETENSORS, Artifact, ArtifactError, open_artifact, seal
-from models.tokenizer import Encoding
-from service import engines, plugins
+from models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
 from service.engines import torch as torch_engine
 from service.runtime import load_model
 from service.types import Batch
@@ -35,20 +33,6 @@ def shelf(tmp_path_factory) -> Path:
     return directory
 
 
-def encodings(task: str) -> list[Encoding]:
-    return [
-        Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
-        for row in batch(task, [9, 1, 33, 200, 2]).alone()
-    ]
-
-
-def rows(artifact: Artifact, engine: str, task: str) -> torch.Tensor:
-    running = plugins.load(engines, engine).create(artifact, threads=1)
-    answers = running.run(Batch.of(encodings(task)))
-    running.close()
-    return torch.from_numpy(np.concatenate(answers))
-
-
 # How far apart the two may be: rounding in another order; the activations, which torch does not round to int8.
 FAR = {"fp32": 1e-5, "int8": 0.05}
 
@@ -58,7 +42,7 @@ FAR = {"fp32": 1e-5, "int8": 0.05}
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_torch_answers_as_onnx_does(shelf, architecture, task, precision):
     artifact = open_artifact(shelf / precision / f"{architecture}-{task}")
-    far = relative_error(rows(artifact, "torch", task), rows(artifact, "onnx_cpu", task))
+    far = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
 
     assert far <= FAR[precision]
 
@@ -70,7 +54,7 @@ def test_weights_of_their_own_file_come_first(shelf, architecture, task):
     artifact = open_artifact(shelf / "both" / f"{architecture}-{task}")
     fp32 = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
 
-    assert relative_error(rows(artifact, "torch", task), rows(fp32, "onnx_cpu", task)) <= 1e-5
+    assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 1e-5
 
 
 @on_cpu
@@ -105,7 +89,7 @@ def test_cuda_answers_nearly_as_the_cpu_does(shelf, architecture, task):
 
     assert engine.rounding > 0
     assert row.dtype == np.float32
-    assert relative_error(rows(artifact, "torch", task), rows(fp32, "onnx_cpu", task)) <= 0.1
+    assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 0.1
 
 
 def test_the_network_is_made_as_the_manifest_says(shelf):

@@ -8,7 +8,6 @@ that were made before are as fast. A network that cannot be folded runs as it st
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ import onnxruntime as ort
 from models.artifact import ONNX, Artifact, ArtifactError
 from models.folding import Folded, FoldingError, fold
 from models.ragged import Multiply, in_fp32, of_int8, ragged
-from models.weights import WeightsError, read_weights
+from models.weights import WeightsError, check_self_contained, read_weights
 from service.types import Batch, Cost, Engine, Rectangle, Row
 
 
@@ -43,9 +42,11 @@ class OnnxCpu:
 
     def __init__(self, model: Path, threads: int) -> None:
         """Raises ArtifactError for a file that is no network, or not one that is served here."""
-        _refuse_external_data(model)
         try:
+            check_self_contained(model)
             self._session = session(model, threads)
+        except WeightsError as error:
+            raise ArtifactError(f"{model.parent.name}: {error}") from None
         except Exception as error:  # the runtime's own exceptions have no common class but this
             raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
         inputs = tuple(sorted(value.name for value in self._session.get_inputs()))
@@ -150,13 +151,3 @@ def _options(threads: int) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # an idle core is somebody else's
     options.log_severity_level = 3
     return options
-
-
-def _refuse_external_data(model: Path) -> None:
-    """A graph may name other files to read tensors from. Ours never do, and nobody else's shall.
-
-    To name one, the key "location" has to stand in the file; the format knows no other spelling.
-    """
-    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"location") >= 0:
-            raise ArtifactError(f"{model.parent.name}: {model.name} refers to data outside itself.")

@@ -1,0 +1,73 @@
+"""OpenVINO on the CPU, in bf16 where the CPU multiplies that, else in fp32.
+
+It runs an artifact's `model.onnx` as it stands, padded. Weights that are stored in int8 are multiplied as floats.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import openvino
+
+from models.artifact import ONNX, Artifact, ArtifactError
+from models.weights import WeightsError, check_self_contained
+from service.settings import usable_cores
+from service.types import Batch, Cost, Rectangle, Row
+
+
+class OpenVino:
+    cost: ClassVar[Cost] = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
+    faithful: ClassVar[bool] = True
+
+    def __init__(self, model: Path, threads: int, calls: int) -> None:
+        """For so many calls at the same time, of so many threads each.
+
+        Raises:
+            ArtifactError: the file is no network, or not one that is served here.
+        """
+        hints = {
+            "NUM_STREAMS": calls,
+            "INFERENCE_NUM_THREADS": calls * threads,
+            "ENABLE_CPU_PINNING": False,  # others use these cores, too
+            # What it keeps for each shape: without a bound half a gigabyte of a small network, and hardly faster.
+            "CPU_RUNTIME_CACHE_CAPACITY": 200,
+        }
+        try:
+            check_self_contained(model)
+            self._network: Any = openvino.compile_model(model, "CPU", hints)
+        except WeightsError as error:
+            raise ArtifactError(f"{model.parent.name}: {error}") from None
+        except RuntimeError as error:
+            raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
+        inputs = {value.any_name for value in self._network.inputs}
+        outputs = [value.any_name for value in self._network.outputs]
+        if inputs != {*Rectangle._fields} or outputs != ["rows"]:
+            raise ArtifactError(f"{model.parent.name}: {model.name} has inputs or outputs of other names.")
+        precision = self._network.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        self.title = f"openvino ({precision})"
+        self.rounding = 0.0 if precision == "f32" else 0.05  # bf16 keeps 8 bits, and layers add up
+        self._own = threading.local()
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        return batch.split(self._request().infer(batch.rectangle()._asdict())["rows"])
+
+    def _request(self) -> Any:
+        """This thread's: a request is for one call at a time."""
+        if not hasattr(self._own, "request"):
+            self._own.request = self._network.create_infer_request()
+        return self._own.request
+
+    def close(self) -> None:
+        del self._network, self._own
+
+
+def create(artifact: Artifact, threads: int) -> OpenVino:
+    """The artifact's network as it stands.
+
+    Raises:
+        ArtifactError: `model.onnx` is no network, or not one that is served here.
+    """
+    return OpenVino(artifact.file(ONNX), threads, usable_cores())
