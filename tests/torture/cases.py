@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -359,38 +358,27 @@ def latency(shelf: Path, scale: float) -> list[Outcome]:  # every case is called
     model = load_model(path, "native")
     batch = Batch.of(model.task.encode(model.task.Request.model_validate(body)))
     with serving([path], "native", "--log-level", "error") as server:
-        served, bare = _in_turn(server.port, json.dumps(body).encode(), count, lambda: model.engine.run(batch))
+        served, bare = uvloop.run(
+            _in_turn(server.port, json.dumps(body).encode(), count, lambda: model.engine.run(batch))
+        )
     added = 1000 * (percentile(served, 0.5) - percentile(bare, 0.5))
     shown = f"{added:.2f} ms (bare call {1000 * percentile(bare, 0.5):.2f} ms)"
     return [Outcome("added latency, p50, alone", count, shown, "<= 1 ms", added <= 1.0)]
 
 
-def _in_turn(port: int, body: bytes, count: int, call: Callable[[], object]) -> tuple[list[float], list[float]]:
-    """Seconds of each request and of each call. The client is no more than a socket, since its own work is counted."""
-    request, served, bare = payload("/classify", body), [], []
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        for turn in range(count + 20):
-            started = time.perf_counter()
-            connection.sendall(request)
-            _receive(connection)
-            between = time.perf_counter()
-            call()
-            if turn >= 20:
-                served.append(between - started)
-                bare.append(time.perf_counter() - between)
+async def _in_turn(port: int, body: bytes, count: int, call: Callable[[], object]) -> tuple[list[float], list[float]]:
+    client, request = Client(port), payload("/classify", body)
+    served, bare = [], []
+    for turn in range(count + 20):
+        started = time.perf_counter()
+        await client.ask(request)
+        between = time.perf_counter()
+        call()
+        if turn >= 20:
+            served.append(between - started)
+            bare.append(time.perf_counter() - between)
+    client.close()
     return served, bare
-
-
-def _receive(connection: socket.socket) -> None:
-    """Reads an answer, which has to be a good one."""
-    head, _, body = connection.recv(1 << 16).partition(b"\r\n\r\n")
-    length = re.search(rb"\r\ncontent-length: ([0-9]+)", head)
-    if not (head.startswith(b"HTTP/1.1 200 ") and length):
-        raise Lost(head)
-    while len(body) < int(length[1]):
-        if not (more := connection.recv(1 << 16)):
-            raise Lost(head)
-        body += more
 
 
 # Overload
