@@ -300,10 +300,11 @@ def _name(architecture: str, rows: int, tokens: int) -> str:
 
 
 def _texts(model: Model, data: Path) -> list[Encoding]:
-    """Real texts where there are, else sentences of our own."""
+    """Real texts where there are, else sentences of our own; all of their rows, since not every contender ranks."""
     task = model.manifest.task
     if data.is_dir():
-        return encodings(model, data / DATA[task], TEXTS[task])
+        found = encodings(model, data / DATA[task], TEXTS[task])
+        return [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in found]
     return golden_encodings(Tokenizer.load(model.artifact.file(TOKENIZER)), model.manifest)
 
 

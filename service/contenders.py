@@ -12,7 +12,6 @@ import gc
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-
-os.environ["NNCF_CI"] = "1"  # else it reports to its makers; read when it is imported
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +29,9 @@ from models.tokenizer import Encoding
 from service import engines, plugins
 from service.memory import give_back, resident_bytes
 from service.types import Batch
+
+# With this OpenVINO and NNCF report to their makers as soon as they are imported.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # as the import system has it for what is not there
 
 GRAPH: Final = "fp32.onnx"
 WORDS: Final = 1000  # of a released shape: a classifier only looks them up

@@ -217,6 +217,16 @@ def test_texts_of_embedded_models_are_requests_of_their_task(tmp_path):
     assert all(len(text.focus) == len(text.input_ids) for text in texts)
 
 
+def test_all_of_a_row_is_asked_for(tmp_path, monkeypatch):
+    model = bench.open_model(bench.locate(["mobilebert-fill-mask"])[0], "native")
+    found = model.task.encode(model.task.Request(inputs="The shop is [MASK] on Sundays."))
+    monkeypatch.setattr(bench, "encodings", lambda *_: found)
+    (text,) = bench._texts(model, tmp_path)
+
+    assert Batch.of(found).shapes(8192) != [(1, 8192)]
+    assert Batch.of([text]).shapes(8192) == [(1, 8192)]
+
+
 # --- what is told
 
 

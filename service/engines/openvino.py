@@ -5,10 +5,14 @@ It runs an artifact's `model.onnx` as it stands, padded. Weights that are stored
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+# OpenVINO reports to its makers as soon as it is imported, unless the package that reports cannot be.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # as the import system has it for what is not there
 
 import openvino
 
