@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import re
 import stat
 import sys
@@ -118,6 +119,19 @@ def open_artifact(path: Path) -> Artifact:
     for name, expected in manifest.files.items():
         _verify(path, name, expected)
     return Artifact(path, manifest)
+
+
+def check_self_contained(model: Path) -> None:
+    """A graph may name other files to read tensors from. Ours never do, and nobody else's shall.
+
+    To name one, the key "location" has to stand in the file; the format knows no other spelling.
+
+    Raises:
+        ArtifactError: it does.
+    """
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"location") >= 0:
+            raise ArtifactError(f"{model.parent.name}: {model.name} refers to data outside itself.")
 
 
 def seal(path: Path, manifest: Manifest) -> Artifact:

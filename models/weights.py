@@ -6,7 +6,6 @@ two messages: https://protobuf.dev/programming-guides/encoding and onnx/onnx.pro
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,19 +46,6 @@ def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
     if not weights:
         raise WeightsError(f"{path.name} is no graph whose parameters can be read: it has no parameters.")
     return weights
-
-
-def check_self_contained(path: Path) -> None:
-    """A graph may name other files to read tensors from. Ours never do, and nobody else's shall.
-
-    To name one, the key "location" has to stand in the file; the format knows no other spelling.
-
-    Raises:
-        WeightsError: it does.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"location") >= 0:
-            raise WeightsError(f"{path.name} refers to data outside itself.")
 
 
 def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:

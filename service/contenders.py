@@ -30,9 +30,6 @@ from service import engines, plugins
 from service.memory import give_back, resident_bytes
 from service.types import Batch
 
-# With this OpenVINO and NNCF report to their makers as soon as they are imported.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # as the import system has it for what is not there
-
 GRAPH: Final = "fp32.onnx"
 WORDS: Final = 1000  # of a released shape: a classifier only looks them up
 RELEASED: Final[Mapping[str, Mapping[str, Any]]] = {  # the defaults of `models.architectures`, but for the words

@@ -80,6 +80,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], ...]:
+        """All of it, in the order in which it leaves the process and enters C++: where things are, then the things."""
+        counts = self.offsets, self.focus_offsets, self.among_offsets, self.most
+        return *counts, self.input_ids, self.token_type_ids, self.focus, self.among
+
     def encodings(self) -> list[Encoding]:
         """What the batch was made of, as views."""
         tokens, focus = self.offsets[1:-1], self.focus_offsets[1:-1]

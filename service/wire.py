@@ -42,9 +42,7 @@ def length_of(head: bytearray) -> int:
 def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
     """A call, head included."""
     batch = Batch.of(encodings)
-    lengths = batch.offsets, batch.focus_offsets, batch.among_offsets, batch.most
-    parts = batch.input_ids, batch.token_type_ids, batch.focus, batch.among
-    return _message(np.concatenate([[id_, model, len(batch)], *lengths, *parts]).astype(_INT, copy=False).tobytes())
+    return _message(np.concatenate([[id_, model, len(batch)], *batch.arrays]).astype(_INT, copy=False).tobytes())
 
 
 def unpack_call(message: bytearray) -> tuple[int, int, Batch]:

@@ -61,19 +61,15 @@ def test_a_rectangle_is_the_encodings_and_zeros(given_encodings):
 
 
 @pytest.fixture(scope="module")
-def onnx_cpu(shelf):
-    return OnnxCpu(shelf / "tiny-classify" / ONNX, threads=1)
-
-
-@pytest.fixture(scope="module")
-def openvino(shelf):
-    return OpenVino(shelf / "tiny-classify" / ONNX, threads=1, calls=2)
+def made(shelf):
+    model = shelf / "tiny-classify" / ONNX
+    return {"onnx_cpu": OnnxCpu(model, threads=1), "openvino": OpenVino(model, threads=1, calls=2), "echo": Echo(3)}
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino", "echo"])
 @given(batch=st.lists(encodings(), min_size=1, max_size=8))
-def test_a_row_in_a_batch_equals_the_row_alone(name, batch, onnx_cpu, openvino):
-    engine = {"onnx_cpu": onnx_cpu, "openvino": openvino, "echo": Echo(3)}[name]
+def test_a_row_in_a_batch_equals_the_row_alone(name, batch, made):
+    engine = made[name]
     together = engine.run(Batch.of(batch))
 
     assert [row.shape for row in together] == [(len(e.focus), 3) for e in batch]
@@ -84,17 +80,17 @@ def test_a_row_in_a_batch_equals_the_row_alone(name, batch, onnx_cpu, openvino):
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
-def test_rows_are_those_of_the_network(name, onnx_cpu, openvino):
+def test_rows_are_those_of_the_network(name, made):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
-    (row,) = {"onnx_cpu": onnx_cpu, "openvino": openvino}[name].run(Batch.of([encoding]))
+    (row,) = made[name].run(Batch.of([encoding]))
 
     assert row.tolist() == table(3)[[9, 3]].tolist()
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
-def test_rows_do_not_share_memory(name, onnx_cpu, openvino):
+def test_rows_do_not_share_memory(name, made):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
-    first, second = {"onnx_cpu": onnx_cpu, "openvino": openvino}[name].run(Batch.of([encoding, encoding]))
+    first, second = made[name].run(Batch.of([encoding, encoding]))
 
     assert not np.shares_memory(first, second)
     assert first.base is None

@@ -22,10 +22,10 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
-from models.artifact import ONNX, Artifact, ArtifactError
+from models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from models.folding import Folded, FoldingError, fold
 from models.ragged import Multiply, in_fp32, of_int8, ragged
-from models.weights import WeightsError, check_self_contained, read_weights
+from models.weights import WeightsError, read_weights
 from service.types import Batch, Cost, Engine, Rectangle, Row
 
 
@@ -42,11 +42,9 @@ class OnnxCpu:
 
     def __init__(self, model: Path, threads: int) -> None:
         """Raises ArtifactError for a file that is no network, or not one that is served here."""
+        check_self_contained(model)
         try:
-            check_self_contained(model)
             self._session = session(model, threads)
-        except WeightsError as error:
-            raise ArtifactError(f"{model.parent.name}: {error}") from None
         except Exception as error:  # the runtime's own exceptions have no common class but this
             raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
         inputs = tuple(sorted(value.name for value in self._session.get_inputs()))

@@ -5,24 +5,20 @@ It runs an artifact's `model.onnx` as it stands, padded. Weights that are stored
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-# OpenVINO reports to its makers as soon as it is imported, unless the package that reports cannot be.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # as the import system has it for what is not there
-
 import openvino
 
-from models.artifact import ONNX, Artifact, ArtifactError
-from models.weights import WeightsError, check_self_contained
+from models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from service.settings import usable_cores
 from service.types import Batch, Cost, Rectangle, Row
 
 
 class OpenVino:
+    # As of a padded graph in `onnx_cpu`.
     cost: ClassVar[Cost] = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
     faithful: ClassVar[bool] = True
 
@@ -39,11 +35,9 @@ class OpenVino:
             # What it keeps for each shape: without a bound half a gigabyte of a small network, and hardly faster.
             "CPU_RUNTIME_CACHE_CAPACITY": 200,
         }
+        check_self_contained(model)
         try:
-            check_self_contained(model)
             self._network: Any = openvino.compile_model(model, "CPU", hints)
-        except WeightsError as error:
-            raise ArtifactError(f"{model.parent.name}: {error}") from None
         except RuntimeError as error:
             raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
         inputs = {value.any_name for value in self._network.inputs}
