@@ -424,23 +424,26 @@ class Pool:
         now, lengths = self.clock(), [len(item) for item in batch]
         expected_s = batcher.pace.call_s(len(batch), sum(lengths), sum(n * n for n in lengths), max(lengths))
         patience_s = min(self.patience_s, max(OVERDUE_S, OVERDUE * expected_s) if batcher.pace.known else math.inf)
+        call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
         batcher.usual_s += (expected_s - batcher.usual_s) / 8
         self._suspect_runs |= batch[0].suspect
         batcher.calls += 1
         for item in batch:
             item.started = now
-        call = asyncio.ensure_future(self.crew.run(batcher.model, [item.encoding for item in batch], patience_s))
         self._count()
         self._calls[call] = Call(batcher, batch, now, expected_s)
         call.add_done_callback(self._finish)
 
     def _finish(self, future: asyncio.Future[Ran]) -> None:
-        """Frees the core first, then hands every caller who still waits what is theirs, and learns last."""
+        """Keeps the core busy first, then hands every caller who still waits what is theirs, and learns last."""
         self._count()
         batcher, batch, started, _ = self._calls.pop(future)
         batcher.calls -= 1
         self._suspect_runs &= not batch[0].suspect
-        self._wake()
+        if future.cancelled() or future.exception() is not None:
+            self._wake()  # rows may come back
+        else:
+            self._dispatch()
         now, engine_s, ended = self.clock(), 0.0, False
         try:
             outcomes: Sequence[Row | SwiftletError]

@@ -118,25 +118,19 @@ class Process:
         if self._lost:
             raise SetupError("The engine process ended as soon as the models were loaded; the log may say why.")
 
-    async def call(self, model: int, encodings: Sequence[Encoding], patience_s: float) -> Ran:
-        """Runs a batch on a line that is free; there must be one.
+    def call(self, model: int, encodings: Sequence[Encoding], patience_s: float) -> asyncio.Future[Ran]:
+        """Sends a batch down a line that is free, at once; there must be one.
 
-        Raises:
-            Lost: the process was lost before it answered, or makes no sense.
+        The future fails with `Lost` where the process is lost before it has answered, or makes no sense.
         """
-        line, number = self._free.pop(), next(self._numbers)
-        answer = line.ask(wire.pack_call(number, model, encodings))
+        number = next(self._numbers)
+        message = wire.pack_call(number, model, encodings)
+        line = self._free.pop()
         self._patience[line] = math.ceil(patience_s / TICK_S) + 1  # a tick may be about to end
         if not self._ticking:
             self._ticking = True
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        message = await answer
-        with suppress(ValueError, IndexError):
-            returned, ran = wire.unpack_answer(message)
-            if (returned, len(ran.outcomes)) == (number, len(encodings)):
-                return ran
-        self._died()
-        raise Lost(guilty=True)
+        return line.ask(message, number, len(encodings))
 
     def lose(self, guilty: Collection[Line] = ()) -> None:
         """Kills the process; all calls that run are lost, those on `guilty` lines because of what they asked."""
@@ -201,17 +195,19 @@ class Line(asyncio.Protocol):
     """One connection to an engine process: a call goes out, its answer comes in, one at a time."""
 
     def __init__(self, on_answer: Callable[[Line], None], on_end: Callable[[], None]) -> None:
+        """`on_end` is told of nonsense, too; it ends with `cut`."""
         self._on_answer = on_answer
         self._on_end = on_end
         self._received = bytearray()
-        self._answer: asyncio.Future[memoryview] | None = None
+        self._asked = 0, 0  # the call's number, and how many rows it has
+        self._answer: asyncio.Future[Ran] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not say what they are
 
-    def ask(self, message: bytes) -> asyncio.Future[memoryview]:
-        """The answer to come, without its head; fails with `Lost`."""
-        self._answer = asyncio.get_running_loop().create_future()
+    def ask(self, message: bytes, number: int, rows: int) -> asyncio.Future[Ran]:
+        """The answer to come to a call of that number, for so many rows; fails with `Lost`."""
+        self._asked, self._answer = (number, rows), asyncio.get_running_loop().create_future()
         self._transport.write(message)
         return self._answer
 
@@ -220,14 +216,24 @@ class Line(asyncio.Protocol):
         if len(self._received) < wire.HEAD_BYTES:
             return
         missing = wire.HEAD_BYTES + wire.length_of(self._received) - len(self._received)
-        if missing < 0 or self._answer is None:
+        if missing > 0:
+            return
+        ran = self._read() if missing == 0 and self._answer is not None else None
+        if ran is None or self._answer is None:
             self._on_end()
-        elif missing == 0:
-            answer, self._answer = self._answer, None
-            message, self._received = memoryview(self._received)[wire.HEAD_BYTES :], bytearray()
-            self._on_answer(self)
-            if not answer.done():
-                answer.set_result(message)
+            return
+        answer, self._answer, self._received = self._answer, None, bytearray()
+        self._on_answer(self)
+        if not answer.done():
+            answer.set_result(ran)
+
+    def _read(self) -> Ran | None:
+        """What has come; None where it is no answer to what was asked."""
+        with suppress(ValueError, IndexError):
+            number, ran = wire.unpack_answer(memoryview(self._received)[wire.HEAD_BYTES :])
+            if (number, len(ran.outcomes)) == self._asked:
+                return ran
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # any end is one too early
         self._on_end()

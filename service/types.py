@@ -231,8 +231,8 @@ class Crew(Protocol):
         """Begins to watch over the engines, on the event loop that `run` will be called on."""
         ...
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
-        """Runs a batch.
+    def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Awaitable[Ran]:
+        """Begins a batch, at once if it can: a turn of the event loop may be as long as a call.
 
         Raises:
             Lost: there was no answer within `patience_s`, or the engine died or was ended meanwhile.

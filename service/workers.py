@@ -109,10 +109,10 @@ class Workers:
             await self._first.result().attach()
         self._restock()
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
-        if self._breaker.open:
-            raise no_engine()
-        return await self._call(model, encodings, patience_s)
+    def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> asyncio.Future[Ran]:
+        if self._serving is None or self._breaker.open:
+            return asyncio.ensure_future(self._late(model, encodings, patience_s))
+        return self._call(self._serving, model, encodings, patience_s)
 
     @property
     def ready(self) -> bool:
@@ -134,20 +134,31 @@ class Workers:
         reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in left]
         return all(await asyncio.gather(*reaping))
 
-    async def _call(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
+    async def _late(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Ran:
+        """Waits for a process, unless none is expected soon."""
+        if self._breaker.open:
+            raise no_engine()
         while self._serving is None:
             if self._closed or self._failures >= TRIES:
                 raise no_engine()
             await self._changed.wait()
-        process = self._serving
-        try:
-            ran = await process.call(self._models[model][0], encodings, patience_s)
-        except Lost as lost:
+        return await self._call(self._serving, model, encodings, patience_s)
+
+    def _call(
+        self, process: Process, model: str, encodings: Sequence[Encoding], patience_s: float
+    ) -> asyncio.Future[Ran]:
+        call = process.call(self._models[model][0], encodings, patience_s)
+        call.add_done_callback(partial(self._ended, model, patience_s))
+        return call
+
+    def _ended(self, model: str, patience_s: float, call: asyncio.Future[Ran]) -> None:
+        if call.cancelled():
+            return
+        if isinstance(lost := call.exception(), Lost):
             if lost.guilty:
                 self._note(False, model, patience_s)
-            raise
-        self._note(not all(isinstance(one, Internal) for one in ran.outcomes), model, patience_s)
-        return ran
+        else:
+            self._note(not all(isinstance(one, Internal) for one in call.result().outcomes), model, patience_s)
 
     def _note(self, good: bool, model: str, patience_s: float) -> None:
         """Tells the breaker of a call, and does what it decides."""

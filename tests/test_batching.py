@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of, submit
+from fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, ScriptedCrew, encoding, row_of, submit, tags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from service.batching import BULK_EVERY, Batcher, Pool, plan
 from service.crew import Hosted, InProcess
 from service.errors import DeadlineExceeded, Internal, SwiftletError, Unavailable
 from service.records import Record
-from service.types import Cost, Lost
+from service.types import Batch, Cost, Lost
 
 COSTS = st.builds(
     Cost,
@@ -215,6 +215,32 @@ def test_an_idle_core_starts_at_once_and_a_busy_one_gathers():
         await asyncio.gather(*work)
 
         assert (first.tags, second.tags) == ([0], [1, 2, 3])
+
+    asyncio.run(scenario())
+
+
+def test_a_core_has_its_next_batch_before_anybody_has_an_answer_of_the_last():
+    async def scenario():
+        seen: list[str] = []
+
+        class Crew(ScriptedCrew):
+            def run(self, model, encodings, patience_s):
+                seen.append(f"runs {tags(Batch.of(encodings))}")
+                return asyncio.ensure_future(super().run(model, encodings, patience_s))
+
+        crew = Crew(1)
+        batcher = Batcher("model", Pool(crew, 1 << 16))
+        answers = [*batcher.submit([encoding(0)], soon())]
+        call = await crew.calls.get()
+        answers += batcher.submit([encoding(1)], soon())
+        answers[0].add_done_callback(lambda _: seen.append("answers [0]"))
+        call.set_result([row_of(0)])
+        await answers[0]
+        await settle()
+        (await crew.calls.get()).set_result([row_of(1)])
+        await answers[1]
+
+        assert seen == ["runs [0]", "runs [1]", "answers [0]"]
 
     asyncio.run(scenario())
 

@@ -102,6 +102,21 @@ def test_rows_and_errors_come_from_the_process_as_from_a_thread(place):
     asyncio.run(scenario())
 
 
+def test_a_call_is_on_its_way_before_the_turn_of_the_event_loop_ends(place):
+    async def scenario():
+        async with opened(start(place)) as crew:
+            call = crew.run(MODEL, [encoding(ONCE)], PATIENCE_S)
+            began = time.monotonic()
+            while not (place / "once").exists():  # the loop stands still meanwhile
+                assert time.monotonic() < began + PATIENCE_S
+                time.sleep(0.005)
+            crew._serving.lose()
+            with pytest.raises(Lost):
+                await call
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("how", [CRASH, EXIT])
 def test_where_the_process_dies_every_call_may_have_been_the_cause(how, place):
     async def scenario():
