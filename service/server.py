@@ -58,6 +58,9 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
         ArtifactError, SetupError: a model cannot be served, or a setting does not work.
     """
     memory.keep_little()
+    # Each text is read on one thread. Those of the library would take turns with the engine's for the same cores, and
+    # whoever asked waits for the last of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs = Logs(settings.log_level.upper(), kind=settings.log_format)
     tracer: Tracer | None = None
     try:

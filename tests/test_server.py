@@ -346,6 +346,22 @@ def test_a_served_request_calls_nobody(calls, shelf):
     assert server.complaints == ("called somebody: socket.connect" if calls else "")
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_text_is_read_and_written_without_threads_of_the_tokenizer(own, shelf):
+    """The second time it has some, so that this test is seen to notice them."""
+    body = b'{"inputs": "I want to eat a [MASK]."}'
+    code = "import os; os.environ['TOKENIZERS_PARALLELISM'] = 'true'" if own else ""
+
+    async def scenario():
+        threads = Path(f"/proc/{server.process.pid}/task")
+        before = len(list(threads.iterdir()))
+        assert (await ask(server.port, "/fill-mask", body)).status == 200
+        return len(list(threads.iterdir())) - before
+
+    with serving(shelf, "--models", str(shelf / "tiny-fill-mask"), code=code) as server:
+        assert (run(scenario()) > 0) == own
+
+
 # Surviving
 
 
