@@ -63,6 +63,22 @@ def mean(values: Sequence[float]) -> Score:
     return Score(100 * value, 100 * low, 100 * high, n)
 
 
+def difference(values: Sequence[float], others: Sequence[float]) -> Score:
+    """By how much the mean of values between 0 and 1 is above that of others of the same cases, in order.
+
+    The interval is the normal approximation for paired samples: what makes a case hard for both does not widen it.
+
+    Raises:
+        ValueError: there are no values, or not as many of the one as of the other.
+    """
+    if not values:
+        raise ValueError("there is nothing to compare.")
+    differences = [one - other for one, other in zip(values, others, strict=True)]
+    n, value = len(differences), sum(differences) / len(differences)
+    margin = Z * math.sqrt(sum((one - value) ** 2 for one in differences) / (n - 1) / n) if n > 1 else 0.0
+    return Score(100 * value, 100 * (value - margin), 100 * (value + margin), n)
+
+
 def matthews(predicted: Sequence[int], actual: Sequence[int]) -> Score:
     """The Matthews correlation of two labels, 0 and 1 (Matthews 1975); 0 where either has only one value.
 

@@ -148,7 +148,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     DATA is, for classify, tab-separated texts with labels; for qa, a file in SQuAD's format; for fill-mask, running
     text.
     """
-    from service.evaluate import agreement, evaluate
+    from service.evaluate import agreement, difference, evaluate
     from service.runtime import load_model, locate
 
     results = []
@@ -170,9 +170,10 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     for name, score in results[0].trivial.items():
         note(f"{name} would reach {score.value:.2f} %")
     if against:
-        same = agreement(*results)
+        ahead, same = difference(*results), agreement(*results)
         click.echo(
-            f"difference {results[0].main.value - results[1].main.value:+.2f} points, same answer {same.value:.2f} %"
+            f"difference {ahead.value:+.2f} points (95 %: {ahead.low:+.2f} to {ahead.high:+.2f}), "
+            f"same answer {same.value:.2f} %"
         )
 
 

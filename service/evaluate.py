@@ -53,6 +53,7 @@ class Evaluation:
 
     scores: dict[str, Score]
     answers: tuple[Any, ...]
+    marks: tuple[float, ...]  # of each answer, in the main score: 0 to 1
     trivial: dict[str, Score]  # the main score of answers that take no model, by what they are
     # What scores would be at the best threshold for "no answer", chosen with hindsight; 0 is the one that is served.
     upper_bounds: dict[str, Threshold] = field(default_factory=dict)
@@ -100,7 +101,8 @@ def evaluate(
     if len(model.manifest.labels) == 2:
         scores |= _of_two(model.manifest.labels, found, cases)
     bounds = _upper_bounds(cases, answers) if some_impossible else {}
-    return Evaluation(scores, found, _trivial(model.manifest, cases), bounds)
+    main = tuple(values[next(iter(names))] for values, _ in marks)
+    return Evaluation(scores, found, main, _trivial(model.manifest, cases), bounds)
 
 
 def encodings(model: Model, data: Path, limit: int) -> list[Encoding]:
@@ -129,9 +131,23 @@ def agreement(one: Evaluation, other: Evaluation) -> Score:
     Raises:
         SetupError: they were not asked the same, as fill-mask models of different vocabularies are not.
     """
+    _check_same(one, other)
+    return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
+
+
+def difference(one: Evaluation, other: Evaluation) -> Score:
+    """By how many points the one is better in the main score, with the interval of paired cases.
+
+    Raises:
+        SetupError: as `agreement`.
+    """
+    _check_same(one, other)
+    return metrics.difference(one.marks, other.marks)
+
+
+def _check_same(one: Evaluation, other: Evaluation) -> None:
     if len(one.answers) != len(other.answers):
         raise SetupError("The two models were not asked the same, so their answers cannot be compared.")
-    return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
 
 
 async def _ask(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:

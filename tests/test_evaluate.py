@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from models.datasets import DatasetError
 from service.cli import main
 from service.errors import SetupError
-from service.evaluate import Evaluation, _Weighing, agreement, evaluate
+from service.evaluate import Evaluation, _Weighing, agreement, difference, evaluate
 from service.runtime import load_model
 
 CLS, MASK = VOCABULARY.index("[CLS]"), VOCABULARY.index("[MASK]")
@@ -341,6 +341,8 @@ def test_models_that_were_asked_different_things_are_not_compared(tmp_path, good
 
     with pytest.raises(SetupError, match="not asked the same"):
         agreement(measure(good, data), measure(good, data, limit=2))
+    with pytest.raises(SetupError, match="not asked the same"):
+        difference(measure(good, data), measure(good, data, limit=2))
 
 
 def test_progress_is_told(tmp_path, good):
@@ -392,7 +394,7 @@ def test_the_command_prints_scores_and_a_comparison(tmp_path, make, good):
     assert first.startswith("tiny-classify  accuracy 75.00 %  (95 %: ")
     assert first.endswith("n = 4)")
     assert second.startswith("bad  accuracy 25.00 %")
-    assert last == "difference +50.00 points, same answer 0.00 %"
+    assert last == "difference +50.00 points (95 %: -48.00 to +148.00), same answer 0.00 %"
     assert "always the commonest label would reach 75.00 %" in result.stderr
 
 

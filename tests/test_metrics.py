@@ -17,6 +17,7 @@ from models.metrics import (
     _matthews,
     answer_f1,
     best_threshold,
+    difference,
     exact_match,
     f1,
     matthews,
@@ -58,6 +59,26 @@ def test_parts_that_are_all_alike_have_no_interval(values, value):
     score = mean(values)
 
     assert (score.value, score.low, score.high) == (value, value, value)
+
+
+def test_a_difference_has_the_interval_of_what_differs_and_not_of_what_is_hard():
+    ones, others = [1.0, 0.0, 1.0, 0.5], [1.0, 0.0, 0.0, 0.5]
+    deviation = math.sqrt((3 * 0.25**2 + 0.75**2) / 3)
+
+    found = difference(ones, others)
+
+    assert (found.value, found.n) == (25.0, 4)
+    assert found.high - found.value == pytest.approx(100 * 1.96 * deviation / math.sqrt(4))
+    assert found.value - found.low == pytest.approx(found.high - found.value)
+    assert difference(ones, ones) == Score(0.0, 0.0, 0.0, 4)
+    assert difference(others, ones).value == -25.0
+
+
+def test_what_is_not_of_the_same_cases_is_not_compared():
+    with pytest.raises(ValueError, match="shorter"):
+        difference([1.0, 0.0], [1.0])
+    with pytest.raises(ValueError, match="nothing"):
+        difference([], [])
 
 
 def test_nothing_has_no_mean():
@@ -328,10 +349,10 @@ def test_thresholds_are_the_official_ones():
         judged = [(d, s if answer else 0.0, answer) for d, s, answer in judged]
         current = best = sum(not answer for _, _, answer in judged)
         threshold = None
-        for difference, score, answer in sorted(judged):
+        for ahead, score, answer in sorted(judged):
             current += score if answer else -1
             if current > best:
-                best, threshold = current, difference
+                best, threshold = current, ahead
         found = best_threshold(*zip(*judged, strict=True))
 
         assert found.score == pytest.approx(100 * best / len(judged))

@@ -183,7 +183,7 @@ def scores(monkeypatch):
         def evaluate(model, data, **options):
             model.engine.close()
             score = Score(next(found), 0.0, 100.0, 1000)
-            return Evaluation({"accuracy": score}, ("a", "b"), {"always a": Score(50.0, 0.0, 100.0, 1000)})
+            return Evaluation({"accuracy": score}, ("a", "b"), (1.0, 0.0), {"always a": Score(50.0, 0.0, 100.0, 1000)})
 
         monkeypatch.setattr(releases, "evaluate", evaluate)
 
