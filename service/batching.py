@@ -436,6 +436,7 @@ class Pool:
 
     def _finish(self, future: asyncio.Future[Ran]) -> None:
         """Keeps the core busy first, then hands every caller who still waits what is theirs, and learns last."""
+        now, engine_s, ended = self.clock(), 0.0, False
         self._count()
         batcher, batch, started, _ = self._calls.pop(future)
         batcher.calls -= 1
@@ -444,7 +445,6 @@ class Pool:
             self._wake()  # rows may come back
         else:
             self._dispatch()
-        now, engine_s, ended = self.clock(), 0.0, False
         try:
             outcomes: Sequence[Row | SwiftletError]
             outcomes, engine_s = future.result()

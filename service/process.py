@@ -216,9 +216,9 @@ class Line(asyncio.Protocol):
         if len(self._received) < wire.HEAD_BYTES:
             return
         missing = wire.HEAD_BYTES + wire.length_of(self._received) - len(self._received)
-        if missing > 0:
+        if missing > 0 and self._answer is not None:
             return
-        ran = self._read() if missing == 0 and self._answer is not None else None
+        ran = self._read() if missing == 0 else None
         if ran is None or self._answer is None:
             self._on_end()
             return
