@@ -128,10 +128,11 @@ def test_a_network_with_data_outside_itself_is_refused(create, tmp_path: Path):
         create(outside, threads=1)
 
 
+@pytest.mark.parametrize("content", [b"not a network", b""])
 @RUNTIMES
-def test_a_file_that_is_no_network_is_refused_by_name(create, tmp_path: Path):
+def test_a_file_that_is_no_network_is_refused_by_name(create, content, tmp_path: Path):
     file = tmp_path / ONNX
-    file.write_bytes(b"not a network")
+    file.write_bytes(content)
 
     with pytest.raises(ArtifactError, match=r"model\.onnx cannot be loaded"):
         create(file, threads=1)
