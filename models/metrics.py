@@ -58,7 +58,7 @@ def mean(values: Sequence[float]) -> Score:
         margin = Z / (1 + Z**2 / n) * math.sqrt(value * (1 - value) / n + Z**2 / (4 * n**2))
     else:
         middle = value
-        margin = Z * math.sqrt(sum((one - value) ** 2 for one in values) / (n - 1) / n) if n > 1 else 0.0
+        margin = _margin(values)
     low, high = max(0.0, min(value, middle - margin)), min(1.0, max(value, middle + margin))
     return Score(100 * value, 100 * low, 100 * high, n)
 
@@ -74,9 +74,14 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
     if not values:
         raise ValueError("there is nothing to compare.")
     differences = [one - other for one, other in zip(values, others, strict=True)]
-    n, value = len(differences), sum(differences) / len(differences)
-    margin = Z * math.sqrt(sum((one - value) ** 2 for one in differences) / (n - 1) / n) if n > 1 else 0.0
-    return Score(100 * value, 100 * (value - margin), 100 * (value + margin), n)
+    value, margin = sum(differences) / len(differences), _margin(differences)
+    return Score(100 * value, 100 * (value - margin), 100 * (value + margin), len(differences))
+
+
+def _margin(values: Sequence[float]) -> float:
+    """Half of the interval of their mean in the normal approximation; 0 of one value, which tells nothing of others."""
+    n, value = len(values), sum(values) / len(values)
+    return Z * math.sqrt(sum((one - value) ** 2 for one in values) / (n - 1) / n) if n > 1 else 0.0
 
 
 def matthews(predicted: Sequence[int], actual: Sequence[int]) -> Score:
