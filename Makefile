@@ -21,7 +21,7 @@ test: $(DEVELOPMENT)/ready ## run the tests
 	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile
 
 torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input: an hour, and a table
-	PYTHONPATH=.:tests:loadtest $(DEVELOPMENT)/bin/python -m torture
+	$(DEVELOPMENT)/bin/python -m tests.torture
 
 # How `make loadtest` asks: `standard` searches for the highest rate, `minute` tries a low one.
 PROFILE ?= standard
@@ -29,11 +29,11 @@ standard := --p99-ms 300 --at-least 10 --out loadtest/results/standard
 minute := --p99-ms 2000 --rate 20 --shape step --seconds 45 --give-up-s 30 --most-failed 0
 
 loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO, or try one: PROFILE=minute
-	$(DEVELOPMENT)/bin/python loadtest/slo.py $($(PROFILE))
+	$(DEVELOPMENT)/bin/python -m loadtest.slo $($(PROFILE))
 
 bench: $(DEVELOPMENT)/ready ## measure the engines, and the server over HTTP, beside others: half an hour
 	$(DEVELOPMENT)/bin/swiftlet bench --out loadtest/results
-	$(DEVELOPMENT)/bin/python loadtest/compare.py --released runs/bench --out loadtest/results
+	$(DEVELOPMENT)/bin/python -m loadtest.compare --released runs/bench --out loadtest/results
 
 lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff check
@@ -45,7 +45,7 @@ image: ## build the container image for a CPU, swiftlet:cpu
 	docker/build cpu
 
 image-test: $(DEVELOPMENT)/ready ## build the image and try it: needs root, buildah and debootstrap, and minutes
-	SWIFTLET_IMAGE_TEST=1 $(DEVELOPMENT)/bin/pytest -rP tests/test_image.py
+	SWIFTLET_IMAGE_TEST=1 $(DEVELOPMENT)/bin/pytest -rP tests/deploy/test_image.py
 
 lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.lock
 	UV=$(DEVELOPMENT)/bin/uv docker/lock
@@ -59,10 +59,10 @@ audit: $(DEVELOPMENT)/ready ## look that up among known vulnerabilities: needs P
 	UV=$(DEVELOPMENT)/bin/uv docker/audit
 
 clean: ## remove the virtual environments and all caches
-	rm -rf $(SERVICE) $(DEVELOPMENT) *.egg-info build dist
+	rm -rf $(SERVICE) $(DEVELOPMENT) src/*.egg-info build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f service/native/*.so
-	find models service tests -name __pycache__ -prune -exec rm -rf {} +
+	find loadtest models service tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is ready when it holds what pyproject.toml asks for. The install is editable: a clone serves itself.
 $(SERVICE)/ready: EXTRAS =

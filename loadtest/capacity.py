@@ -13,10 +13,9 @@ import argparse
 import asyncio
 import json
 
-from generator import Client, closed_loop, payload
-from served import Served, cpu_seconds, serving
-
-from service.machine import setting
+from loadtest.generator import Client, closed_loop, payload
+from loadtest.served import Served, cpu_seconds, serving
+from swiftlet_serve.service.offline.environment import setting
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 

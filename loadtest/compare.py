@@ -31,15 +31,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import wrk
-from generator import Client, closed_loop, payload, percentile
-from released import VOCABULARY, make
-from served import announced, resident_kib, serving, settle
-from workload import TASKS, mix, read, route
-from wrk import Result
-
-from service.bench import EMBEDDED
-from service.machine import Setting, other_work, setting
+from loadtest import wrk
+from loadtest.generator import Client, closed_loop, payload, percentile
+from loadtest.released import VOCABULARY, make
+from loadtest.served import announced, resident_kib, serving, settle
+from loadtest.workload import TASKS, mix, read, route
+from loadtest.wrk import Result
+from swiftlet_serve.service.benchmark.bench import EMBEDDED
+from swiftlet_serve.service.offline.environment import Setting, other_work, setting
 
 HERE: Final = Path(__file__).parent
 LONG_BYTES: Final = 400  # of a body that is called long
@@ -256,9 +255,9 @@ def main() -> None:
         for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
             served = stack.enter_context(serving(models, engine, *QUIET))
             servers.append(Server(name, served.port, served.process.pid))
-        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "plain.py", *models)))
+        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "loadtest.plain", *models)))
         if arguments.checkpoint:
-            servers.append(stack.enter_context(peer(PIPELINE, "pipeline.py", arguments.checkpoint)))
+            servers.append(stack.enter_context(peer(PIPELINE, "loadtest.pipeline", arguments.checkpoint)))
         points = []
         print(head())
         for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from generator import Connection, Lost, payload
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scraping import DASHBOARD, Prometheus, expressions, prometheus
-from served import Served, serving
+
+from loadtest.generator import Connection, Lost, payload
+from loadtest.scraping import DASHBOARD, Prometheus, expressions, prometheus
+from loadtest.served import Served, serving
 
 SCRAPE_S, STEP_S = 1.0, 1.0
 PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests a second

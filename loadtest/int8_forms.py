@@ -27,22 +27,22 @@ import numpy as np
 import onnx
 import torch
 
-from models.artifact import ONNX
-from models.export import export
-from models.folding import Folded, Product, fold
-from models.graph import CONTRIB, Graph
-from models.heads import Model, build
-from models.quantize import quantize
-from models.ragged import Multiply, Network, in_fp32, in_int8, of_int8
-from models.weights import block_of, pack, read_weights
-from service.contenders import RELEASED, batch_of
-from service.engines import native
-from service.engines.onnx_cpu import OnnxCpu, Ragged, inputs, session
-from service.errors import Internal
-from service.evaluate import Evaluation, agreement, evaluate
-from service.machine import setting
-from service.runtime import BUNDLED, LoadedModel, load_model
-from service.types import Batch, Cost, Engine, Row
+from swiftlet_serve.models.artifact import ONNX
+from swiftlet_serve.models.folding import Folded, Product, fold
+from swiftlet_serve.models.graphs.export import export
+from swiftlet_serve.models.graphs.quantize import quantize
+from swiftlet_serve.models.graphs.ragged import Multiply, Network, in_fp32, in_int8, of_int8
+from swiftlet_serve.models.graphs.reader import block_of, pack, read_weights
+from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.service.benchmark.baselines import RELEASED, batch_of
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu, Ragged, inputs, session
+from swiftlet_serve.service.errors import Internal
+from swiftlet_serve.service.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, evaluate
+from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 
 SHAPES: Final = ("1x16", "1x32", "1x128", "8x32", "8x128", "1x384", "mixed")  # rows x tokens
 # Model, data, the examples that are left out before (there activations are calibrated), and those that are measured on.

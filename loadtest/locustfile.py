@@ -19,14 +19,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import gevent
-from arrivals import SHAPES, read_trace, replayed, shaped
-from backoff import AGAIN, pause
 from gevent.pool import Group
 from geventhttpclient import HTTPClient
-from levels import Record
 from locust import User, events, task
 from locust.exception import StopUser
-from workload import TASKS, Body, mix, read
+
+from loadtest.arrivals import SHAPES, read_trace, replayed, shaped
+from loadtest.backoff import AGAIN, pause
+from loadtest.levels import Record
+from loadtest.workload import TASKS, Body, mix, read
 
 SOAK_S: Final = 1800.0
 MOST_CONNECTIONS: Final = 10_000

@@ -1,10 +1,10 @@
-"""What it costs to keep the books: the same requests to servers that keep them and to servers that do not, in turns.
+"""What it costs to keep the stats: the same requests to servers that keep them and to servers that do not, in turns.
 
     python loadtest/observing.py [ROUNDS]
 
 The engine does nothing, so that there is little else to be measured. All servers run at the same time and are asked in
 turns, over kept connections; the system says how much processor time each HTTP process took. That tells a difference of
-a percent, which requests a second do not; and as even that takes a quiet machine, the books are also timed alone.
+a percent, which requests a second do not; and as even that takes a quiet machine, the stats are also timed alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from generator import Connection, payload
-from served import Served, serving
-
-from service.books import Books
-from service.records import STAGES, Record
+from loadtest.generator import Connection, payload
+from loadtest.served import Served, serving
+from swiftlet_serve.service.telemetry.request_record import STAGES, Record
+from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
 CLIENTS, WARM, REQUESTS = 8, 800, 400
 TIMES = 2_000
@@ -62,8 +61,8 @@ def measure(server: Served) -> float:
 
 
 def booking_us() -> float:
-    """Microseconds of processor time that the books themselves take for a request with all stages, and its call."""
-    books, record = Books({"model": "classify"}), Record(model="model")
+    """Microseconds of processor time that the stats themselves take for a request with all stages, and its call."""
+    stats, record = RequestStats({"model": "classify"}), Record(model="model")
     for stage in STAGES:
         record.note(stage, 0.0, 0.001)
     record.accepted, record.status, record.ended = True, 200, record.began + 0.005
@@ -71,9 +70,9 @@ def booking_us() -> float:
     for _ in range(20):
         before = time.thread_time()
         for _ in range(TIMES):
-            books.accept(record)
-            books.finish(record)
-            books.ran("model", 1, 8, 0)
+            stats.accept(record)
+            stats.finish(record)
+            stats.ran("model", 1, 8, 0)
         took.append(1e6 * (time.thread_time() - before) / TIMES)
     return min(took)
 
@@ -91,14 +90,14 @@ def main() -> None:
         for _ in range(rounds):
             for name, server in servers.items():
                 took[name].append(measure(server))
-    print("| the books are kept | microseconds of a core for each request | more than without, median (quartiles) |")
+    print("| the stats are kept | microseconds of a core for each request | more than without, median (quartiles) |")
     print("|---|---|---|")
     for name, times in took.items():
         more = [100 * (one / other - 1) for one, other in zip(times, took["without"], strict=True)]
         low, middle, high = statistics.quantiles(more, n=4)
         print(f"| {name} | {statistics.median(times):.0f} | {middle:+.1f} % ({low:+.1f} to {high:+.1f}) |")
     alone = booking_us()
-    print(f"\nBy themselves the books take {alone:.1f} us: {100 * alone / statistics.median(took['without']):.1f} %.")
+    print(f"\nBy themselves the stats take {alone:.1f} us: {100 * alone / statistics.median(took['without']):.1f} %.")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from arrivals import poisson
-from generator import Client, Lost, closed_loop, open_loop, payload, percentile
-from served import Served, serving
 
-from service.machine import setting
-from service.settings import Settings
+from loadtest.arrivals import poisson
+from loadtest.generator import Client, Lost, closed_loop, open_loop, payload, percentile
+from loadtest.served import Served, serving
+from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.settings import Settings
 
 MODEL: Final = "mobilebert-sst2"
 CLASSES: Final = {"short": 8, "medium": 48, "long": 250}  # words, which are as many tokens, and two more
@@ -309,7 +309,7 @@ def main() -> None:
     reports = []
     cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]
     if arguments.released is not None:
-        from released import VOCABULARY, make  # needs torch
+        from loadtest.released import VOCABULARY, make  # needs torch
 
         cases += [
             (engine, make("classify", arguments.released, VOCABULARY)) for engine, _ in cases if engine != "stand_in"

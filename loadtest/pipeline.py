@@ -5,10 +5,11 @@ Run as `python loadtest/pipeline.py CHECKPOINT`, in an environment that has tran
 
 import sys
 
-import peer
 import transformers
 from fastapi import FastAPI
 from pydantic import BaseModel
+
+from loadtest import peer
 
 pipeline = transformers.pipeline("text-classification", model=sys.argv[1])
 app = FastAPI()

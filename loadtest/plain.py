@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peer
 from fastapi import Body, FastAPI
 
-from service.contenders import CONTENDERS, opened
-from service.runtime import locate, open_model
-from service.settings import Settings
-from service.types import Batch
+from loadtest import peer
+from swiftlet_serve.service.benchmark.baselines import CONTENDERS, opened
+from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.types import Batch
 
 RUNS = Path("runs/bench")
 note = partial(print, file=sys.stderr)

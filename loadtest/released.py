@@ -13,10 +13,10 @@ from typing import Final
 
 import torch
 
-from models.artifact import Manifest, Task
-from models.heads import build
-from models.tokenizer import Tokenizer
-from service.release import Draft, release
+from swiftlet_serve.models.artifact import Manifest, Task
+from swiftlet_serve.models.heads import build
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.offline.release import Draft, release
 
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
 LABELS: Final = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}

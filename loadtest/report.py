@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from verdict import SHARE, fit
-from verdict import Run as _Run
-
-from service.machine import other_work
+from loadtest.verdict import SHARE, fit
+from loadtest.verdict import Run as _Run
+from swiftlet_serve.service.offline.environment import other_work
 
 TARGET: Final = "Target: 99 % of the requests answered within {:g} ms of when they were due."
 COLUMNS: Final = (

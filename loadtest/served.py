@@ -55,7 +55,7 @@ def cpu_seconds(pid: int) -> float:
 @contextmanager
 def announced(script: str, *arguments: str) -> Iterator[tuple[str, int]]:
     """A server of this folder that prints its address once it listens: that, and its process."""
-    command = [sys.executable, str(Path(__file__).parent / script), *arguments]
+    command = [sys.executable, "-m", script, *arguments]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -106,7 +106,7 @@ def serving(
     port: int = 0,
 ) -> Iterator[Served]:
     """A server of these models, or of the embedded ones, on a port that the system chose; it is ended in any case."""
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--engine", engine]
+    command = [sys.executable, "-m", "swiftlet_serve.service", "serve", "--port", str(port), "--engine", engine]
     command += [*(["--models", ",".join(map(str, models))] if models else []), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     paths = os.pathsep.join([str(STAND_IN), str(ROOT)])

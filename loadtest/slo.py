@@ -34,17 +34,16 @@ from pathlib import Path
 from typing import Any, Final
 
 # Locust changes how the standard library waits, so it comes before all that uses that.
-from locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of, seconds_of, times_of  # isort: skip
+from loadtest.locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of, seconds_of, times_of  # isort: skip
 
-import report
-import wrk
-from levels import Level, bound, tell
 from locust.env import Environment
-from served import announced, serving
-from verdict import FLOOR, SHARE, estimate, judge, next_rate
 
-from service.machine import setting
-from service.settings import Settings
+from loadtest import report, wrk
+from loadtest.levels import Level, bound, tell
+from loadtest.served import announced, serving
+from loadtest.verdict import FLOOR, SHARE, estimate, judge, next_rate
+from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop
 LEAST_REQUESTS: Final = 200  # of a load: with fewer, 1 % is a matter of one
@@ -77,7 +76,7 @@ def closed(load: Load, callers: int = CALLERS) -> float:
 def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
     """Requests a second of a closed loop: this generator's and wrk's, of a server that does nothing and of this one."""
     rates: dict[str, dict[str, float | None]] = {}
-    with announced("null_server.py") as (null, _), tempfile.TemporaryDirectory() as folder:
+    with announced("loadtest.null_server") as (null, _), tempfile.TemporaryDirectory() as folder:
         for name, address in {"nothing": null, "server": url}.items():
             load = load_of(options, address, seconds=options.closed_s)
             own, other = closed(load), None

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, get_args
 
-from models.errors import ModelError
+from swiftlet_serve.models.errors import ModelError
 
 Task = Literal["classify", "qa", "fill-mask"]
 Problem = Literal["single_label", "multi_label", "regression"]

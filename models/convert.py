@@ -17,10 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from models import architectures
-from models.artifact import Problem, Task
-from models.errors import ModelError
-from models.heads import Model, build
+from swiftlet_serve.models import architectures
+from swiftlet_serve.models.artifact import Problem, Task
+from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.heads import Model, build
 
 SAFETENSORS: Final = "model.safetensors"
 PICKLE: Final = "pytorch_model.bin"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.errors import ModelError
+from swiftlet_serve.models.errors import ModelError
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 LABEL: Final = re.compile("[0-9]{1,9}")

@@ -26,12 +26,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.errors import ModelError
+from swiftlet_serve.models.errors import ModelError
 
 Array = NDArray[np.floating[Any]]
 Weights = Mapping[str, Array]
 
-MULTIPLE: Final = 16  # of which every width has to be one in the native engine: the lanes of the widest vectors
+MULTIPLE: Final = 16  # of which every width has to be one in the native engine: the pipelines of the widest vectors
 
 # The settings that shapes of weights do not tell, with the defaults of `architectures`.
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {

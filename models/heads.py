@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import architectures
-from models.architectures.layers import ACTIVATIONS, Config, Encoder
-from models.artifact import Task
+from swiftlet_serve.models import architectures
+from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Config, Encoder
+from swiftlet_serve.models.artifact import Task
 
 
 class Classification(nn.Module):

@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from models.vocabulary import TokenizerError, read_directory
+from swiftlet_serve.models.vocabulary import TokenizerError, read_directory
 
 CHARACTERS_PER_TOKEN: Final = 32  # English prose has 4 to 5; only floods of blanks or endless words have more
 

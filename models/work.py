@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from models.folding import DEFAULTS
+from swiftlet_serve.models.folding import DEFAULTS
 
 _LAYER: Final = re.compile(r"encoder\.(?:layers\.\d+|groups\.\d+\.\d+)\.")
 

@@ -10,7 +10,7 @@ def main() -> None:
     # loads, a server would go on to serve until it is killed. So there is a handler before anything else is imported.
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    from service import cli
+    from swiftlet_serve.service import cli
 
     cli.main(prog_name="swiftlet")
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 from pydantic import ValidationError
 
-from models.artifact import ArtifactError, Precision, Task
-from models.errors import ModelError
-from service.errors import SetupError
-from service.settings import Settings
+from swiftlet_serve.models.artifact import ArtifactError, Precision, Task
+from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.settings import Settings
 
 if TYPE_CHECKING:
-    from models.training.plot import Against
-    from service.runtime import LoadedModel, Runtime
+    from swiftlet_serve.models.training.plot import Against
+    from swiftlet_serve.service.loading import LoadedModel
+    from swiftlet_serve.service.runtime import Runtime
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
@@ -41,7 +42,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="swiftlet")
+@click.version_option(package_name="swiftlet-serve")
 def main() -> None:
     """Serves small text encoders over HTTP: classification, question answering and fill-mask."""
 
@@ -65,7 +66,7 @@ def serve(**given: str | None) -> None:
 
     Nothing has to be set. Each option may come from the environment too: --timeout-ms from SWIFTLET_TIMEOUT_MS.
     """
-    from service import server
+    from swiftlet_serve.service.http import server
 
     server.serve(_settings(given), _announce)
 
@@ -78,7 +79,7 @@ def key(name: str) -> None:
     The key is shown once, on standard error. The line for `api_keys_file`, which holds only its hash, goes to standard
     output: swiftlet key NAME >> keys
     """
-    from service.keys import make_key
+    from swiftlet_serve.service.http.api_keys import make_key
 
     made, line = make_key(name)
     click.echo(f"The key of {name}, which is not shown again: {made}", err=True)
@@ -94,7 +95,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     ARTIFACT is a directory or the name of an embedded model; without any, all embedded ones are tried. The exit status
     is 1 if one of them cannot be served.
     """
-    from service.runtime import load_model, locate
+    from swiftlet_serve.service.loading import load_model, locate
 
     failed = False
     for name in artifacts or [str(path) for path in locate(())]:
@@ -125,8 +126,8 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     there. Needs the extra `models`.
     """
     with needing("models"):
-        from service.checkpoints import import_checkpoint
-        from service.release import Measure
+        from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+        from swiftlet_serve.service.offline.release import Measure
 
     measure = None if data is None else Measure(data, limit)
     artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=bar, **options)
@@ -148,8 +149,8 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     DATA is, for classify, tab-separated texts with labels; for qa, a file in SQuAD's format; for fill-mask, running
     text.
     """
-    from service.evaluate import agreement, difference, evaluate
-    from service.runtime import load_model, locate
+    from swiftlet_serve.service.loading import load_model, locate
+    from swiftlet_serve.service.offline.evaluate import agreement, difference, evaluate
 
     results = []
     for path in locate([artifact, *([against] if against else [])]):
@@ -211,9 +212,9 @@ def bench(
     minutes, and some more the first time.
     """
     with needing("models"):
-        from service.bench import EMBEDDED, Plan, bench
-        from service.contenders import CONTENDERS
-        from service.standings import tell, write
+        from swiftlet_serve.service.benchmark.baselines import CONTENDERS
+        from swiftlet_serve.service.benchmark.bench import EMBEDDED, Plan, bench
+        from swiftlet_serve.service.benchmark.report import tell, write
 
         for name in engine:
             if name not in CONTENDERS:
@@ -246,7 +247,7 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     Needs the extra `models`.
     """
     with needing("models"):
-        from service.train import follow
+        from swiftlet_serve.service.offline.train import follow
 
     for artifact in follow(recipe, only, data, runs, out, note, bar, device):
         click.echo(artifact.path)
@@ -267,7 +268,7 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     Needs the extras `models` and `plot`.
     """
     with needing("models,plot"):
-        from service.study import conduct
+        from swiftlet_serve.service.offline.study import conduct
 
     table, path = conduct(study, data, runs, out, note, bar, device)
     click.echo(table)
@@ -293,7 +294,7 @@ def plot(runs: tuple[Path, ...], out: Path, against: Against, loss: tuple[str, .
     RUN is the directory of a run that goes on or has ended, or its losses.csv. Needs the extra `plot`.
     """
     with needing("plot"):
-        from models.training.plot import plot
+        from swiftlet_serve.models.training.plot import plot
 
     plot({str(run): run for run in runs}, out, against, loss)
     click.echo(out)
@@ -335,8 +336,8 @@ def _settings(given: dict[str, str | None]) -> Settings:
 def _announce(url: str, admin_url: str | None, runtime: Runtime) -> None:
     """Prints where the service is, and a request to each task that works as it stands."""
     click.echo(f"Swiftlet answers at {url}" + (f", its own port is {admin_url}" if admin_url else "") + "\n")
-    for task, lane in runtime.tasks.items():
-        example = lane.model.task.Request.model_config["json_schema_extra"]["examples"][0]
+    for task, pipeline in runtime.tasks.items():
+        example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
         click.echo(f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}")
     sys.stdout.flush()

@@ -6,7 +6,7 @@ import pkgutil
 from importlib import import_module
 from types import ModuleType
 
-from service.errors import SetupError
+from swiftlet_serve.service.errors import SetupError
 
 
 def names(package: ModuleType) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, IPvAnyNetwork, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.types import Scheduler
+from swiftlet_serve.service.types import Scheduler
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 

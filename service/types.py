@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.tokenizer import Encoding
-from service.errors import Internal
-from service.ranking import NOTHING, Ranked, rank, width
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.errors import Internal
+from swiftlet_serve.service.topk import NOTHING, Ranked, rank, width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel  # an engine process needs none
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Row = NDArray[np.float32]
 """One encoding's share of an engine's output, (F, O): for each of its F focus positions, the head's O numbers.
 
-Of a `Ranked` encoding it is what `service.ranking` makes of those.
+Of a `Ranked` encoding it is what `service.topk` makes of those.
 """
 
 Outcome = Row | Internal
@@ -104,7 +104,7 @@ class Batch:
             for b, most in enumerate(self.most.tolist())
         ]
 
-    def rectangle(self) -> Rectangle:
+    def rectangle(self) -> PaddedBatch:
         """The batch as B rows of S tokens, S being the longest; the rest of each row is zeros."""
         lengths = np.diff(self.offsets)
         B, S = len(self), int(lengths.max())  # noqa: N806
@@ -115,7 +115,7 @@ class Batch:
         token_type_ids = np.zeros((B, S), np.int64)
         token_type_ids[row, column] = self.token_type_ids
         focus = np.repeat(np.arange(B), np.diff(self.focus_offsets)) * S + self.focus
-        return Rectangle(input_ids, token_type_ids, lengths, focus)
+        return PaddedBatch(input_ids, token_type_ids, lengths, focus)
 
     def split(self, rows: NDArray[np.float32]) -> list[Row]:
         """Cuts the head's numbers (N, O) into each encoding's row. No caller holds a view of another's."""
@@ -133,7 +133,7 @@ def _offsets(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.array(list(accumulate(map(len, parts), initial=0)))
 
 
-class Rectangle(NamedTuple):
+class PaddedBatch(NamedTuple):
     """A padded batch; the fields are named as the inputs of an artifact's ONNX graph."""
 
     input_ids: NDArray[np.int64]  # (B, S)
@@ -154,7 +154,7 @@ class Cost:
     calls: int | None = None  # at the same time, beyond which nothing is gained; None: as many as there are cores
 
 
-class Timed(NamedTuple):
+class TimedCall(NamedTuple):
     """A call of one row, and what it took."""
 
     tokens: int
@@ -196,25 +196,25 @@ class Engine(Protocol):
         ...
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The engine died, or was ended, during this call.
 
-    `guilty` says whether this call may have been the cause: it took too long, or the engine died by itself.
+    `suspects` says whether this call may have been the cause: it took too long, or the engine died by itself.
     """
 
-    def __init__(self, *, guilty: bool) -> None:
-        super().__init__(f"an engine was lost, {'perhaps' if guilty else 'not'} because of this call")
-        self.guilty = guilty
+    def __init__(self, *, suspects: bool) -> None:
+        super().__init__(f"an engine was lost, {'perhaps' if suspects else 'not'} because of this call")
+        self.suspects = suspects
 
 
-class Ran(NamedTuple):
+class BatchResult(NamedTuple):
     """A call that ended."""
 
     outcomes: list[Outcome]  # for each encoding its row, or why it has none
     engine_s: float  # the engine's own time, without the way there and back
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Where batches run, at most `size` at a time."""
 
     size: int
@@ -223,7 +223,7 @@ class Crew(Protocol):
 
     def cost(self, model: str) -> Cost: ...
 
-    def timed(self, model: str) -> Sequence[Timed]:
+    def timed(self, model: str) -> Sequence[TimedCall]:
         """Calls that the engine made while it was loaded."""
         ...
 
@@ -231,11 +231,11 @@ class Crew(Protocol):
         """Begins to watch over the engines, on the event loop that `run` will be called on."""
         ...
 
-    def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Awaitable[Ran]:
+    def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> Awaitable[BatchResult]:
         """Begins a batch, at once if it can: a turn of the event loop may be as long as a call.
 
         Raises:
-            Lost: there was no answer within `patience_s`, or the engine died or was ended meanwhile.
+            WorkerLost: there was no answer within `patience_s`, or the engine died or was ended meanwhile.
             Unavailable: there is no engine, and none is expected soon.
         """
         ...

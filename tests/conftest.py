@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from artifacts import make_artifact
 from hypothesis import settings
+
+from tests.support.artifacts import make_artifact
 
 # The same examples in every run, and no limit on how long one takes: the machine may be busy.
 settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)

@@ -11,19 +11,18 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
-from artifacts import make_artifact
 from click.testing import CliRunner
-from fakes import PATIENCE_S
 
-from models.artifact import ONNX
-from service import engines, plugins
-from service.cli import main
-from service.settings import Settings
+from swiftlet_serve.models.artifact import ONNX
+from swiftlet_serve.service import engines, plugins
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.settings import Settings
+from tests.support.artifacts import make_artifact
+from tests.support.fakes import PATIENCE_S
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 JSON = {"Content-Type": "application/json"}
 
 
@@ -86,7 +85,18 @@ def test_check_fails_where_one_artifact_is_unfit(shelf, tmp_path):
 @pytest.mark.parametrize("engine", ["onnx_cpu", "echo"])
 def test_a_server_starts_answers_its_own_examples_and_stops_when_told(shelf, engine):
     models = ",".join(str(shelf / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", "--engine", engine, "--models", models]
+    command = [
+        sys.executable,
+        "-m",
+        "swiftlet_serve.service",
+        "serve",
+        "--port",
+        "0",
+        "--engine",
+        engine,
+        "--models",
+        models,
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -114,9 +124,9 @@ def test_a_server_starts_answers_its_own_examples_and_stops_when_told(shelf, eng
 
 SERVE_FAULTY = """
 from functools import partial
-from service import runtime
-from service.cli import main
-runtime.Workers = partial(runtime.Workers, main="faulty_process")
+from swiftlet_serve.service import runtime
+from swiftlet_serve.service.cli import main
+runtime.ProcessExecutor = partial(runtime.ProcessExecutor, main="tests.support.faulty_process")
 main()
 """
 
@@ -125,7 +135,7 @@ def test_an_engine_that_hangs_keeps_neither_callers_nor_the_process(tmp_path):
     model = make_artifact(tmp_path, "qa").path
     (tmp_path / "stuck").touch()
     command = [sys.executable, "-c", SERVE_FAULTY, "serve", "--port", "0", "--engine", "faulty", "--models", str(model)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     body = b'{"inputs": {"question": "a", "context": "b"}}'
     with subprocess.Popen(
         [*command, "--timeout-ms", "100", "--shutdown-timeout-s", "1"],

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from service import plugins
-from service.errors import SetupError
+from swiftlet_serve.service import plugins
+from swiftlet_serve.service.errors import SetupError
 
 
 @pytest.fixture

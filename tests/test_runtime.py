@@ -1,4 +1,4 @@
-"""What is served was verified and proved first; a lane answers a request whole, in time, or not at all."""
+"""What is served was verified and proved first; a pipeline answers a request whole, in time, or not at all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifacts import make_artifact
-from fakes import PATIENCE_S
 
-from models.artifact import CARD, GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
-from service import records
-from service import runtime as runtime_module
-from service.errors import DeadlineExceeded, Internal, NotFound, SetupError, Unprocessable
-from service.records import Record
-from service.runtime import Lane, Runtime, load_model, locate
-from service.settings import Settings
-from service.tasks.classify import ClassifyRequest
-from service.tasks.qa import QaRequest
+from swiftlet_serve.models.artifact import CARD, GOLDEN, TOKENIZER, Artifact, ArtifactError, seal
+from swiftlet_serve.service import loading
+from swiftlet_serve.service.errors import DeadlineExceeded, Internal, NotFound, SetupError, Unprocessable
+from swiftlet_serve.service.loading import load_model, locate
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.tasks.classify import ClassifyRequest
+from swiftlet_serve.service.tasks.qa import QaRequest
+from swiftlet_serve.service.telemetry import request_record
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from tests.support.artifacts import make_artifact
+from tests.support.fakes import PATIENCE_S
 
 
 def reseal(artifact: Artifact, **changes) -> Path:
@@ -123,15 +125,15 @@ def test_of_the_embedded_models_the_better_answers_first(tmp_path, monkeypatch):
         scores = {} if accuracy is None else {"scores": {"fp32": {"accuracy": {"value": accuracy, "n": 10}}}}
         artifact.file(CARD).write_text(json.dumps(scores), "utf-8")
         reseal(artifact)
-    monkeypatch.setattr(runtime_module, "BUNDLED", tmp_path)
+    monkeypatch.setattr(loading, "BUNDLED", tmp_path)
 
-    assert list(Runtime.load(Settings(cores=1)).lanes) == ["b", "a", "c"]
-    assert list(Runtime.load(Settings(cores=1, models=("a", "b"))).lanes) == ["a", "b"]
+    assert list(Runtime.load(Settings(cores=1)).pipelines) == ["b", "a", "c"]
+    assert list(Runtime.load(Settings(cores=1, models=("a", "b"))).pipelines) == ["a", "b"]
 
 
 def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(shelf, tmp_path, monkeypatch):
     shutil.copytree(shelf / "tiny-qa", tmp_path / "tiny-qa")
-    monkeypatch.setattr(runtime_module, "BUNDLED", shelf)
+    monkeypatch.setattr(loading, "BUNDLED", shelf)
 
     assert locate([]) == sorted(shelf.iterdir())
     assert locate(["tiny-qa", str(tmp_path / "tiny-qa")]) == [shelf / "tiny-qa", tmp_path / "tiny-qa"]
@@ -140,7 +142,7 @@ def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(sh
 
 
 def test_nothing_to_serve_is_said_plainly(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime_module, "BUNDLED", tmp_path)
+    monkeypatch.setattr(loading, "BUNDLED", tmp_path)
 
     with pytest.raises(SetupError, match="no model to serve"):
         locate([])
@@ -151,13 +153,13 @@ def test_the_first_model_of_a_task_is_its_default(shelf, tmp_path):
     settings = Settings(models=(str(other), str(shelf / "tiny-classify"), str(shelf / "tiny-qa")), cores=1)
     runtime = Runtime.load(settings)
 
-    assert list(runtime.lanes) == ["other", "tiny-classify", "tiny-qa"]
+    assert list(runtime.pipelines) == ["other", "tiny-classify", "tiny-qa"]
     assert list(runtime.tasks) == ["classify", "qa"]
-    assert runtime.lane("classify", None) is runtime.lanes["other"]
-    assert runtime.lane("classify", "tiny-classify") is runtime.lanes["tiny-classify"]
+    assert runtime.pipeline("classify", None) is runtime.pipelines["other"]
+    assert runtime.pipeline("classify", "tiny-classify") is runtime.pipelines["tiny-classify"]
     for name in ("tiny-qa", "unheard-of"):
         with pytest.raises(NotFound):
-            runtime.lane("classify", name)
+            runtime.pipeline("classify", name)
 
 
 def test_two_models_of_one_name_are_refused(shelf):
@@ -167,23 +169,23 @@ def test_two_models_of_one_name_are_refused(shelf):
         Runtime.load(Settings(models=(path, path), cores=1))
 
 
-# A lane
+# A pipeline
 
 
-def lane(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Lane:
-    """A lane whose encodings are answered one by one by `submit(encoding, deadline)`."""
+def pipeline(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
+    """A pipeline whose encodings are answered one by one by `submit(encoding, deadline)`."""
 
     def submit_all(encodings, deadline, priority):
         return [submit(encoding, deadline) for encoding in encodings]
 
-    return Lane(load_model(shelf / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
+    return Pipeline(load_model(shelf / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
 
 
 def test_an_answer_has_the_time_of_every_stage(shelf):
     async def scenario():
         runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), cores=1))
-        with records.recording(Record()) as record:
-            answer = await runtime.lanes["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
+        with request_record.recording(RequestRecord()) as record:
+            answer = await runtime.pipelines["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
         await runtime.close()
 
         assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
@@ -210,7 +212,7 @@ def test_where_one_window_fails_nobody_works_on_the_others(shelf):
 
         context = "one two three four five six seven eight nine ten " * 4
         with pytest.raises(Internal):
-            await lane(shelf, "qa", submit).answer(
+            await pipeline(shelf, "qa", submit).answer(
                 QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
             )
         await asyncio.sleep(0)
@@ -226,7 +228,7 @@ def test_a_request_is_answered_at_its_deadline_whatever_holds_it_up(shelf):
             await asyncio.Event().wait()
 
         with pytest.raises(DeadlineExceeded):
-            await lane(shelf, "classify", submit).answer(ClassifyRequest(inputs="hello"), time.monotonic() + 0.02)
+            await pipeline(shelf, "classify", submit).answer(ClassifyRequest(inputs="hello"), time.monotonic() + 0.02)
 
     asyncio.run(scenario())
 
@@ -237,7 +239,7 @@ def test_a_request_that_could_never_be_admitted_is_not_told_to_come_again(shelf)
             raise AssertionError("nothing may be submitted")
 
         with pytest.raises(Unprocessable) as refusal:
-            await lane(shelf, "classify", submit, max_tokens=4).answer(ClassifyRequest(inputs="hello"), soon())
+            await pipeline(shelf, "classify", submit, max_tokens=4).answer(ClassifyRequest(inputs="hello"), soon())
 
         assert refusal.value.code == "input_too_long"
         assert refusal.value.faults[0].limit == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings, usable_cores
+from swiftlet_serve.service.settings import Settings, usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torture.cases import CASES, table
+
+from tests.torture.cases import CASES, table
 
 SCALES = {"hostile": 0.01, "deliveries": 0.01, "restarts": 0.1, "memory": 0.004}
 

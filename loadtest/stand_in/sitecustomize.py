@@ -6,11 +6,11 @@ With CLOSED_BOOKS in the environment the server counts nothing, so that it can b
 import os
 from pathlib import Path
 
-import service.engines
+import swiftlet_serve.service.engines
 
-service.engines.__path__.append(str(Path(__file__).parent / "engines"))
+swiftlet_serve.service.engines.__path__.append(str(Path(__file__).parent / "engines"))
 
 if os.environ.get("CLOSED_BOOKS"):
-    from service.books import Books
+    from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
-    Books.accept = Books.finish = Books.ran = lambda *_: None
+    RequestStats.accept = RequestStats.finish = RequestStats.ran = lambda *_: None

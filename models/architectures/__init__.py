@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from models.architectures import layers
+from swiftlet_serve.models.architectures import layers
 
 _HELPERS = frozenset({"layers"})
 

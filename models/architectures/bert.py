@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from models.architectures import layers
-from models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
+from swiftlet_serve.models.architectures import layers
+from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
 
 
 @dataclass(frozen=True)

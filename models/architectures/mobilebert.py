@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import layers
-from models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
+from swiftlet_serve.models.architectures import layers
+from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
 
 TORCH_EPS: Final = 1e-5  # where the reference passes no epsilon
 

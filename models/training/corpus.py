@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models import convert
-from models.architectures import bert
-from models.datasets import documents
-from models.training.recipe import Recipe, RecipeError, Tokenisation
-from models.training.run import write, write_text
-from models.training.tokenizer import train_unigram, train_wordpiece
-from models.training.vocabulary import count_pieces, prune
+from swiftlet_serve.models import convert
+from swiftlet_serve.models.architectures import bert
+from swiftlet_serve.models.datasets import documents
+from swiftlet_serve.models.training.recipe import Recipe, RecipeError, Tokenisation
+from swiftlet_serve.models.training.run import write, write_text
+from swiftlet_serve.models.training.tokenizer import train_unigram, train_wordpiece
+from swiftlet_serve.models.training.vocabulary import count_pieces, prune
 
 COUNTED: Final = 20_000  # documents of each corpus that the vocabulary is chosen by
 LEARNT: Final = 10_000_000  # characters of each corpus that a vocabulary is made of: a small corpus counts as well

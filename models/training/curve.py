@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from models.training.run import write_text
+from swiftlet_serve.models.training.run import write_text
 
 NAME: Final = "losses.csv"  # in the directory of a run
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.training.corpus import token_id
-from models.training.objectives.masked_lm import SHARE, mask, ngrams, words
-from models.training.objectives.next_sentence import next_sentence
-from models.training.objectives.pairs import FRAME, Chunk, Pairs, segments, stack
-from models.training.objectives.sentence_order import sentence_order
-from models.training.recipe import Recipe, RecipeError, Spans
-from models.training.tokenizer import continuing
-from models.training.vocabulary import SPECIALS
+from swiftlet_serve.models.training.corpus import token_id
+from swiftlet_serve.models.training.objectives.masked_lm import SHARE, mask, ngrams, words
+from swiftlet_serve.models.training.objectives.next_sentence import next_sentence
+from swiftlet_serve.models.training.objectives.pairs import FRAME, Chunk, Pairs, segments, stack
+from swiftlet_serve.models.training.objectives.sentence_order import sentence_order
+from swiftlet_serve.models.training.recipe import Recipe, RecipeError, Spans
+from swiftlet_serve.models.training.tokenizer import continuing
+from swiftlet_serve.models.training.vocabulary import SPECIALS
 
 SENTENCE_ENDS: Final = (".", "?", "!")
 

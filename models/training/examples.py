@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models import datasets
-from models.datasets import Question
-from models.tokenizer import Encoding, Tokenizer
-from models.training.recipe import Finetuning
+from swiftlet_serve.models import datasets
+from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.models.training.recipe import Finetuning
 
 STRIDE: Final = 128  # tokens that neighbouring windows of a context share
 NEAR: Final = 10  # contexts before and after a question's own that it may be asked of elsewhere

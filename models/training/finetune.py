@@ -21,16 +21,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.architectures import bert
-from models.heads import Classification, Model, QuestionAnswering, build
-from models.tokenizer import Tokenizer
-from models.training.corpus import load_teacher, package_model
-from models.training.examples import UNKNOWN, Example, batches, digest, pad, read, unlabelled
-from models.training.loop import Schedule, begun, train
-from models.training.pretrain import Start, facts, start_of
-from models.training.recipe import Finetuning, Recipe, RecipeError, settings
-from models.training.run import claim, write
-from models.training.start import Sample, cut_vocabulary, fit
+from swiftlet_serve.models.architectures import bert
+from swiftlet_serve.models.heads import Classification, Model, QuestionAnswering, build
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.corpus import load_teacher, package_model
+from swiftlet_serve.models.training.examples import UNKNOWN, Example, batches, digest, pad, read, unlabelled
+from swiftlet_serve.models.training.loop import Schedule, begun, train
+from swiftlet_serve.models.training.pretrain import Start, facts, start_of
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError, settings
+from swiftlet_serve.models.training.run import claim, write
+from swiftlet_serve.models.training.start import Sample, cut_vocabulary, fit
 
 SAMPLED: Final = 20_000  # tokens, about, that a student's start is fitted on
 NEVER: Final = torch.finfo(torch.float32).min  # the logit of what cannot be chosen

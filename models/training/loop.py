@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.errors import ModelError
-from models.training.curve import NAME, Point, read_curve, write_curve
-from models.training.lamb import Lamb
-from models.training.recipe import Finetuning, Optimisation, Pretraining
-from models.training.run import Stop, write
+from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.training.curve import NAME, Point, read_curve, write_curve
+from swiftlet_serve.models.training.lamb import Lamb
+from swiftlet_serve.models.training.recipe import Finetuning, Optimisation, Pretraining
+from swiftlet_serve.models.training.run import Stop, write
 
 CHECKPOINT: Final = "checkpoint.pt"
 TOLD: Final = 20  # steps between two points of the curve

@@ -8,8 +8,8 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from models.errors import ModelError
-from models.training.curve import NAME, read_curve
+from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.training.curve import NAME, read_curve
 
 Against = Literal["step", "seconds", "flops"]  # as points of a curve call them
 

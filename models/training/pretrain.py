@@ -18,20 +18,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import albert, bert, mobilebert
-from models.architectures.layers import Encoder
-from models.heads import Classification, MaskedLM, Model, build
-from models.training import start, transfer
-from models.training.corpus import corpus, load_teacher, vocabulary
-from models.training.draw import Batch, Draw
-from models.training.loop import Schedule, train
-from models.training.objectives.masked_lm import Masked
-from models.training.objectives.replaced_token import Discriminator, detection_loss, make_generator, replace
-from models.training.recipe import Recipe, RecipeError, Transfer, settings
-from models.training.run import claim
-from models.training.start import Sample
-from models.training.start_mobilebert import start_mobilebert, start_words
-from models.training.vocabulary import SPECIALS
+from swiftlet_serve.models.architectures import albert, bert, mobilebert
+from swiftlet_serve.models.architectures.layers import Encoder
+from swiftlet_serve.models.heads import Classification, MaskedLM, Model, build
+from swiftlet_serve.models.training import start, transfer
+from swiftlet_serve.models.training.corpus import corpus, load_teacher, vocabulary
+from swiftlet_serve.models.training.draw import Batch, Draw
+from swiftlet_serve.models.training.loop import Schedule, train
+from swiftlet_serve.models.training.objectives.masked_lm import Masked
+from swiftlet_serve.models.training.objectives.replaced_token import (
+    Discriminator,
+    detection_loss,
+    make_generator,
+    replace,
+)
+from swiftlet_serve.models.training.recipe import Recipe, RecipeError, Transfer, settings
+from swiftlet_serve.models.training.run import claim
+from swiftlet_serve.models.training.start import Sample
+from swiftlet_serve.models.training.start_mobilebert import start_mobilebert, start_words
+from swiftlet_serve.models.training.vocabulary import SPECIALS
 
 SAMPLED: Final = 64  # rows, about, that the student's start is fitted on
 HOLED: Final = 240  # the same, where its head is fitted, too: that reads nothing but holes

@@ -9,8 +9,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from models.artifact import Task
-from models.errors import ModelError
+from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.errors import ModelError
 
 MOST_PIECES: Final = 1 << 16  # of a vocabulary: rows of tokens are kept as uint16
 

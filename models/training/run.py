@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from models.training.recipe import RecipeError
+from swiftlet_serve.models.training.recipe import RecipeError
 
 
 def claim(directory: Path, facts: Mapping[str, Any]) -> None:

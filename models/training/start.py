@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import albert, bert
-from models.heads import MaskedLM, Model
+from swiftlet_serve.models.architectures import albert, bert
+from swiftlet_serve.models.heads import MaskedLM, Model
 
 RIDGE: Final = 1e-3
 """Of a regression, relative to the mean square of its inputs. With less, weights of a MobileBERT's start grew ten times

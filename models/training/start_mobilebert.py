@@ -16,11 +16,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from models.architectures import albert, bert, mobilebert
-from models.architectures.layers import attend, padding_bias
-from models.heads import MaskedLM, Model
-from models.training.start import Sample, fit, principal_directions, regress
-from models.training.transfer import layers, twin
+from swiftlet_serve.models.architectures import albert, bert, mobilebert
+from swiftlet_serve.models.architectures.layers import attend, padding_bias
+from swiftlet_serve.models.heads import MaskedLM, Model
+from swiftlet_serve.models.training.start import Sample, fit, principal_directions, regress
+from swiftlet_serve.models.training.transfer import layers, twin
 
 SourceLayer = albert.Layer | bert.Layer
 FITTED: Final = 3  # times that two parts of the masked-LM head are fitted in turn

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.heads import build
-from models.training.curve import NAME, Point, read_curve
-from models.training.recipe import Recipe, RecipeError, parse_recipe
+from swiftlet_serve.models.heads import build
+from swiftlet_serve.models.training.curve import NAME, Point, read_curve
+from swiftlet_serve.models.training.recipe import Recipe, RecipeError, parse_recipe
 
 HELD_OUT: Final = "held_out_"  # what such losses begin with
 

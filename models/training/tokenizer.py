@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from models.training.vocabulary import SPECIALS
+from swiftlet_serve.models.training.vocabulary import SPECIALS
 
 PREFIX: Final = "##"
 BLANK: Final = "▁"

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from models.architectures import albert, bert, mobilebert
-from models.architectures.layers import Encoder, padding_bias
-from models.training.recipe import Transfer
+from swiftlet_serve.models.architectures import albert, bert, mobilebert
+from swiftlet_serve.models.architectures.layers import Encoder, padding_bias
+from swiftlet_serve.models.training.recipe import Transfer
 
 Layer = albert.Layer | bert.Layer | mobilebert.Layer
 

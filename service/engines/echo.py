@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact
-from models.tokenizer import Encoding
-from service.types import Batch, Cost, Row
+from swiftlet_serve.models.artifact import Artifact
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.types import Batch, Cost, Row
 
 
 class Echo:

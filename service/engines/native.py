@@ -24,16 +24,16 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-import service
-from models.artifact import ONNX, Artifact, ArtifactError
-from models.folding import Folded, FoldingError, Product, fold
-from models.weights import WeightsError, read_weights
-from service.engines import onnx_cpu
-from service.types import Batch, Cost, Engine, Row
+import swiftlet_serve.service
+from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError
+from swiftlet_serve.models.folding import Folded, FoldingError, Product, fold
+from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.service.engines import onnx_cpu
+from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
 
-LIBRARIES: Final = Path(service.__file__).parent / "native"
+LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
 KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first, of what a CPU may have
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one of them
 ARCHITECTURES: Final = ("bert", "albert", "mobilebert")  # numbers in C++

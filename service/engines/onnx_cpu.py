@@ -2,8 +2,8 @@
 
 It does not run an artifact's `model.onnx` as it stands but a graph that is made while it is loaded, of the parameters
 in there: folded as for the native engine (`models/folding.py`), and ragged, so that rows of different lengths share a
-call and products see no padding (`models/ragged.py`). So the file holds the weights once for all engines, and artifacts
-that were made before are as fast. A network that cannot be folded runs as it stands, padded.
+call and products see no padding (`models/graphs/ragged.py`). The file holds the weights once for all engines, and
+artifacts that were made before are as fast. A network that cannot be folded runs as it stands, padded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
-from models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
-from models.folding import Folded, FoldingError, fold
-from models.ragged import Multiply, in_fp32, of_int8, ragged
-from models.weights import WeightsError, read_weights
-from service.types import Batch, Cost, Engine, Rectangle, Row
+from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
+from swiftlet_serve.models.folding import Folded, FoldingError, fold
+from swiftlet_serve.models.graphs.ragged import Multiply, in_fp32, of_int8, ragged
+from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.service.types import Batch, Cost, Engine, PaddedBatch, Row
 
 
 class OnnxCpu:
@@ -49,7 +49,7 @@ class OnnxCpu:
             raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
         inputs = tuple(sorted(value.name for value in self._session.get_inputs()))
         outputs = tuple(value.name for value in self._session.get_outputs())
-        if inputs != tuple(sorted(Rectangle._fields)) or outputs != ("rows",):
+        if inputs != tuple(sorted(PaddedBatch._fields)) or outputs != ("rows",):
             raise ArtifactError(f"{model.parent.name}: {model.name} has inputs or outputs of other names.")
 
     def run(self, batch: Batch) -> Sequence[Row]:
@@ -103,7 +103,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
 
 
 def inputs(batch: Batch) -> Mapping[str, NDArray[Any]]:
-    """What `models/ragged.py` has for inputs."""
+    """What `models/graphs/ragged.py` has for inputs."""
     lengths, read = np.diff(batch.offsets), np.diff(batch.focus_offsets)
     positions, spread, gathered = _spread(lengths)
     _, focus_spread, focus_gathered = _spread(read)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import openvino
 
-from models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
-from service.settings import usable_cores
-from service.types import Batch, Cost, Rectangle, Row
+from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
+from swiftlet_serve.service.settings import usable_cores
+from swiftlet_serve.service.types import Batch, Cost, PaddedBatch, Row
 
 
 class OpenVino:
@@ -42,7 +42,7 @@ class OpenVino:
             raise ArtifactError(f"{model.parent.name}: {model.name} cannot be loaded: {error}") from None
         inputs = {value.any_name for value in self._network.inputs}
         outputs = [value.any_name for value in self._network.outputs]
-        if inputs != {*Rectangle._fields} or outputs != ["rows"]:
+        if inputs != {*PaddedBatch._fields} or outputs != ["rows"]:
             raise ArtifactError(f"{model.parent.name}: {model.name} has inputs or outputs of other names.")
         precision = self._network.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         self.title = f"openvino ({precision})"

@@ -14,10 +14,10 @@ import onnx
 import torch
 from safetensors.torch import load_file
 
-from models.artifact import ONNX, SAFETENSORS, Artifact, ArtifactError
-from models.heads import Model, build
-from models.quantize import read_weights
-from service.types import Batch, Cost, Row
+from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, Artifact, ArtifactError
+from swiftlet_serve.models.graphs.quantize import read_weights
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.service.types import Batch, Cost, Row
 
 
 class Torch:

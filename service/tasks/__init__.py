@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import Fault, Unprocessable
+from swiftlet_serve.service.errors import Fault, Unprocessable
 
 MAX_INPUTS: Final = 64  # texts or questions in one request
 

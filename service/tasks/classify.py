@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.artifact import Manifest, Problem
-from models.tokenizer import Encoding, Text, Tokenizer, TooLong
-from service import tasks
-from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
-from service.types import Row
+from swiftlet_serve.models.artifact import Manifest, Problem
+from swiftlet_serve.models.tokenizer import Encoding, Text, Tokenizer, TooLong
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
+from swiftlet_serve.service.types import Row
 
 Function = Literal["softmax", "sigmoid", "none"]
 

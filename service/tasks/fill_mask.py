@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.artifact import Manifest
-from models.tokenizer import Encoding, Ids, Tokenizer, TooLong
-from service import tasks
-from service.errors import Fault, Unprocessable
-from service.ranking import NOTHING, Ranked, Ranking
-from service.tasks import MAX_INPUTS, Failure, Strict
-from service.types import Row
+from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.models.tokenizer import Encoding, Ids, Tokenizer, TooLong
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.errors import Fault, Unprocessable
+from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Strict
+from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
+from swiftlet_serve.service.types import Row
 
 MAX_MASKS: Final = 64  # in one request: each is ranked by itself, and answered with a list of its own
 MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fifth of a second of decoding

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.artifact import Manifest
-from models.tokenizer import CHARACTERS_PER_TOKEN, Reading, Tokenizer, Window
-from service import tasks
-from service.errors import Fault, Unprocessable
-from service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
-from service.types import Row
+from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Reading, Tokenizer, Window
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.errors import Fault, Unprocessable
+from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
+from swiftlet_serve.service.types import Row
 
 MAX_CHARACTERS: Final = 1 << 18  # of all different texts of a request: about a quarter of a second of tokenising
 MAX_WINDOWS: Final = 256  # in one request

@@ -21,7 +21,10 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
-from cases import (
+from transformers import AlbertTokenizerFast, BertConfig, BertTokenizerFast, pipeline
+from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
+
+from tests.goldens.cases import (
     DATA,
     HERE,
     LABELS,
@@ -43,8 +46,6 @@ from cases import (
     strings,
     weights,
 )
-from transformers import AlbertTokenizerFast, BertConfig, BertTokenizerFast, pipeline
-from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

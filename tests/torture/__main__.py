@@ -12,11 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from artifacts import make_artifact
-from hostile import TASKS
-
-from service.machine import other_work, setting
-from torture.cases import CASES, Outcome, table
+from swiftlet_serve.service.offline.environment import other_work, setting
+from tests.support.artifacts import make_artifact
+from tests.support.hostile import TASKS
+from tests.torture.cases import CASES, Outcome, table
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     unknown = set(arguments.cases) - CASES.keys()
     if unknown:
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
-    logging.disable(logging.CRITICAL)  # of the lanes in this process, whose engines fail on purpose
+    logging.disable(logging.CRITICAL)  # of the pipelines in this process, whose engines fail on purpose
     outcomes: list[Outcome] = []
     where = setting()
     head = [where.told(), *other_work(where.load, where.cores), ""]

@@ -22,23 +22,26 @@ from unittest import mock
 
 import numpy as np
 import uvloop
-from arrivals import poisson
-from generator import Client, Lost, open_loop, payload, percentile
-from hostile import CANARY, TASKS, Attack, attacks, complaint
-from overload import run as overload
-from restarts import peak, roll
-from served import STAND_IN, Served, serving
 
-import service.engines
-from service.engines.echo import Echo
-from service.runtime import Runtime, load_model, locate
-from service.settings import Settings
-from service.types import Batch
+import swiftlet_serve.service.engines
+from loadtest.arrivals import poisson
+from loadtest.generator import Client, Lost, open_loop, payload, percentile
+from loadtest.overload import run as overload
+from loadtest.served import STAND_IN, Served, serving
+from swiftlet_serve.service.engines.echo import Echo
+from swiftlet_serve.service.loading import load_model, locate
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.types import Batch
+from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
+from tests.support.restarts import peak, roll
 
 COMING: Final = 200  # slow clients a second, as slowhttptest has it
-ENGINES: Final = [*service.engines.__path__, str(STAND_IN / "engines")]
-with mock.patch.object(service.engines, "__path__", ENGINES):  # for a moment: it is none of the service's own
-    from service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
+ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
+with mock.patch.object(
+    swiftlet_serve.service.engines, "__path__", ENGINES
+):  # for a moment: it is none of the service's own
+    from swiftlet_serve.service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
 
 PATIENCE_S: Final = 60.0
 FAULTS: Final = 0.01  # of the encodings
@@ -121,7 +124,7 @@ def _bytes(attack: Attack) -> bytes:
 
 
 def deliveries(shelf: Path, scale: float) -> list[Outcome]:
-    """Interleaved requests, each with a text of its own, over lanes of this process: HTTP would take an hour.
+    """Interleaved requests, each with a text of its own, over pipelines of this process: HTTP would take an hour.
 
     The engines are in theirs, which is killed when half of the requests have been made.
     """
@@ -154,12 +157,12 @@ async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
     async def one(number: int) -> None:
         nonlocal wrong
         if number == count // 2:
-            os.kill(runtime._crew._serving.pid, signal.SIGKILL)
+            os.kill(runtime._executor._serving.pid, signal.SIGKILL)
             seen["killed"] += 1
         task = TASKS[number % 3]
-        model = runtime.lanes[f"tiny-{task}"].model
+        model = runtime.pipelines[f"tiny-{task}"].model
         request = model.task.Request.model_validate({"inputs": _inputs(task, number)})
-        work = asyncio.ensure_future(runtime.lane(task, None).answer(request, time.monotonic() + PATIENCE_S))
+        work = asyncio.ensure_future(runtime.pipeline(task, None).answer(request, time.monotonic() + PATIENCE_S))
         if pick.random() < CANCELS:
             for _ in range(pick.randrange(6)):
                 await asyncio.sleep(0)

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact
-from models.tokenizer import Encoding
-from service.engines.echo import Echo
-from service.types import Batch, Row
+from swiftlet_serve.models.artifact import Artifact
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.engines.echo import Echo
+from swiftlet_serve.service.types import Batch, Row
 
 
 class StandIn(Echo):
@@ -58,5 +58,7 @@ def create(artifact: Artifact, threads: int) -> StandIn:  # noqa: ARG001  # ever
         float(os.environ.get(f"STAND_IN_{name}", "0")) for name in ("FIXED_MS", "TOKEN_US", "FAULTS")
     )
     if faults:
-        logging.getLogger("service.crew").disabled = True  # it would tell of every one that was asked for
+        logging.getLogger(
+            "swiftlet_serve.service.workers.executor"
+        ).disabled = True  # it would tell of every one that was asked for
     return StandIn(artifact.manifest.width, fixed_ms / 1e3, token_us / 1e6, faults)

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from models.training.objectives.pairs import Chunk, Pair, cut, toss
+from swiftlet_serve.models.training.objectives.pairs import Chunk, Pair, cut, toss
 
 FOLLOWS: Final = 0
 ELSEWHERE: Final = 1

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures.layers import ACTIVATIONS, Config, Encoder
-from models.heads import Model, build
-from models.training.objectives.masked_lm import Masked
+from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Config, Encoder
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.training.objectives.masked_lm import Masked
 
 WEIGHT: Final = 50.0  # of the discriminator's loss, beside a generator's of 1
 THINNER: Final = 2  # times is the generator; the paper's are 2 to 4 times

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from models.training.objectives.pairs import Chunk, Pair, cut, toss
+from swiftlet_serve.models.training.objectives.pairs import Chunk, Pair, cut, toss
 
 IN_ORDER: Final = 0
 SWAPPED: Final = 1

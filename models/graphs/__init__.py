@@ -1,0 +1,1 @@
+"""ONNX graphs: export, quantisation, reading and writing."""

@@ -1,0 +1,143 @@
+"""An ONNX graph as it is written, node after node, without the `onnx` package: serving does without it.
+
+An ONNX file is a protobuf message; `models/graphs/reader.py` reads such files and cites the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from numpy.typing import NDArray
+
+OPSET: Final = 20
+IR_VERSION: Final = 10
+CONTRIB: Final = "com.microsoft"  # operators of ONNX Runtime's own
+CONTRIB_OPSET: Final = 1
+
+_TYPES: Final = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9}
+_FLOAT, _INT, _STRING, _GRAPH = 1, 2, 3, 5  # kinds of attributes
+
+Attribute: TypeAlias = "float | int | str | Graph"
+
+
+class Graph:
+    """Nodes, the arrays that they read, and what goes in and out."""
+
+    def __init__(self, outer: Graph | None = None) -> None:
+        """One that is inside another graph's node can read the values of that graph, and leaves its arrays there."""
+        self._outer = outer
+        self._nodes: list[bytes] = []
+        self._arrays: dict[str, bytes] = {}
+        self._inputs: list[bytes] = []
+        self._outputs: list[bytes] = []
+        self._names = 0
+
+    def input(self, name: str, kind: str, rank: int) -> str:
+        """Declares an input of any size in every dimension."""
+        self._inputs.append(_value(name, kind, rank))
+        return name
+
+    def output(self, name: str, kind: str, rank: int, given: str) -> None:
+        """Declares that the value `given` comes out under a name."""
+        self._node("Identity", [given], name, "", {})
+        self._outputs.append(_value(name, kind, rank))
+
+    def array(self, name: str, array: NDArray[Any]) -> str:
+        """An array that nodes can read. One that is there already under this name stays as it is."""
+        if self._outer is not None:
+            return self._outer.array(name, array)
+        if name not in self._arrays:
+            self._arrays[name] = _tensor(name, array)
+        return name
+
+    def add(
+        self, operator: str, inputs: Sequence[str], *, domain: str = "", called: str = "", **attributes: Attribute
+    ) -> str:
+        """A node with one output, whose name is given back. An input that is left out is the empty name."""
+        name = called or f"{operator}.{self._next()}"
+        self._node(operator, inputs, name, domain, attributes)
+        return name
+
+    def content(self) -> bytes:
+        """The graph as a message of its own."""
+        return b"".join(
+            (
+                *(_field(1, node) for node in self._nodes),
+                _field(2, b"swiftlet"),
+                *(_field(5, array) for array in self._arrays.values()),
+                *(_field(11, value) for value in self._inputs),
+                *(_field(12, value) for value in self._outputs),
+            )
+        )
+
+    def file(self) -> bytes:
+        """What an ONNX file with this graph holds."""
+        opsets = (_field(1, domain.encode()) + _number(2, version) for domain, version in _OPSETS)
+        return _number(1, IR_VERSION) + _field(7, self.content()) + b"".join(_field(8, opset) for opset in opsets)
+
+    def _next(self) -> int:
+        """One that no other node has."""
+        if self._outer is not None:
+            return self._outer._next()
+        self._names += 1
+        return self._names
+
+    def _node(
+        self, operator: str, inputs: Sequence[str], output: str, domain: str, attributes: Mapping[str, Attribute]
+    ) -> None:
+        parts = [*(_field(1, name.encode()) for name in inputs), _field(2, output.encode())]
+        parts += [_field(4, operator.encode()), _field(7, domain.encode())]
+        parts += [_field(5, _attribute(name, value)) for name, value in attributes.items()]
+        self._nodes.append(b"".join(parts))
+
+
+_OPSETS: Final = (("", OPSET), (CONTRIB, CONTRIB_OPSET))
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
+    named = _field(1, name.encode())
+    match value:
+        case float():
+            return named + _key(2, 5) + struct.pack("<f", value) + _number(20, _FLOAT)
+        case int():
+            return named + _number(3, value) + _number(20, _INT)
+        case str():
+            return named + _field(4, value.encode()) + _number(20, _STRING)
+        case Graph():
+            return named + _field(6, value.content()) + _number(20, _GRAPH)
+
+
+def _value(name: str, kind: str, rank: int) -> bytes:
+    shape = b"".join(_field(1, _field(2, f"{name}.{i}".encode())) for i in range(rank))
+    tensor = _number(1, _TYPES[kind]) + _field(2, shape)
+    return _field(1, name.encode()) + _field(2, _field(1, tensor))
+
+
+def _tensor(name: str, array: NDArray[Any]) -> bytes:
+    dims = b"".join(_number(1, size) for size in array.shape)
+    return dims + _number(2, _TYPES[array.dtype.name]) + _field(8, name.encode()) + _field(9, array.tobytes())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _key(number, 2) + _varint(len(content)) + content
+
+
+def _number(number: int, value: int) -> bytes:
+    return _key(number, 0) + _varint(value)
+
+
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    """7 bits a byte, lowest first; a negative number as its two's complement of 64 bits."""
+    value &= 2**64 - 1
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

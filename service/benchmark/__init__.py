@@ -1,0 +1,1 @@
+"""Measures engines side by side."""

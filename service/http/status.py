@@ -1,0 +1,95 @@
+"""What GET /status says: how the server does now, in a few numbers for a person; /metrics has more, for Prometheus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field
+
+from swiftlet_serve.service.telemetry.request_stats import ModelStats
+from swiftlet_serve.service.telemetry.snapshot import Snapshot
+
+WINDOW_S: Final = 60.0  # how old an answer may be to count as recent
+
+
+class Recent(BaseModel):
+    """The last answers of a model: at most 1000, and none older than a minute."""
+
+    answers: Annotated[int, Field(description="How many there are.")]
+    p50_ms: Annotated[float | None, Field(description="Half of them took no longer; null where there are none.")]
+    p99_ms: Annotated[float | None, Field(description="99 of 100 took no longer; null where there are none.")]
+
+
+class ModelStatus(BaseModel):
+    """How one model does."""
+
+    name: Annotated[str, Field(description="The model.")]
+    task: Annotated[str, Field(description="Its task.")]
+    answered: Annotated[int, Field(description="Requests that were answered since the start.")]
+    failed: Annotated[int, Field(description="Requests that were accepted and failed.")]
+    cancelled: Annotated[int, Field(description="Requests that were accepted and whose clients hung up.")]
+    in_flight: Annotated[int, Field(description="Requests that were accepted and have not ended.")]
+    recent: Annotated[Recent, Field(description="Its last answers.")]
+
+
+class QueueStatus(BaseModel):
+    """What waits for a core."""
+
+    rows: Annotated[int, Field(description="Encodings that wait.")]
+    tokens: Annotated[int, Field(description="Their tokens.")]
+    age_ms: Annotated[float, Field(description="How long the oldest has waited.")]
+    wait_ms: Annotated[float, Field(description="How long an interactive request that comes now waits, at least.")]
+
+
+class Status(BaseModel):
+    """How the server does now."""
+
+    ready: Annotated[bool, Field(description="Whether there is an engine that works.")]
+    engine_restarts: Annotated[int, Field(description="Engines that were lost and replaced.")]
+    cores: Annotated[int, Field(description="Calls to the engine that may run at the same time.")]
+    calls: Annotated[int, Field(description="Calls to the engine that run.")]
+    refused: Annotated[int, Field(description="Requests that ended before they were accepted, since the start.")]
+    queue: Annotated[QueueStatus, Field(description="The work that waits for a core.")]
+    models: Annotated[list[ModelStatus], Field(description="Those served.")]
+
+
+def describe(look: Snapshot, now: float) -> Status:
+    """What one look at the runtime tells; `now` is of `time.monotonic()`."""
+    queue = look.queue
+    return Status(
+        ready=look.ready,
+        engine_restarts=look.restarts,
+        cores=look.cores,
+        calls=queue.running,
+        refused=look.stats.refusals.total(),
+        queue=QueueStatus(rows=queue.rows, tokens=queue.tokens, age_ms=_ms(queue.age_s), wait_ms=_ms(queue.wait_s)),
+        models=[_model(name, account, now) for name, account in look.stats.accounts.items()],
+    )
+
+
+def _model(name: str, account: ModelStats, now: float) -> ModelStatus:
+    took = sorted(seconds for at, seconds in account.recent if now - at <= WINDOW_S)
+    return ModelStatus(
+        name=name,
+        task=account.task,
+        answered=account.seconds["answered"].count,
+        failed=account.seconds["failed"].count,
+        cancelled=account.seconds["cancelled"].count,
+        in_flight=account.in_flight,
+        recent=Recent(
+            answers=len(took),
+            p50_ms=_ms(quantile(took, 0.50)) if took else None,
+            p99_ms=_ms(quantile(took, 0.99)) if took else None,
+        ),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of values in rising order the smallest that at least `share` of them, in (0, 1], do not exceed."""
+    return values[math.ceil(share * len(values)) - 1]
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

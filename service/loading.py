@@ -1,0 +1,115 @@
+"""Opens artifacts: verifies their files, loads them into engines and replays their golden answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import swiftlet_serve.models
+from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.vocabulary import TokenizerError
+from swiftlet_serve.service import plugins, tasks
+from swiftlet_serve.service.errors import (
+    SetupError,
+)
+from swiftlet_serve.service.telemetry.snapshot import ModelInfo
+from swiftlet_serve.service.types import Engine, Task, TimedCall
+from swiftlet_serve.service.workers.executor import host
+
+BUNDLED: Final = Path(swiftlet_serve.models.__file__).resolve().parent / "bundled"
+
+M = TypeVar("M", bound="ServedModel")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An artifact that was verified, with what its answers mean."""
+
+    artifact: Artifact
+    task: Task[Any, Any]
+    engine_name: str
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.artifact.manifest
+
+    @property
+    def info(self) -> ModelInfo:
+        manifest = self.manifest
+        return ModelInfo(
+            manifest.name, manifest.task, manifest.architecture, manifest.precision, self.engine_name, manifest.version
+        )
+
+
+@dataclass(frozen=True)
+class LoadedModel(ServedModel):
+    """A model in an engine of this process, which reproduces its golden answers."""
+
+    engine: Engine
+    deviation: float | None  # largest |output - golden|; None where the engine runs no network
+    timed: Sequence[TimedCall]  # what the golden calls took
+    seconds: float  # that all this took
+
+
+def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> LoadedModel:
+    """Verifies, loads and replays one artifact; `tokenizers` as in `open_model`.
+
+    Raises:
+        ArtifactError: the directory is not an artifact that works.
+        SetupError: there is no such engine or task, or something it needs is not installed.
+    """
+    started = time.monotonic()
+    model = open_model(path, engine_name, tokenizers)
+    hosted, deviation = host(model.artifact, engine_name)
+    seconds = time.monotonic() - started
+    return LoadedModel(**vars(model), engine=hosted.engine, deviation=deviation, timed=hosted.timed, seconds=seconds)
+
+
+def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> ServedModel:
+    """Verifies an artifact and makes its task.
+
+    `tokenizers`, by their SHA-256, are those of the models opened before: one that is equal is shared, which saves
+    15 MB and 0.1 s a model.
+
+    Raises:
+        ArtifactError: the directory is not an artifact, or not a consistent one.
+        SetupError: there is no such task.
+    """
+    artifact = open_artifact(path)
+    return ServedModel(artifact, _make_task(artifact, {} if tokenizers is None else tokenizers), engine_name)
+
+
+def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any, Any]:
+    manifest, name = artifact.manifest, artifact.path.name
+    digest = manifest.files[TOKENIZER].sha256
+    try:
+        if digest not in tokenizers:
+            tokenizers[digest] = Tokenizer.load(artifact.file(TOKENIZER))
+        tokenizer = tokenizers[digest]
+        task: Task[Any, Any] = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
+    except (TokenizerError, ValueError) as error:
+        raise ArtifactError(f"{name}: {error}") from error
+    if tokenizer.vocab_size > manifest.vocab_size:
+        raise ArtifactError(f"{name}: the tokenizer knows more tokens than the network, so it belongs to another.")
+    return task
+
+
+def locate(names: Sequence[str]) -> list[Path]:
+    """The directories of the models named, each an embedded one or a path; without names, all embedded ones.
+
+    Raises:
+        SetupError: there is nothing to serve, or no such model.
+    """
+    embedded = {path.name: path for path in find_artifacts(BUNDLED)}
+    paths = [embedded.get(name, Path(name)) for name in names] or list(embedded.values())
+    if not paths:
+        raise SetupError("There is no model to serve: none is embedded and none was named.")
+    for name, path in zip(names, paths, strict=False):
+        if not path.is_dir():
+            known = ", ".join(embedded) or "none"
+            raise SetupError(f"There is no model {name!r}: it is no directory, and the embedded ones are: {known}.")
+    return paths

@@ -1,0 +1,1 @@
+"""Commands that make and measure artifacts, apart from serving."""

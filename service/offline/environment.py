@@ -1,0 +1,78 @@
+"""Where and when something was measured, and of what."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+VECTORS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
+PACKAGES: Final = ("swiftlet-serve", "onnxruntime", "fastapi", "uvicorn", "uvloop")
+
+
+@dataclass(frozen=True)
+class Setting:
+    date: str
+    commit: str
+    machine: str
+    cores: int
+    load: float  # what the machine did besides, as runnable processes of the last minute, before the measurement
+    versions: dict[str, str]
+
+    def told(self, besides: str = ", generator included") -> str:
+        """A sentence each."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.date}, commit {self.commit}. {self.machine}{besides}; load {self.load:.1f}. {versions}."
+
+
+def setting(*packages: str) -> Setting:
+    """This machine, now; with the versions of more packages."""
+    cores = len(os.sched_getaffinity(0))
+    return Setting(
+        f"{datetime.now(UTC):%Y-%m-%d}",
+        _described() or "unknown",
+        f"{processor()}, {cores} cores, {platform.system()}",
+        cores,
+        os.getloadavg()[0],
+        {"Python": platform.python_version()} | {name: metadata.version(name) for name in (*PACKAGES, *packages)},
+    )
+
+
+def other_work(load: float, cores: int) -> list[str]:
+    """A sentence of warning where the machine had much to do before a measurement began."""
+    if load <= cores / 2:
+        return []
+    return [f"The machine had other work: a load of {load:.1f} on {cores} cores before this began."]
+
+
+def processor() -> str:
+    """The processor, and the vector instructions that decide how fast int8 is on it."""
+    facts = _cpuinfo()
+    if not facts:
+        return platform.processor() or platform.machine()
+    flags = set(facts.get("flags", "").split()) & VECTORS
+    return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
+
+
+def _described() -> str:
+    """Which commit this is; nothing where it is none, or there is no git."""
+    command = ["git", "describe", "--always", "--dirty", "--tags"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603  # ours
+    except OSError:
+        return ""
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What the system says of the last of its cores; nothing where it does not."""
+    try:
+        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
+    except OSError:
+        return {}

@@ -1,0 +1,74 @@
+"""A checkpoint of transformers becomes an artifact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from swiftlet_serve.models import convert
+from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Precision, Task
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.offline.evaluate import Progress
+from swiftlet_serve.service.offline.release import Draft, Measure, release
+
+
+def import_checkpoint(
+    source: str,
+    task: Task,
+    out: Path,
+    *,
+    name: str | None = None,
+    revision: str | None = None,
+    precision: Precision = "int8",
+    measure: Measure | None = None,
+    max_loss: float,
+    keep_fp32: bool = False,
+    report: Callable[[str], None],
+    progress: Progress | None = None,
+) -> tuple[Artifact, tuple[str, ...]]:
+    """Converts `source`, a directory or a hub id, and releases it as `out/name`.
+
+    Returns the artifact, and the names of the tensors that it has no place for.
+
+    Raises:
+        ConversionError: the checkpoint cannot be converted exactly.
+        TokenizerError: its tokenizer cannot be used.
+        ReleaseError, ArtifactError: as `release` says.
+        SetupError: the name is not one that an artifact can have.
+    """
+    directory, origin = convert.locate(source, revision)
+    name = name or re.sub(r"[^a-z0-9._-]+", "-", source.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
+    if not NAME.fullmatch(name):
+        raise SetupError(
+            f"An artifact cannot be named {name!r}: use --name, with lower-case letters, digits, . _ and -."
+        )
+    report("reading the checkpoint")
+    converted = convert.convert(directory, task, origin)
+    tokenizer = Tokenizer.from_directory(directory)
+    config = converted.model.encoder.config
+    if tokenizer.vocab_size > config.vocab_size:
+        raise SetupError("The tokenizer knows more tokens than the network, so it belongs to another checkpoint.")
+    widths = {"classify": len(converted.labels), "qa": 2, "fill-mask": config.vocab_size}
+    manifest = Manifest(
+        name=name,
+        version="1",
+        architecture=converted.architecture,
+        task=task,
+        precision=precision,
+        max_tokens=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        width=widths[task],
+        labels=converted.labels,
+        problem=converted.problem,
+        tolerance=1.0,
+        config=converted.config,
+        source=converted.source,
+    )
+    card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
+    draft = Draft(converted.model, tokenizer, manifest, card)
+    artifact = release(
+        draft, out / name, measure, max_loss=max_loss, keep_fp32=keep_fp32, report=report, progress=progress
+    )
+    return artifact, converted.ignored

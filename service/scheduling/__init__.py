@@ -1,0 +1,1 @@
+"""Decides which sequences run when, and which requests are admitted."""

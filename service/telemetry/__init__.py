@@ -1,0 +1,1 @@
+"""Records, counts and reports the outcome of requests."""

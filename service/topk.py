@@ -1,0 +1,105 @@
+"""Of rows as long as a vocabulary, what a caller wants: the largest numbers, where they stand, and what all come to.
+
+That is all of a row that leaves its engine: the 30,522 numbers for each mask would take longer to reach who asked, and
+longer to look through there, than they are worth. A row (F, O) becomes (F, 1 + 2 K) float32, for each of its F focus
+positions:
+
+    total, the K largest numbers, largest first, the K columns that they stand in
+
+The total is the logarithm of the sum of the exponentials of all O numbers, so that exp(number - total) is a softmax's
+probability; it is NaN where one of them is not finite. Columns are whole numbers far below 2^24, exact in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftlet_serve.models.tokenizer import Encoding, Ids
+
+GROUP: Final = 64  # numbers that are compared with each other before any of them is ranked
+
+Floats = NDArray[np.float32]
+NOTHING: Final[Ids] = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked(Encoding):
+    """An encoding of whose rows the largest numbers are wanted."""
+
+    most: int  # K, if there are as many; at least 1
+    among: Ids  # (M,): the columns that count, each once; empty: all
+
+
+class Ranking(NamedTuple):
+    """What stands in a ranked row."""
+
+    total: Floats  # (F, 1)
+    largest: Floats  # (F, K)
+    columns: Ids  # (F, K)
+
+    @classmethod
+    def of(cls, row: Floats) -> Ranking:
+        """The parts of (F, 1 + 2 K)."""
+        return cls(row[:, :1], row[:, 1 : _middle(row)], row[:, _middle(row) :].astype(np.int64))
+
+
+def width(most: int, among: int, outputs: int) -> int:
+    """How long the ranked row is for O outputs, where M of them count; O itself where nothing is ranked."""
+    return 1 + 2 * min(most, among or outputs) if most else outputs
+
+
+def is_of(row: Floats, outputs: int) -> bool:
+    """Whether all columns of a ranked row are some of O outputs."""
+    columns = row[:, _middle(row) :]
+    return bool(((columns >= 0) & (columns < outputs)).all())
+
+
+def _middle(row: Floats) -> int:
+    """Where in (F, 1 + 2 K) the columns begin."""
+    length: int = row.shape[1]
+    return (length + 1) // 2
+
+
+def rank(rows: Floats, most: int, among: Ids) -> Floats:
+    """(F, O) ranked. Of equal numbers, any may come first."""
+    found = top(rows[:, among] if len(among) else rows, most)
+    columns = among[found] if len(among) else found
+    return np.concatenate([_total(rows), np.take_along_axis(rows, columns, axis=1), columns], axis=1, dtype=np.float32)
+
+
+def _total(rows: Floats) -> Floats:
+    """(F, 1)"""
+    largest = rows.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity less infinity, and the largest number less the least
+        total = largest + np.log(np.exp(rows - largest).sum(axis=1, keepdims=True, dtype=np.float64))
+    return np.where(np.isfinite(rows).all(axis=1, keepdims=True), total, np.nan)
+
+
+def top(rows: Floats, most: int) -> Ids:
+    """(F, K): in each row, where the K largest stand, largest first; K is at most `most`.
+
+    They stand in the K groups with the largest maxima, and only those are ranked: of 30,522 numbers the five largest
+    are found in 55 µs rather than 480.
+    """
+    most = min(most, rows.shape[1])
+    groups = rows.shape[1] // GROUP
+    if groups <= most:
+        return _top(rows, most)
+    grouped = GROUP * groups
+    highest = rows[:, :grouped].reshape(len(rows), GROUP, groups).max(axis=1)
+    members = _top(highest, most)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
+    rest = np.broadcast_to(np.arange(grouped, rows.shape[1]), (len(rows), rows.shape[1] - grouped))
+    found = np.concatenate([members.reshape(len(rows), GROUP * most), rest], axis=1)
+    order = _top(np.take_along_axis(rows, found, axis=1), most)
+    return np.asarray(np.take_along_axis(found, order, axis=1))
+
+
+def _top(rows: Floats, most: int) -> Ids:
+    """The same, by comparing all."""
+    found = np.argpartition(-rows, most - 1, axis=1)[:, :most]
+    order = np.argsort(-np.take_along_axis(rows, found, axis=1), axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(found, order, axis=1))

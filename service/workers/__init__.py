@@ -1,0 +1,1 @@
+"""Runs batches: executors, engine processes and their supervision."""

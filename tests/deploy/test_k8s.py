@@ -1,0 +1,381 @@
+"""The manifests are what Kubernetes accepts, mean what they say, and follow from what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from swiftlet_serve.service.http import server
+from swiftlet_serve.service.settings import Settings
+from tests.deploy.test_operators import VALIDATORS, kind, refusals
+from tests.support.paths import ROOT
+
+K8S = ROOT / "k8s"
+OVERLAYS = ("cpu", "gpu")
+KUBERNETES = "1.37"
+END_S = 7.0  # what the README says a server needs beyond draining and finishing
+
+
+def kustomize_version() -> int:
+    """The major version of the Kustomize in kubectl; 0 where there is none, or one that does not tell."""
+    if (kubectl := shutil.which("kubectl")) is None:
+        return 0
+    told = subprocess.run([kubectl, "version", "--client", "--output", "json"], capture_output=True, text=True)
+    try:
+        return int(json.loads(told.stdout)["kustomizeVersion"][1:].split(".")[0])
+    except (ValueError, KeyError):
+        return 0
+
+
+pytestmark = pytest.mark.skipif(kustomize_version() < 5, reason="needs kubectl with Kustomize 5")
+
+
+@cache
+def render(directory: Path) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "deprecated" not in done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(scope="module", params=OVERLAYS)
+def overlay(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def manifests(overlay) -> list[dict[str, Any]]:
+    return render(K8S / "overlays" / overlay)
+
+
+def one(manifests: list[dict[str, Any]], kind: str, name: str = "swiftlet") -> Any:
+    (found,) = [each for each in manifests if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found
+
+
+def pod(manifests: list[dict[str, Any]]) -> Any:
+    return one(manifests, "Deployment")["spec"]["template"]["spec"]
+
+
+def container(manifests: list[dict[str, Any]]) -> Any:
+    (found,) = pod(manifests)["containers"]
+    return found
+
+
+def settings(manifests: list[dict[str, Any]]) -> Settings:
+    """What the server makes of the environment it is given."""
+    given = {each["name"].removeprefix("SWIFTLET_").lower(): each["value"] for each in container(manifests)["env"]}
+    return Settings(**given)
+
+
+def test_kubernetes_accepts_every_manifest(manifests):
+    for manifest in manifests:
+        if kind(manifest) in VALIDATORS:
+            assert refusals(manifest) == []
+        else:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def test_everything_is_in_the_namespace_that_holds_pods_to_the_restricted_standard(manifests):
+    namespace = one(manifests, "Namespace")
+
+    for mode in ("enforce", "audit", "warn"):
+        assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
+    assert {each["metadata"]["namespace"] for each in manifests if each is not namespace} == {"swiftlet"}
+
+
+def test_pods_are_restricted_and_read_only(manifests):
+    spec, context = pod(manifests), container(manifests)["securityContext"]
+
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
+    assert all(volume.keys() & {"emptyDir", "persistentVolumeClaim"} for volume in spec.get("volumes", []))
+    assert all("sizeLimit" in volume["emptyDir"] for volume in spec.get("volumes", []) if "emptyDir" in volume)
+
+
+def test_pods_run_as_the_user_of_the_image(manifests):
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    context = pod(manifests)["securityContext"]
+
+    assert (context["runAsUser"], context["runAsGroup"]) == tuple(map(int, user))
+
+
+def test_pods_have_no_token(manifests):
+    assert pod(manifests)["automountServiceAccountToken"] is False
+    assert one(manifests, "ServiceAccount")["automountServiceAccountToken"] is False
+    assert pod(manifests)["serviceAccountName"] == one(manifests, "ServiceAccount")["metadata"]["name"]
+
+
+def test_the_image_is_of_this_version(manifests, overlay):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert container(manifests)["image"] == f"swiftlet:{version}-{overlay}"
+
+
+def test_the_grace_period_is_as_long_as_the_server_takes(manifests):
+    told, hook = settings(manifests), container(manifests).get("lifecycle", {}).get("preStop", {})
+    takes = hook.get("sleep", {}).get("seconds", 0) + told.drain_s + told.shutdown_timeout_s + END_S
+
+    assert takes <= pod(manifests)["terminationGracePeriodSeconds"] <= takes + 5
+    assert server.GIVE_UP_S + 2 * server.LOOK_S + server.CLOSE_S + server.GIVE_UP_S < END_S
+
+
+def test_the_server_drains_for_longer_than_its_end_takes_to_be_noticed(manifests):
+    probe = container(manifests)["readinessProbe"]
+
+    assert settings(manifests).drain_s > probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+
+
+def test_probes_ask_the_own_port_what_they_mean(manifests):
+    probes = {name: container(manifests)[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+
+    assert {name: probe["httpGet"] for name, probe in probes.items()} == {
+        "startup": {"path": "/health/ready", "port": "admin"},
+        "readiness": {"path": "/health/ready", "port": "admin"},
+        "liveness": {"path": "/health/live", "port": "admin"},
+    }
+    watchdog = 5.0  # it ends a process whose loop hangs: the kubelet should not come first
+    assert probes["liveness"]["periodSeconds"] * probes["liveness"]["failureThreshold"] > 2 * watchdog
+
+
+def test_ports_are_those_of_the_image(manifests):
+    image = dict(re.findall(r"SWIFTLET_(\w*PORT)=(\d+)", (ROOT / "docker/Dockerfile").read_text()))
+    ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
+
+    assert ports == {"http": int(image["PORT"]), "admin": int(image["ADMIN_PORT"])}
+
+
+def test_clients_are_given_the_public_port_only(manifests):
+    service = one(manifests, "Service")["spec"]
+
+    assert [port["targetPort"] for port in service["ports"]] == ["http"]
+    assert service["selector"] == one(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+
+
+def test_nothing_may_talk_to_a_pod_or_be_talked_to_but_clients_and_prometheus(manifests):
+    policies = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "NetworkPolicy"}
+
+    assert policies.pop("default-deny") == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    allowed = {}
+    for name, policy in policies.items():
+        assert policy["podSelector"] == one(manifests, "Deployment")["spec"]["selector"]
+        assert policy["policyTypes"] == ["Ingress"]
+        for rule in policy["ingress"]:
+            allowed[name] = rule["from"], [port["port"] for port in rule["ports"]]
+    assert allowed == {
+        "clients": ([{"namespaceSelector": {"matchLabels": {"swiftlet-clients": "true"}}}], ["http"]),
+        "metrics": (
+            [
+                {
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+                    "podSelector": {
+                        "matchExpressions": [
+                            {"key": "app.kubernetes.io/name", "operator": "In", "values": ["prometheus"]}
+                        ]
+                    },
+                }
+            ],
+            ["admin"],
+        ),
+    }
+
+
+def test_prometheus_finds_every_pod_once(manifests):
+    monitor = one(manifests, "ServiceMonitor")["spec"]
+    services = [each for each in manifests if each["kind"] == "Service"]
+    found = [
+        each for each in services if monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+    ]
+
+    assert [each["metadata"]["name"] for each in found] == ["swiftlet-admin"]
+    assert [each["port"] for each in monitor["endpoints"]] == [port["name"] for port in found[0]["spec"]["ports"]]
+    assert found[0]["spec"]["selector"] == one(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert found[0]["metadata"]["labels"][monitor["jobLabel"]] == "swiftlet"
+
+
+RULES = ROOT / "docker/prometheus/rules.yml"
+
+
+def test_the_rules_are_those_that_compose_runs_with(manifests):
+    """`k8s/rules` writes them."""
+    assert one(manifests, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text("utf-8"))
+
+
+def test_replicas_are_spread_and_go_one_at_a_time(manifests):
+    deployment = one(manifests, "Deployment")["spec"]
+    spread = pod(manifests)["topologySpreadConstraints"]
+
+    assert {each["topologyKey"] for each in spread} == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
+    assert all(each["labelSelector"] == deployment["selector"] for each in spread)
+    assert "replicas" not in deployment  # or to apply it would undo what the autoscaler did
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    disruption = one(manifests, "PodDisruptionBudget")["spec"]
+    assert disruption["maxUnavailable"] == 1
+    assert disruption["selector"] == deployment["selector"]
+    assert one(manifests, "HorizontalPodAutoscaler")["spec"]["minReplicas"] > disruption["maxUnavailable"]
+
+
+def test_the_adapter_makes_the_metric_that_the_autoscaler_asks_for(manifests):
+    (rule,) = yaml.safe_load((K8S / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    (asked,) = [each["pods"] for each in metrics(manifests) if each["type"] == "Pods"]
+
+    assert asked["metric"]["name"] == rule["name"]["as"] == rule["seriesQuery"].partition("{")[0]
+    assert set(rule["resources"]["overrides"]) == set(re.findall(r'(\w+)!=""', rule["seriesQuery"]))
+    assert asked["target"]["type"] == "AverageValue"
+
+
+def metrics(manifests: list[dict[str, Any]]) -> list[Any]:
+    return list(one(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"])
+
+
+def test_own_models_come_from_a_volume_that_is_only_read(tmp_path):
+    overlay = K8S / "own-models"
+    kustomization = {"resources": ["base"], "components": ["own-models"]}
+    shutil.copytree(K8S / "base", tmp_path / "base")
+    shutil.copytree(overlay, tmp_path / "own-models")
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    manifests = render(tmp_path)
+    (mount,) = container(manifests)["volumeMounts"]
+    (volume,) = pod(manifests)["volumes"]
+
+    assert mount["readOnly"]
+    assert volume["persistentVolumeClaim"]["readOnly"]
+    assert all(Path(model).is_relative_to(mount["mountPath"]) for model in settings(manifests).models)
+    assert settings(manifests).drain_s > 0  # what the base sets is still there
+
+
+def test_kserve_runs_the_same_container():
+    base, kserve = render(K8S / "overlays/cpu"), render(K8S / "kserve")
+    (runtime,) = one(kserve, "ServingRuntime")["spec"]["containers"]
+    model, ours = one(kserve, "InferenceService", "mine")["spec"]["predictor"], container(base)
+
+    assert runtime["image"] == ours["image"]
+    assert runtime["securityContext"].items() >= ours["securityContext"].items()
+    assert runtime["securityContext"]["runAsNonRoot"]
+    assert runtime["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {name: runtime["resources"]["limits"][name] for name in ("cpu", "memory")}.items() <= (
+        ours["resources"]["limits"].items()
+    )
+    numbers = {each["name"]: each["containerPort"] for each in ours["ports"]}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):  # a ServingRuntime's port has no name for them
+        probe = {**ours[name], "httpGet": {**ours[name]["httpGet"], "port": numbers["admin"]}}
+        assert runtime[name] == probe
+    assert [port["containerPort"] for port in runtime["ports"]] == [numbers["http"]]
+    assert model["model"]["runtime"] == one(kserve, "ServingRuntime")["metadata"]["name"]
+    formats = {each["name"] for each in one(kserve, "ServingRuntime")["spec"]["supportedModelFormats"]}
+    assert model["model"]["modelFormat"]["name"] in formats
+    told = {each["name"]: each["value"] for each in runtime["env"]}
+    assert told["SWIFTLET_MODELS"] == "/mnt/models"  # where KServe puts what storageUri names
+    takes = float(told["SWIFTLET_DRAIN_S"]) + Settings.model_fields["shutdown_timeout_s"].default + END_S
+    assert model["terminationGracePeriodSeconds"] >= takes
+
+
+# The capacity model of k8s/README.md, and what follows from it.
+
+README = (K8S / "README.md").read_text("utf-8")
+OBJECTIVE_S = 0.3
+BUSY = 0.7  # the share of its time that a core may be busy
+
+
+def rows(first: str) -> list[list[str]]:
+    """The rows of the README's table whose header begins so."""
+    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in found.splitlines()]
+
+
+def p99_s(service_s: float, busy: float) -> float:
+    """What 99 % of requests take at most, of which each takes `service_s` alone, on a core that is busy so much."""
+    return service_s * (1 + math.log(100 * busy) / (2 * (1 - busy)))
+
+
+def most_busy(service_s: float) -> float:
+    """The share of its time that a core may be busy if the objective is to hold; 0 where it cannot."""
+    return max(
+        (share / 100 for share in range(5, int(100 * BUSY) + 1) if p99_s(service_s, share / 100) <= OBJECTIVE_S),
+        default=0,
+    )
+
+
+def test_the_table_of_replicas_follows_from_what_was_measured():
+    cores = int(container(render(K8S / "overlays/cpu"))["resources"]["limits"]["cpu"])
+    lengths = [int(row[0]) for row in rows("tokens")]
+
+    for column in (1, 2):
+        for row in rows("tokens"):
+            rate = float(row[column])
+            assert float(row[column + 2]) == pytest.approx(cores * rate * most_busy(1 / rate), abs=0.5)
+    assert lengths == sorted(lengths)
+
+
+def test_the_table_says_when_and_on_what_it_was_measured():
+    (told,) = re.findall(r"^(Requests for each second.*?)\n\n\| tokens", README, re.MULTILINE | re.DOTALL)
+
+    assert re.search(r"on \d{4}-\d{2}-\d{2}, at commit [0-9a-f]{7} \(version [\d.]+, Python [\d.]+\)", told)
+
+
+def test_resources_follow_from_what_was_measured():
+    limits = container(render(K8S / "overlays/cpu"))["resources"]["limits"]
+    measured = sum(float(row[1].split()[0]) for row in rows("process"))  # MiB
+
+    assert 1.5 * measured <= int(limits["memory"].removesuffix("Mi")) <= 2.5 * measured
+    assert limits == container(render(K8S / "overlays/cpu"))["resources"]["requests"]
+    assert limits["cpu"].isdigit()  # the server rounds a part of a core down
+
+
+def wait_s(busy: float, service_s: float) -> float:
+    """The mean wait in a queue before one core whose requests all take the same; one that grows, where it must."""
+    return service_s * busy / (2 * (1 - busy)) if busy < 0.99 else 50 * service_s
+
+
+def autoscale(asked: list[Any], behavior: Any, load: float, replicas: int, capacity: float) -> list[int]:
+    """The replicas that the autoscaler wants in 4 hours of a steady load, every 15 s, by its documented rule."""
+    wanted, history = [], [replicas]
+    for _ in range(960):
+        busy = min(load / (replicas * capacity), 1.0)
+        readings = {"Pods": wait_s(busy, 2 / capacity) / 0.1, "Resource": 100 * busy / 70}
+        ratios = [readings[each["type"]] for each in asked]
+        proposals = [replicas if abs(ratio - 1) <= 0.1 else math.ceil(replicas * ratio) for ratio in ratios]
+        history = [*history, max(proposals)][-behavior["scaleDown"]["stabilizationWindowSeconds"] // 15 :]
+        proposal = max(proposals) if max(proposals) > replicas else min(replicas, max(history))
+        replicas = min(max(proposal, replicas - 1, 2), 2 * replicas, 20)
+        wanted.append(replicas)
+    return wanted
+
+
+@pytest.mark.parametrize("load", range(20, 800, 60))
+def test_the_autoscaler_settles_where_the_objective_holds(load):
+    autoscaler = one(render(K8S / "overlays/cpu"), "HorizontalPodAutoscaler")["spec"]
+    targets = {each["type"]: next(iter(each[each["type"].lower()].values())) for each in autoscaler["metrics"]}
+    assert autoscaler["metrics"][0]["pods"]["target"]["averageValue"] == "100m"
+    assert autoscaler["metrics"][1]["resource"]["target"]["averageUtilization"] == 100 * BUSY
+    assert targets
+    capacity = 64.0  # requests a second of one replica
+    for start in (2, 20):
+        settled = autoscale(autoscaler["metrics"], autoscaler["behavior"], load, start, capacity)[-240:]
+
+        assert len(set(settled)) == 1
+        assert load / (settled[0] * capacity) < 0.8 or settled[0] == 20
+
+
+def test_the_queue_alone_would_not_settle():
+    autoscaler = one(render(K8S / "overlays/cpu"), "HorizontalPodAutoscaler")["spec"]
+    alone = [each for each in autoscaler["metrics"] if each["type"] == "Pods"]
+
+    assert len(set(autoscale(alone, autoscaler["behavior"], 400, 10, 64.0)[-240:])) > 1

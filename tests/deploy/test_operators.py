@@ -1,0 +1,85 @@
+"""What the Prometheus operator and KServe are given, they accept: no field is unknown, of another type or missing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import kubernetes_validate.utils
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from tests.support.paths import ROOT, TESTS
+
+K8S = ROOT / "k8s"
+SCHEMAS = [json.loads(path.read_text("utf-8")) for path in sorted((TESTS / "schemas").glob("*.json"))]
+KUBERNETES = "kubernetes-json-schema/v1.37.0-local-strict/_definitions.json"  # of kubernetes-validate
+CORE = Resource.from_contents(kubernetes_validate.utils.schema_contents(KUBERNETES, "1.37"))
+VALIDATORS = {
+    kind: Draft202012Validator({"$ref": f"#/$defs/{kind.replace('/', '~1')}", **schema}, registry=CORE @ Registry())
+    for schema in SCHEMAS
+    for kind in schema["$defs"]
+    if "/" in kind
+}
+
+
+def kind(manifest: dict[str, Any]) -> str:
+    return f"{manifest['apiVersion']}/{manifest['kind']}"
+
+
+def refusals(manifest: dict[str, Any]) -> list[str]:
+    """What an API server that validates strictly would say of one of the operators' kinds."""
+    return [error.message for error in VALIDATORS[kind(manifest)].iter_errors(manifest)]
+
+
+MANIFESTS = {
+    manifest["kind"]: manifest
+    for path in sorted([*K8S.glob("monitoring/*.yaml"), *K8S.glob("kserve/*.yaml")])
+    for manifest in yaml.safe_load_all(path.read_text("utf-8"))
+    if "kustomize" not in manifest["apiVersion"]
+}
+
+
+def test_there_is_a_schema_for_each_of_the_operators_kinds():
+    assert {kind(manifest) for manifest in MANIFESTS.values()} == VALIDATORS.keys()
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_an_operator_accepts_the_manifest(name):
+    assert refusals(MANIFESTS[name]) == []
+
+
+WRONG = [
+    ("ServiceMonitor", "spec.selector", None, "'selector' is a required property"),
+    ("ServiceMonitor", "spec.jobLable", "app", "'jobLable' was unexpected"),
+    ("ServiceMonitor", "spec.endpoints.0.interval", 10, "10 is not of type 'string'"),
+    ("ServiceMonitor", "spec.endpoints.0.interval", "10 s", "'10 s' does not match"),
+    ("PrometheusRule", "spec.groups.1.rules.0.expr", None, "'expr' is a required property"),
+    ("PrometheusRule", "spec.groups.1.rules.0.for", "soon", "'soon' does not match"),
+    ("PrometheusRule", "spec.groups.1.rules.0.severity", "page", "'severity' was unexpected"),
+    ("PrometheusRule", "spec.groups.1.rules.0.labels.level", 1, "1 is not of type 'string'"),
+    ("ServingRuntime", "spec.containers", None, "'containers' is a required property"),
+    ("ServingRuntime", "spec.containers.0.arg", ["serve"], "'arg' was unexpected"),
+    ("ServingRuntime", "spec.securityContext", {}, "'securityContext' was unexpected"),
+    ("InferenceService", "spec.predictor.minReplicas", "2", "'2' is not of type 'integer'"),
+    ("InferenceService", "spec.predictor.model.storageURI", "pvc://x", "'storageURI' was unexpected"),
+    ("InferenceService", "spec.predictor.model.modelFormat", None, "'modelFormat' is a required property"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "said"), WRONG)
+def test_a_manifest_that_is_wrong_somewhere_is_refused(name, path, value, said):
+    manifest = copy.deepcopy(MANIFESTS[name])
+    *within, last = path.split(".")
+    place = manifest
+    for step in within:
+        place = place[int(step) if step.isdigit() else step]
+    place[last] = value
+    if value is None:
+        del place[last]
+    (refusal,) = refusals(manifest)
+
+    assert said in refusal

@@ -1,0 +1,181 @@
+"""Engines give each encoding its own rows, whatever it shares a batch with, and open only what they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.artifact import ONNX, ArtifactError, open_artifact
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service import engines, plugins
+from swiftlet_serve.service.engines.echo import Echo, echo
+from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu
+from swiftlet_serve.service.engines.openvino import OpenVino
+from swiftlet_serve.service.types import Batch, Cost
+from tests.support.artifacts import VOCABULARY, WIDTHS, make_artifact, network, table
+from tests.support.paths import ROOT
+
+
+@st.composite
+def encodings(draw: st.DrawFn) -> Encoding:
+    ids = np.array(draw(st.lists(st.integers(1, len(VOCABULARY) - 1), min_size=1, max_size=20)), np.int64)
+    focus = draw(st.lists(st.integers(0, len(ids) - 1), max_size=5))
+    return Encoding(ids, np.ones_like(ids), np.array(focus, np.int64))
+
+
+@given(st.lists(encodings(), min_size=1, max_size=8))
+def test_a_batch_holds_its_encodings(given_encodings):
+    restored = Batch.of(given_encodings).encodings()
+
+    for before, after in zip(given_encodings, restored, strict=True):
+        assert before.input_ids.tolist() == after.input_ids.tolist()
+        assert before.token_type_ids.tolist() == after.token_type_ids.tolist()
+        assert before.focus.tolist() == after.focus.tolist()
+
+
+@given(st.lists(encodings(), min_size=1, max_size=8))
+def test_a_rectangle_is_the_encodings_and_zeros(given_encodings):
+    rectangle = Batch.of(given_encodings).rectangle()
+    flat = rectangle.input_ids.reshape(-1)
+
+    longest = max(len(e.input_ids) for e in given_encodings)
+    assert rectangle.input_ids.shape == rectangle.token_type_ids.shape == (len(given_encodings), longest)
+    for encoding, ids, types, length in zip(given_encodings, *rectangle[:3], strict=True):
+        assert length == len(encoding.input_ids)
+        assert ids[:length].tolist() == encoding.input_ids.tolist()
+        assert types[:length].tolist() == encoding.token_type_ids.tolist()
+        assert not ids[length:].any()
+        assert not types[length:].any()
+    read = np.concatenate([e.input_ids[e.focus] for e in given_encodings])
+    assert flat[rectangle.focus].tolist() == read.tolist()
+
+
+@pytest.fixture(scope="module")
+def made(shelf):
+    model = shelf / "tiny-classify" / ONNX
+    return {"onnx_cpu": OnnxCpu(model, threads=1), "openvino": OpenVino(model, threads=1, calls=2), "echo": Echo(3)}
+
+
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino", "echo"])
+@given(batch=st.lists(encodings(), min_size=1, max_size=8))
+def test_a_row_in_a_batch_equals_the_row_alone(name, batch, made):
+    engine = made[name]
+    together = engine.run(Batch.of(batch))
+
+    assert [row.shape for row in together] == [(len(e.focus), 3) for e in batch]
+    for encoding, row in zip(batch, together, strict=True):
+        (alone,) = engine.run(Batch.of([encoding]))
+        assert row.dtype == np.float32
+        assert row.tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
+def test_rows_are_those_of_the_network(name, made):
+    encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
+    (row,) = made[name].run(Batch.of([encoding]))
+
+    assert row.tolist() == table(3)[[9, 3]].tolist()
+
+
+@pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
+def test_rows_do_not_share_memory(name, made):
+    encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
+    first, second = made[name].run(Batch.of([encoding, encoding]))
+
+    assert not np.shares_memory(first, second)
+    assert first.base is None
+
+
+def test_echo_rows_tell_ids_positions_and_columns_apart():
+    ids = np.arange(2, 12)
+    row = echo(Encoding(ids, np.zeros_like(ids), np.arange(10)), 7)
+    other = echo(Encoding(ids[::-1].copy(), np.zeros_like(ids), np.arange(10)), 7)
+
+    assert len(set(row.reshape(-1).tolist())) == row.size
+    assert not np.allclose(row, other)
+
+
+def test_an_engine_is_made_from_an_artifact_by_name(shelf):
+    artifact = open_artifact(shelf / "tiny-qa")
+    for name in ("onnx_cpu", "openvino", "echo"):
+        engine = plugins.load(engines, name).create(artifact, threads=1)
+        (row,) = engine.run(Batch.of([Encoding(np.array([2, 3]), np.zeros(2, np.int64), np.array([0, 1]))]))
+
+        assert isinstance(engine.cost, Cost)
+        assert row.shape == (2, WIDTHS["qa"])
+        engine.close()
+
+
+RUNTIMES = pytest.mark.parametrize("create", [OnnxCpu, partial(OpenVino, calls=1)], ids=["onnx_cpu", "openvino"])
+
+
+@RUNTIMES
+def test_a_network_with_data_outside_itself_is_refused(create, tmp_path: Path):
+    outside = tmp_path / "outside.onnx"
+    onnx.save(network(3), outside, save_as_external_data=True, location="data.bin", size_threshold=0)
+
+    with pytest.raises(ArtifactError, match="data outside itself"):
+        create(outside, threads=1)
+
+
+@pytest.mark.parametrize("content", [b"not a network", b""])
+@RUNTIMES
+def test_a_file_that_is_no_network_is_refused_by_name(create, content, tmp_path: Path):
+    file = tmp_path / ONNX
+    file.write_bytes(content)
+
+    with pytest.raises(ArtifactError, match=r"model\.onnx cannot be loaded"):
+        create(file, threads=1)
+
+
+@RUNTIMES
+def test_a_network_of_another_interface_is_refused(create, tmp_path: Path):
+    model = network(3)
+    model.graph.output[0].name = "read"
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    model.graph.output[0].type.tensor_type.shape.dim.pop()
+    onnx.save(model, tmp_path / ONNX)
+
+    with pytest.raises(ArtifactError, match="other names"):
+        create(tmp_path / ONNX, threads=1)
+
+
+def test_a_tampered_artifact_reaches_no_engine(tmp_path: Path):
+    artifact = make_artifact(tmp_path, "classify")
+    with artifact.file(ONNX).open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+
+    with pytest.raises(ArtifactError, match="was altered"):
+        open_artifact(artifact.path)
+
+
+IN_CI = {"CI", "TF_BUILD", "JENKINS_URL"}  # where OpenVINO keeps quiet by itself
+
+
+@pytest.mark.parametrize("engine", ["onnx_cpu", "openvino"])
+def test_a_runtime_reports_to_nobody(engine, shelf, tmp_path):
+    """Where it does, it makes itself an id in the home directory first."""
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
+    environment = {name: value for name, value in os.environ.items() if name not in IN_CI} | home
+    command = [
+        sys.executable,
+        "-m",
+        "swiftlet_serve.service",
+        "check",
+        "--engine",
+        engine,
+        str(shelf / "tiny-classify"),
+    ]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+    assert list(tmp_path.rglob("*")) == []

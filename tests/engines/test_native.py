@@ -1,0 +1,510 @@
+"""The native engine computes the network, to the bit alike in every batch and on every thread, and refuses nonsense."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.artifact import open_artifact
+from swiftlet_serve.models.folding import Product
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.native import Library, Native, quantise
+from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu, Ragged
+from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank
+from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.workers.executor import host
+from tests.support.artifacts import make_artifact
+from tests.support.native_kernels import (
+    ACTIVATIONS,
+    CONFIGS,
+    NETWORKS,
+    POSITIONS,
+    VOCABULARY,
+    Pair,
+    best,
+    compile_library,
+    emulated,
+    encoding,
+    folded,
+    network,
+    plain,
+    torch_rows,
+)
+from tests.support.paths import ROOT
+from tests.support.remote import Remote, compile_program, emulator
+
+FAR = 0.08  # of int8 from fp32 on networks whose numbers are near 1, root mean square, relative; measured: 0.02 to 0.04
+AVX512 = {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
+KIND = {"relu": 1, "gelu": 2, "gelu_new": 3, "tanh": 4}
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory) -> Path:
+    return compile_program("neon.cpp", tmp_path_factory.mktemp("arm") / "neon")
+
+
+@pytest.fixture(scope="module", params=["own", "avx512bf16", "avx512vnni", "avxvnni", "neon"])
+def pair(request, tmp_path_factory) -> Iterator[Pair]:
+    """The kernels that serve here, and those for other CPUs on this one."""
+    directory = tmp_path_factory.mktemp("native")
+    if request.param == "own":
+        yield Pair(best(), plain(best(), directory))
+    elif request.param == "neon":
+        with Remote(emulator(), str(request.getfixturevalue("arm"))) as library:
+            yield Pair(library, plain(library, directory))
+    else:
+        library = emulated(request.param, directory)
+        yield Pair(library, plain(library, directory))
+
+
+@cache
+def engine(architecture: str, task: str) -> Native:
+    return Native(best(), folded(architecture, task))
+
+
+def multiply(library: Library, x, weight, scale, bias, activation=0, residual=None, gain=None) -> np.ndarray:
+    """A product as the library computes it; without `gain`, a residual is added once."""
+    (rows, k), n, lanes = x.shape, len(weight), library.c.swiftlet_lanes()
+    out = np.full((rows, -(-n // lanes) * lanes), np.nan, np.float32)
+
+    def pointer(array):
+        return None if array is None else np.ctypeslib.as_ctypes(array)
+
+    wide = None if residual is None else np.ascontiguousarray(np.pad(residual, ((0, 0), (0, out.shape[1] - n))))
+    many = None if gain is None else np.pad(gain, (0, out.shape[1] - n))
+    arrays = [x, weight, scale, bias], [wide, many, out]
+    status = library.c.swiftlet_multiply(rows, n, k, *map(pointer, arrays[0]), activation, *map(pointer, arrays[1]))
+    assert status == 0
+    return out[:, :n]
+
+
+@st.composite
+def products(draw: st.DrawFn):
+    """Activations and a matrix in int8, of any shape; among the activations may be rows of zeros and outliers."""
+    rows, n, k = draw(st.integers(1, 15)), draw(st.integers(1, 100)), 16 * draw(st.integers(1, 20))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    x = (rng.normal(size=(rows, k)) * draw(st.sampled_from([1e-20, 1e-3, 1, 1e6]))).astype(np.float32)
+    x[rng.integers(rows)] = draw(st.sampled_from([0.0, 1.0, -3.0]))
+    x[rng.integers(rows), rng.integers(k)] *= draw(st.sampled_from([0, 1, 100]))
+    if draw(st.booleans()):
+        x = np.abs(x)
+    weight = rng.integers(-127, 128, (n, k)).astype(np.int8)
+    if draw(st.booleans()):
+        weight[:] = 127  # with equal activations, the largest sums there are
+    scale, bias = rng.uniform(0.001, 0.1, n).astype(np.float32), rng.normal(size=n).astype(np.float32)
+    return x, weight, scale, bias
+
+
+@given(products())
+def test_a_product_is_as_exact_as_its_activations_bytes(pair, product):
+    x, weight, scale, bias = product
+    actual = multiply(pair.library, *product)
+
+    levels = pair.library.c.swiftlet_levels()
+    step = (x.max(1).clip(0) - x.min(1).clip(None, 0)).astype(np.float64) / levels
+    matrix = weight * scale[:, None].astype(np.float64)
+    exact = x.astype(np.float64) @ matrix.T + bias
+    # A byte is off by half a step; what fp32 loses of the sums comes to a millionth of their largest terms.
+    allowed = 0.5 * step[:, None] * np.abs(matrix).sum(1)
+    allowed += 2e-6 * (step[:, None] * levels * np.abs(matrix).sum(1) + np.abs(bias)) + 1e-30
+    assert (np.abs(actual - exact) <= 1.001 * allowed).all()
+
+
+@given(products(), st.sampled_from(sorted(KIND.values())), st.booleans(), st.booleans())
+def test_a_kernel_agrees_with_the_plain_one_to_the_bit(pair, product, activation, residual, gain):
+    x, weight, *_ = product
+    rng = np.random.default_rng(len(x))
+    more = {"activation": activation if np.abs(x).max() < 1e3 else 1}
+    if residual:
+        more["residual"] = rng.normal(size=(len(x), len(weight))).astype(np.float32)
+        more["gain"] = rng.normal(size=len(weight)).astype(np.float32) if gain else None
+
+    assert multiply(pair.library, *product, **more).tobytes() == multiply(pair.plain, *product, **more).tobytes()
+
+
+@given(products(), st.integers(0, 100))
+def test_a_row_of_a_product_does_not_depend_on_the_others(pair, product, which):
+    x, *matrix = product
+    row = which % len(x)
+    together, alone = (multiply(pair.library, rows, *matrix) for rows in (x, x[row : row + 1]))
+
+    assert together[row].tobytes() == alone[0].tobytes()
+
+
+@pytest.mark.parametrize("name", KIND)
+def test_activations_are_those_of_the_books(name):
+    wanted = {**ACTIVATIONS, "tanh": np.tanh}[name]
+    x = np.linspace(-12, 12, 4001, dtype=np.float32)
+    zeros, one = np.zeros((1, 16), np.float32), np.ones(len(x), np.float32)
+    actual = multiply(best(), zeros, np.zeros((len(x), 16), np.int8), one, x, KIND[name])[0]
+
+    assert np.abs(actual - wanted(x.astype(np.float64))).max() <= 3e-6
+
+
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 3), st.sampled_from([16, 32, 64, 80]), st.floats(0.01, 8))
+def test_attention_is_that_of_the_paper(pair, queries, keys, heads, depth, spread):
+    rng = np.random.default_rng(queries * 1000 + keys)
+    q, k, v = (rng.normal(size=(n, heads * depth)).astype(np.float32) for n in (queries, keys, keys))
+    q *= np.float32(spread / np.sqrt(depth))
+    error = 3e-5
+    if pair.library.c.swiftlet_paired() == 2:  # its numbers have 8 bits: let only those be rounded that are in between
+        for x in (q, k, v):
+            x.view(np.uint32)[...] &= 0xFFFF0000
+        error = np.abs(v).max() / 256
+    out = {library: np.empty_like(q) for library in pair}
+    for library, to in out.items():
+        pointers = map(np.ctypeslib.as_ctypes, (q, k, v, to))
+        assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers) == 0
+
+    for head in np.split(np.arange(heads * depth), heads):
+        scores = q[:, head].astype(np.float64) @ k[:, head].T
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        expected = shares @ v[:, head] / shares.sum(1, keepdims=True)
+        assert np.abs(out[pair.library][:, head] - expected).max() <= error
+    assert out[pair.library].tobytes() == out[pair.plain].tobytes()
+
+
+BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5, 5], 3)])
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_the_engine_computes_the_network(architecture, task):
+    expected = torch_rows(network(architecture, task), BATCH)
+    actual = np.concatenate(engine(architecture, task).run(BATCH))
+
+    assert actual.shape == expected.shape
+    assert np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)) <= FAR
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_networks_agree_with_the_plain_kernels_and_rows_with_themselves_alone(pair, architecture, task):
+    ours, theirs = (Native(library, folded(architecture, task)) for library in pair)
+
+    for row, its_row, one in zip(ours.run(BATCH), theirs.run(BATCH), BATCH.encodings(), strict=True):
+        assert row.tobytes() == its_row.tobytes()
+        assert row.tobytes() == ours.run(Batch.of([one]))[0].tobytes()
+
+
+@st.composite
+def encodings(draw: st.DrawFn):
+    length = draw(st.integers(1, POSITIONS))
+    focus = draw(st.lists(st.integers(0, length - 1), max_size=2 * length))
+    return encoding(length, focus, draw(st.integers(0, 1000)))
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@given(batch=st.lists(encodings(), min_size=1, max_size=7))
+def test_a_row_in_a_batch_equals_the_row_alone_to_the_bit(architecture, batch):
+    network = engine(architecture, "qa")
+    together = network.run(Batch.of(batch))
+
+    assert [row.shape for row in together] == [(len(one.focus), 2) for one in batch]
+    for one, row in zip(batch, together, strict=True):
+        (alone,) = network.run(Batch.of([one]))
+        assert row.tobytes() == alone.tobytes()
+
+
+@given(st.integers(49, 130), st.integers(1, 8))
+def test_many_rows_are_as_few(count, length):
+    """More than go through a feed-forward network together."""
+    network = engine("mobilebert", "fill-mask")
+    many = [encoding(length, [0], seed) for seed in range(count)]
+    rows = network.run(Batch.of(many))
+
+    for which in (0, 47, 48, count - 1):
+        assert rows[which].tobytes() == network.run(Batch.of([many[which]]))[0].tobytes()
+
+
+def test_reading_some_positions_gives_what_reading_all_gives():
+    for architecture in CONFIGS:
+        network = engine(architecture, "qa")
+        one = encoding(20, range(20), 7)
+        (every,) = network.run(Batch.of([one]))
+        one = encoding(20, [19, 0, 4, 4], 7)
+        (some,) = network.run(Batch.of([one]))
+
+        assert some.tobytes() == every[[19, 0, 4, 4]].tobytes()
+
+
+def test_threads_do_not_disturb_each_other():
+    network = engine("albert", "fill-mask")
+    batches = [Batch.of([encoding(n, [0, n - 1], seed) for n in (1 + seed, 30, 2)]) for seed in range(9)]
+    alone = [np.concatenate(network.run(batch)).tobytes() for batch in batches]
+    wrong, start = [], threading.Barrier(4)
+
+    def work(first: int) -> None:
+        start.wait()
+        for i in range(60):
+            which = (first + i) % len(batches)
+            if np.concatenate(network.run(batches[which])).tobytes() != alone[which]:
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_call_allocates_nothing_once_it_has_seen_its_like():
+    network = engine("bert", "classify")
+    sizes = []
+    for _ in range(3):
+        network.run(BATCH)
+        sizes.append(best().c.swiftlet_workspace_bytes())
+    network.run(Batch.of([encoding(3, [0], 1)]))
+
+    assert sizes[0] == sizes[1] == sizes[2] == best().c.swiftlet_workspace_bytes() > 0
+
+
+def broken(**changes) -> Batch:
+    arrays = {name: array.copy() for name, array in vars(BATCH).items()}
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name])
+    return Batch(**arrays)
+
+
+def put(at: int, value: int):
+    def change(array):
+        array[at] = value
+        return array
+
+    return change
+
+
+WRONG = {
+    "an id that is no word": broken(input_ids=put(5, VOCABULARY)),
+    "a negative id": broken(input_ids=put(5, -1)),
+    "an id beyond 32 bits": broken(input_ids=put(5, 2**40)),
+    "a token type that is none": broken(token_type_ids=put(5, 2)),
+    "focus past the end of its row": broken(focus=put(0, 11)),
+    "focus before the row": broken(focus=put(0, -1)),
+    "an empty row": broken(offsets=put(1, 0)),
+    "offsets that go down": broken(offsets=put(1, 30)),
+    "offsets that do not begin": broken(offsets=put(0, 1)),
+    "offsets that do not end": broken(offsets=put(3, 35)),
+    "offsets past the end": broken(offsets=put(3, 37)),
+    "offsets that overflow": broken(offsets=put(1, -(2**63))),
+    "focus offsets that go down": broken(focus_offsets=put(1, 6)),
+    "a row more than offsets say": broken(offsets=lambda array: array[:-1]),
+    "fewer types than ids": broken(token_type_ids=lambda array: array[:-1]),
+    "a negative number of the largest": broken(most=put(1, -1)),
+    "more of the largest than memory holds": broken(most=put(1, 2**62)),
+    "the largest of more rows than there are": broken(most=lambda array: np.append(array, 1)),
+    "a column that is none": broken(among=lambda _: np.array([2]), among_offsets=lambda _: np.array([0, 0, 1, 1])),
+    "a negative column": broken(among=lambda _: np.array([-1]), among_offsets=lambda _: np.array([0, 1, 1, 1])),
+    "columns that nobody wants": broken(among=lambda _: np.array([1])),
+    "offsets of columns that go down": broken(among_offsets=put(1, 1)),
+    "fewer offsets of columns than of rows": broken(among_offsets=lambda array: array[:-1]),
+    "no rows": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
+    "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
+    "a row that is too long": Batch.of([encoding(POSITIONS + 1, [0], 1)]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_batch_that_is_none_is_refused(what):
+    with pytest.raises(ValueError, match="the batch is not one"):
+        engine("mobilebert", "qa").run(WRONG[what])
+
+
+@given(st.integers(1, 200), st.integers(1, 100), st.booleans(), st.lists(st.integers(0, 199), max_size=12, unique=True))
+def test_the_largest_numbers_are_those_that_numpy_finds(pair, outputs, most, coarse, among):
+    row = np.random.default_rng(outputs).normal(0, 5, outputs).astype(np.float32)
+    row = row.round() if coarse else row
+    columns = np.array([column for column in among if column < outputs], np.int64)
+    expected = rank(row[None], most, columns)[0]
+    found = []
+    for library in pair:
+        x = np.pad(row, (0, -outputs % library.c.swiftlet_lanes()), constant_values=np.nan)
+        out = np.full_like(expected, np.nan)
+        pointers = [np.ctypeslib.as_ctypes(array) if len(array) else None for array in (columns, x, out)]
+        library.c.swiftlet_rank(pointers[1], outputs, most, pointers[0], len(columns), pointers[2])
+        found.append(out)
+    total, largest, places = (part[0] for part in Ranking.of(found[0][None]))
+
+    assert total[0] == pytest.approx(expected[0], abs=1e-5)
+    assert largest.tolist() == Ranking.of(expected[None]).largest[0].tolist()
+    assert largest.tolist() == row[places].tolist()
+    assert len(set(places.tolist())) == len(places)
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 5, 82])
+def test_a_number_that_is_none_is_seen_in_the_total(wrong, at):
+    row, out = np.ones(96, np.float32), np.empty(3, np.float32)
+    row[at] = wrong
+    best().c.swiftlet_rank(np.ctypeslib.as_ctypes(row), 83, 1, None, 0, np.ctypeslib.as_ctypes(out))
+
+    assert not np.isfinite(out[0])
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_what_is_ranked_is_ranked_of_the_same_numbers(architecture, task):
+    network = engine(architecture, task)
+    one, other = encoding(11, [0, 3, 10], 1), encoding(24, [23, 5, 5], 3)
+    outputs = network.run(Batch.of([one]))[0].shape[1]
+    among = np.arange(outputs)[::-2].copy()
+    batch = Batch.of([one, Ranked(*vars(one).values(), 5, NOTHING), other, Ranked(*vars(other).values(), 2, among)])
+    rows = network.run(batch)
+
+    assert rows[0].tobytes() == network.run(Batch.of([one]))[0].tobytes()
+    assert rows[2].tobytes() == network.run(Batch.of([other]))[0].tobytes()
+    np.testing.assert_allclose(rows[1], rank(rows[0], 5, NOTHING), rtol=1e-5)
+    np.testing.assert_allclose(rows[3], rank(rows[2], 2, among), rtol=1e-5)
+
+
+def test_rows_do_not_share_memory():
+    first, second, _ = engine("bert", "fill-mask").run(BATCH)
+
+    assert not np.shares_memory(first, second)
+    assert first.base is None
+
+
+def test_the_largest_batch_of_a_batcher_can_be_run():
+    cost = Native.cost
+    rows = engine("bert", "qa").run(Batch.of([encoding(cost.max_tokens // cost.max_rows, [0], n) for n in range(64)]))
+
+    assert len(rows) == cost.max_rows
+
+
+def test_weights_are_off_by_half_a_step():
+    weight = np.random.default_rng(3).normal(size=(5, 48)).astype(np.float32)
+    weight[1] = 0
+    packed, scale = quantise(Product(weight, weight[:, 0]))
+
+    assert np.abs(packed).max() == 127
+    assert (np.abs(packed * scale[:, None] - weight) <= scale[:, None] * 0.5001).all()
+
+
+def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(native, "LIBRARIES", tmp_path)
+    (tmp_path / f"avx2{native.EXTENSION_SUFFIXES[0]}").write_text("no library")
+    artifact = open_artifact(BUNDLED / "mobilebert-sst2")
+    hosted, _ = host(artifact, "native")
+
+    assert isinstance(hosted.engine, Ragged)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages == [
+        "mobilebert-sst2 runs on onnx_cpu, for the native engine cannot: there are no kernels for this CPU, or none "
+        "could be compiled"
+    ]
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="it is Linux that lists what an x86-64 CPU can do"
+)
+@pytest.mark.parametrize(
+    ("kernel", "flags"),
+    [
+        ("avx2", {"avx2", "fma"}),
+        ("avxvnni", {"avx2", "fma", "avx_vnni"}),
+        ("avx512vnni", AVX512),
+        ("avx512bf16", {*AVX512, "avx512_bf16"}),
+    ],
+)
+def test_kernels_are_for_who_has_their_instructions(kernel, flags):
+    (listed,) = {line for line in Path("/proc/cpuinfo").read_text("ascii").splitlines() if line.startswith("flags")}
+
+    library = Library(next(native.LIBRARIES.glob(f"{kernel}.*.so")))
+    assert library.supported == (flags <= set(listed.split()))
+
+
+def test_kernels_that_are_asked_for_come_first(monkeypatch):
+    """Of those that this CPU can run; any other name asks for nothing."""
+    own = best().kernel
+    for asked in (*native.KERNELS, "abacus"):
+        monkeypatch.setenv(native.CHOICE, asked)
+        compiled = native.LIBRARIES.glob(f"{asked}.*.so")  # none for another platform
+        runs = any(Library(path).supported for path in compiled)
+        assert native.best().kernel == (asked if runs else own)
+
+
+@pytest.mark.parametrize(("cpu", "has"), [("cortex-a57", 0), ("neoverse-n1", 1)])
+def test_an_arm_cpu_says_whether_it_has_dot_products(arm, cpu, has):
+    with Remote(emulator(), "-cpu", cpu, str(arm)) as library:
+        assert (library.kernel, library.supported) == ("neon", has)
+
+
+def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
+    best()
+    hosted, _ = host(make_artifact(tmp_path, "qa"), "native")
+
+    assert isinstance(hosted.engine, OnnxCpu)
+    assert caplog.messages == ["tiny-qa runs on onnx_cpu, for the native engine cannot: its precision is fp32"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BUNDLED.glob("*/")))
+def test_the_embedded_models_are_served_natively(name):
+    kernel = best().kernel
+    hosted, deviation = host(open_artifact(BUNDLED / name), "native")
+
+    assert hosted.engine.title == f"native ({kernel})"
+    assert deviation > 0
+
+
+FUZZ = """
+import sys
+import numpy as np
+from tests.support.native_kernels import CONFIGS, VOCABULARY, encoding, folded
+from pathlib import Path
+from swiftlet_serve.service.engines.native import Library, Native
+from swiftlet_serve.service.types import Batch
+library = Library(Path(sys.argv[1]))
+draw = np.random.default_rng(5)
+refused = 0
+for architecture, task in (("albert", "classify"), ("mobilebert", "fill-mask"), ("bert", "qa")):
+    engine = Native(library, folded(architecture, task))
+    for n in range(30):
+        lengths = draw.integers(1, 41, draw.integers(1, 5))
+        batch = Batch.of([encoding(k, draw.integers(0, k, draw.integers(0, 2 * k)), n) for k in lengths])
+        for array in vars(batch).values():
+            if n % 2 and len(array) and draw.random() < 0.3:
+                array[draw.integers(len(array))] = draw.choice([-1, 0, 1, 7, 40, VOCABULARY, 2**31, -2**63, 2**63 - 1])
+        try:
+            engine.run(batch)
+        except ValueError:
+            refused += 1
+    engine.close()
+assert 10 < refused < 45, refused
+print("sound")
+"""
+
+
+def test_no_memory_is_misused_and_nothing_undefined_is_done(tmp_path):
+    """Valid and mangled batches, in kernels that were compiled with the sanitizers."""
+    flags = {
+        "avx2": ["-mavx2", "-mfma"],
+        "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
+        "neon": ["-march=armv8.2-a+dotprod"],
+    }.get(best().kernel)
+    source = f"{best().kernel}.cpp" if flags else "plain.cpp"
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *(flags or [])]
+    library = compile_library(source, tmp_path / "sanitized.so", *sanitize)
+    compiler = shutil.which("c++") or shutil.which("g++")
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = os.environ | {
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # of Python's own
+        "PYTHONPATH": str(ROOT),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", FUZZ, str(library)], env=environment, capture_output=True, text=True, timeout=500
+    )
+
+    assert result.stdout == "sound\n", result.stderr

@@ -1,0 +1,86 @@
+"""OpenVINO computes what ONNX Runtime computes from the same artifact, as far as the CPU's own precision goes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import pytest
+import torch
+
+from swiftlet_serve.models.artifact import ONNX, open_artifact
+from swiftlet_serve.service.engines.openvino import OpenVino
+from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.types import Batch
+from tests.support.checkpoints import relative_error
+from tests.support.networks import NETWORKS, answers, draft, encodings, make
+
+each = pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    """Each network as int8 and as fp32. Do not write into it."""
+    directory = tmp_path_factory.mktemp("openvino")
+    for architecture, task in NETWORKS:
+        for precision in ("int8", "fp32"):
+            make(directory / precision, draft(architecture, task, precision))
+    return directory
+
+
+def far(engine: OpenVino) -> float:
+    """By how much its rows may be off: by the order of sums, or by what bf16 keeps."""
+    return 1e-5 if engine.rounding == 0 else 0.02
+
+
+def rows(engine: OpenVino, task: str) -> list[np.ndarray]:
+    return list(engine.run(Batch.of(encodings(task))))
+
+
+def joined(parts: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+@each
+def test_it_answers_as_onnx_runtime_does(shelf, architecture, task):
+    artifact = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+    engine = OpenVino(artifact.file(ONNX), threads=1, calls=1)
+
+    assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= far(engine)
+
+
+@each
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_golden_answers_hold_in_openvino(shelf, architecture, task, precision):
+    model = load_model(shelf / precision / f"{architecture}-{task}", "openvino")
+
+    assert model.deviation is not None
+    assert model.engine.title in ("openvino (bf16)", "openvino (f32)", "openvino (f16)")
+
+
+@each
+def test_a_row_in_a_batch_is_nearly_the_row_alone(shelf, architecture, task):
+    engine = OpenVino(shelf / "int8" / f"{architecture}-{task}" / ONNX, threads=1, calls=1)
+    together = rows(engine, task)
+    alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
+
+    assert [row.shape for row in together] == [row.shape for row in alone]
+    assert relative_error(joined(together), joined(alone)) <= far(engine)
+
+
+def test_calls_at_the_same_time_have_their_own_rows(shelf):
+    engine = OpenVino(shelf / "int8" / "bert-qa" / ONNX, threads=1, calls=2)
+    given = encodings("qa")
+    alone = [engine.run(Batch.of([one]))[0].tolist() for one in given]
+    together = Barrier(len(given))
+
+    def call(number: int) -> list[list[list[float]]]:
+        together.wait()
+        return [engine.run(Batch.of([given[number]]))[0].tolist() for _ in range(20)]
+
+    with ThreadPoolExecutor(len(given)) as threads:
+        found = list(threads.map(call, range(len(given))))
+
+    assert found == [[expected] * 20 for expected in alone]

@@ -1,0 +1,189 @@
+"""The torch engine computes what ONNX Runtime computes from the same artifact, and refuses what is not its network."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
+from swiftlet_serve.service.engines import torch as torch_engine
+from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.types import Batch
+from tests.support.checkpoints import relative_error
+from tests.support.networks import NETWORKS, answers, draft, encodings, make, network
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here the engine runs on CUDA, in bf16")
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    """Each network as int8, as fp32, and as fp32 with weights of its own file. Do not write into it."""
+    directory = tmp_path_factory.mktemp("torch")
+    for architecture, task in NETWORKS:
+        make(directory / "int8", draft(architecture, task))
+        make(directory / "fp32", draft(architecture, task, "fp32"))
+        make(directory / "both", draft(architecture, task), keep_fp32=True)
+    return directory
+
+
+# How far apart the two may be: rounding in another order; the activations, which torch does not round to int8.
+FAR = {"fp32": 1e-5, "int8": 0.05}
+
+
+@on_cpu
+@pytest.mark.parametrize("precision", FAR)
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_torch_answers_as_onnx_does(shelf, architecture, task, precision):
+    artifact = open_artifact(shelf / precision / f"{architecture}-{task}")
+    far = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
+
+    assert far <= FAR[precision]
+
+
+@on_cpu
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_weights_of_their_own_file_come_first(shelf, architecture, task):
+    """The artifact's graph is int8 and its `model.safetensors` is fp32."""
+    artifact = open_artifact(shelf / "both" / f"{architecture}-{task}")
+    fp32 = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+
+    assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 1e-5
+
+
+@on_cpu
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_a_row_in_a_batch_equals_the_row_alone(shelf, architecture, task):
+    engine = torch_engine.create(open_artifact(shelf / "both" / f"{architecture}-{task}"), threads=1)
+    together = engine.run(Batch.of(encodings(task)))
+    alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
+
+    assert [row.shape for row in together] == [row.shape for row in alone]
+    assert all(row.dtype == np.float32 for row in together)
+    assert relative_error(*(torch.from_numpy(np.concatenate(part)) for part in (together, alone))) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp32", "both"])
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_golden_answers_hold_in_torch(shelf, architecture, task, kind):
+    """On CUDA too: what bf16 is off by is allowed for."""
+    model = load_model(shelf / kind / f"{architecture}-{task}", "torch")
+
+    assert model.deviation is not None
+    model.engine.close()
+
+
+@on_cuda
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_cuda_answers_nearly_as_the_cpu_does(shelf, architecture, task):
+    artifact = open_artifact(shelf / "both" / f"{architecture}-{task}")
+    fp32 = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+    engine = torch_engine.create(artifact, threads=1)
+    (row,) = engine.run(Batch.of(encodings(task)[:1]))
+
+    assert engine.rounding > 0
+    assert row.dtype == np.float32
+    assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 0.1
+
+
+def test_the_network_is_made_as_the_manifest_says(shelf):
+    loaded = torch_engine.load_network(open_artifact(shelf / "both" / "albert-fill-mask"))
+    own = network("albert", "fill-mask").state_dict()
+
+    assert all(torch.equal(tensor, own[name]) for name, tensor in loaded.state_dict().items())
+
+
+@pytest.fixture
+def copied(shelf, tmp_path) -> Path:
+    path = tmp_path / "copied"
+    shutil.copytree(shelf / "both" / "bert-classify", path)
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ArtifactError) as error:
+        torch_engine.create(open_artifact(path), threads=1)
+    message = str(error.value)
+    assert message.startswith("copied: ")
+    assert "\n" not in message
+    assert len(message) < 250
+    return message
+
+
+def rewrite(path: Path, change) -> None:
+    """Changes the weights' file and seals the artifact again."""
+    manifest = open_artifact(path).manifest
+    weights = load_file(path / SAFETENSORS)
+    change(weights)
+    save_file(weights, path / SAFETENSORS)
+    seal(path, manifest)
+
+
+def test_a_missing_weight_is_named(copied):
+    rewrite(copied, lambda weights: weights.pop("head.output.bias"))
+
+    assert "differs in head.output.bias" in refused(copied)
+
+
+def test_a_weight_too_many_is_named(copied):
+    rewrite(copied, lambda weights: weights.update({"encoder.layers.7.query.bias": torch.zeros(64)}))
+
+    assert "differs in encoder.layers.7.query.bias" in refused(copied)
+
+
+def test_a_weight_of_another_shape_is_named(copied):
+    rewrite(copied, lambda weights: weights.update({"head.output.weight": torch.zeros(2, 64)}))
+
+    assert "differs in head.output.weight" in refused(copied)
+
+
+def test_weights_of_another_architecture_are_refused(shelf, copied):
+    manifest = open_artifact(copied).manifest
+    shutil.copy(shelf / "both" / "mobilebert-qa" / SAFETENSORS, copied / SAFETENSORS)
+    seal(copied, manifest)
+
+    assert "not those of the network described" in refused(copied)
+
+
+def test_a_graph_of_another_network_is_refused(shelf, copied):
+    manifest = open_artifact(copied).manifest
+    (copied / SAFETENSORS).unlink()
+    shutil.copy(shelf / "int8" / "albert-classify" / ONNX, copied / ONNX)
+    seal(copied, manifest)
+
+    assert "not those of the network described" in refused(copied)
+
+
+@pytest.mark.parametrize("name", [SAFETENSORS, ONNX])
+@pytest.mark.parametrize("content", [b"no weights", b"\x00" * 64, b"\xff" * 64])
+def test_a_file_without_weights_is_refused(copied, name, content):
+    manifest = open_artifact(copied).manifest
+    (copied / SAFETENSORS).unlink()
+    (copied / name).write_bytes(content)
+    seal(copied, manifest)
+
+    assert refused(copied)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", 65), ("hidden_size", "64"), ("layers", 3), ("num_attention_heads", 5), ("vocab_size", -1)],
+)
+def test_a_network_that_cannot_be_made_is_refused(copied, key, value):
+    manifest = open_artifact(copied).manifest
+    seal(copied, replace(manifest, config={**manifest.config, key: value}))
+
+    assert refused(copied)
+
+
+def test_right_weights_with_wrong_numbers_do_not_pass_the_golden_answers(copied):
+    rewrite(copied, lambda weights: weights["head.output.bias"].add_(0.5))
+
+    with pytest.raises(ArtifactError, match="differ from the golden ones"):
+        load_model(copied, "torch")

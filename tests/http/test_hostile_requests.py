@@ -1,0 +1,417 @@
+"""No body does harm: the cases I-01 to I-26 of the catalogue of failures that no other test holds, and a flood."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.engines.echo import Echo
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.tasks import fill_mask
+from swiftlet_serve.service.types import Batch
+from tests.goldens import cases
+from tests.support.fakes import PATIENCE_S
+from tests.support.hostile import CANARY, MAX_ANSWER_BYTES, TASKS, Attack, attacks, canary, complaint
+
+CAP = 1 << 20
+FLOOD = 10_000
+VALID: dict[str, Any] = {
+    "classify": "a film",
+    "qa": {"question": "who?", "context": "it was me."},
+    "fill-mask": "a [MASK] b",
+}
+
+
+def make_runtime(shelf: Path) -> Runtime:
+    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=CAP))
+
+
+@pytest.fixture(scope="module")
+def client(shelf):
+    with TestClient(create_app(make_runtime(shelf)), raise_server_exceptions=False) as client:
+        yield client
+
+
+class Reading:
+    """A body that comes in pieces, and knows how much of it was read."""
+
+    def __init__(self, pieces: int, piece: bytes) -> None:
+        self.left = pieces
+        self.piece = piece
+        self.read = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        if not self.left:
+            return await asyncio.Event().wait()  # type: ignore[return-value]  # a client that waits for its answer
+        self.left -= 1
+        self.read += len(self.piece)
+        return {"type": "http.request", "body": self.piece, "more_body": self.left > 0}
+
+
+async def call(app: Any, attack: Attack, receive: Any = None) -> tuple[int, str, bytes]:
+    """Status, headers and body of the answer, asked for as a server asks an application."""
+    found: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        found.append(message)
+
+    path, _, query = attack.path.partition("?")
+    headers = [(name.encode(), value.encode()) for name, value in attack.headers.items()]
+    scope = {"type": "http", "method": attack.method, "path": path, "query_string": query.encode(), "headers": headers}
+    await app(scope, receive or Reading(1, attack.body), send)
+    start, *rest = found
+    shown = "\n".join(f"{name.decode()}: {value.decode()}" for name, value in start["headers"])
+    return start["status"], shown, b"".join(message.get("body", b"") for message in rest)
+
+
+def in_loop(shelf: Path, scenario: Any) -> Any:
+    """Runs `scenario(app)` on a loop of its own, and closes the runtime after it."""
+
+    async def run() -> Any:
+        runtime = make_runtime(shelf)
+        try:
+            return await scenario(create_app(runtime))
+        finally:
+            await runtime.close()
+
+    return asyncio.run(asyncio.wait_for(run(), 10 * PATIENCE_S))
+
+
+def code_of(answer: tuple[int, str, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[2])["code"]
+
+
+# I-01, I-02, I-03, I-26: how much is read
+
+
+def test_a_declared_10_mb_is_refused_before_any_of_it_is_read(shelf):
+    body = Reading(10, b"x" * (CAP))
+    attack = Attack("-", "/classify", b"", headers={"content-length": str(10 * CAP)})
+
+    assert code_of(in_loop(shelf, lambda app: call(app, attack, body))) == (413, "body_too_large")
+    assert body.read == 0
+
+
+def test_of_a_chunked_10_mb_no_more_is_read_than_the_cap_and_a_chunk(shelf):
+    body = Reading(160, b"x" * (1 << 16))
+
+    assert code_of(in_loop(shelf, lambda app: call(app, Attack("-", "/qa", b""), body))) == (413, "body_too_large")
+    assert body.read <= CAP + (1 << 16)
+
+
+def test_100_000_chunks_of_one_byte_are_read_in_a_moment(shelf):
+    body, started = Reading(100_000, b" "), time.monotonic()
+
+    assert code_of(in_loop(shelf, lambda app: call(app, Attack("-", "/qa", b""), body))) == (400, "invalid_json")
+    assert time.monotonic() - started < PATIENCE_S / 3
+
+
+def test_a_compressed_body_is_refused_before_any_of_it_is_read(shelf):
+    body = Reading(10, b"\x1f\x8b" * 1000)
+    attack = Attack("-", "/classify", b"", headers={"content-encoding": "gzip"})
+
+    assert code_of(in_loop(shelf, lambda app: call(app, attack, body))) == (415, "unsupported_encoding")
+    assert body.read == 0
+
+
+# I-04, I-05, I-15: what a body may cost
+
+
+@pytest.fixture(scope="module", params=["vocab.txt", "spiece.model"])
+def tokenizer(request, tmp_path_factory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    shutil.copy(cases.HERE / request.param, directory)
+    return Tokenizer.from_directory(directory)
+
+
+PROSE = "The river was low that summer, and the boats lay on their sides. " * 1600
+ODD = {
+    "a word without end": "a" * 100_000,
+    "only punctuation": "!?" * 50_000,
+    "only combining marks": "\u0301" * 100_000,
+    "marks on a letter": "e" + "\u0301" * 100_000,
+    "only blanks": " " * 100_000,
+    "only emoji": "😀" * 100_000,
+    "only hangul": "한" * 100_000,
+    "only unknown": "\U0001f9ff\u0e01" * 50_000,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_text_takes_no_more_time_than_prose(kind, tokenizer):
+    def seconds(text: str) -> float:
+        times = []
+        for _ in range(5):
+            started = time.process_time()  # what else the machine does is not its fault
+            tokenizer.encode([text[: len(PROSE)]], 512)
+            times.append(time.process_time() - started)
+        return min(times)
+
+    assert seconds(ODD[kind]) <= 3 * seconds(PROSE) + 0.01
+
+
+def test_a_context_of_a_million_tokens_is_refused(client):
+    response = client.post("/qa", json={"inputs": {"question": "who?", "context": "a " * (CAP // 2 - 100)}})
+
+    assert (response.status_code, response.json()["code"]) == (422, "input_too_long")
+
+
+@pytest.mark.parametrize("depth", [10**5, 10**6 // 2])
+@pytest.mark.parametrize("brackets", [("[", "]"), ('{"inputs":', "}"), ("[", "")])
+def test_a_body_however_deep_is_refused_at_once(depth, brackets, client, caplog):
+    opening, closing = brackets
+    body = (opening * depth)[: CAP - 1 - depth // 2] + closing * (depth // 2)
+    started = time.monotonic()
+    response = client.post("/classify", content=body[:CAP])
+
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_json")
+    assert time.monotonic() - started < 1.0
+    assert "RecursionError" not in caplog.text
+
+
+# I-06, I-07, I-13 to I-19, I-24, I-25: one meaning, in every task and at every place
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ("NaN", "validation_failed"),
+        ("-Infinity", "validation_failed"),
+        ("1e400", "validation_failed"),
+        ("9" * 4000, "validation_failed"),
+        ("9" * 5000, "invalid_json"),  # more digits than an int may have
+        ("1E-400", "validation_failed"),
+        ("-0", "validation_failed"),
+        ("-1", "validation_failed"),
+        ("0", "validation_failed"),
+        ("1001", "validation_failed"),
+        ("1000000000", "validation_failed"),
+        ("5.0", "validation_failed"),
+        ('"5"', "validation_failed"),
+        ("true", "validation_failed"),
+        ("[]", "validation_failed"),
+        ("{}", "validation_failed"),
+        ("01", "invalid_json"),
+        ("+1", "invalid_json"),
+        (".5", "invalid_json"),
+        ('"\\ud800"', "invalid_json"),
+        ('"\\ud83d"', "invalid_json"),
+        ('"\\udc00\\ud83d"', "invalid_json"),
+        ("'5'", "invalid_json"),
+    ],
+)
+def test_no_number_is_taken_for_another(value, code, task, client):
+    for parameters in (f'{{"top_k": {value}}}', f'{{"{canary(1)}": {value}}}', f'[{{"top_k": {value}}}]'):
+        body = f'{{"inputs": {json.dumps(VALID[task])}, "parameters": {parameters}}}'
+        response = client.post(f"/{task}", content=body.encode())
+
+        assert response.json()["code"] == code
+        assert response.status_code == (400 if code == "invalid_json" else 422)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("field", ["parameters", "options", "model", "partial", "inputs"])
+@pytest.mark.parametrize("value", [True, "5", 5, 5.0, [], {"a": 1}, [[]], [None], None])
+def test_a_value_of_another_type_is_refused(value, field, task, client):
+    described = (field == "partial" and value is True) or (value is None and field not in ("partial", "inputs"))
+    absent = field == "model" and value == "5"
+    response = client.post(f"/{task}", json={"inputs": VALID[task]} | {field: value})
+    text = field == "inputs" and value == "5" and task != "qa"  # is text; in fill-mask without a mask
+
+    expected = 200 if described or (text and task == "classify") else 404 if absent else 422
+    assert response.status_code == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_of_a_key_that_occurs_twice_the_last_counts_at_every_place(task, client):
+    inputs = json.dumps(VALID[task])
+
+    def ask(body: str) -> tuple[int, Any]:
+        response = client.post(f"/{task}", content=body.encode())
+        return response.status_code, response.json()
+
+    once = ask(f'{{"inputs": {inputs}, "parameters": {{"top_k": 2}}}}')
+    assert once[0] == 200
+    for twice in (
+        f'{{"inputs": 5, "inputs": {inputs}, "parameters": {{"top_k": 2}}}}',
+        f'{{"inputs": {inputs}, "parameters": null, "parameters": {{"top_k": 2}}}}',
+        f'{{"inputs": {inputs}, "parameters": {{"top_k": 0, "top_k": 2}}}}',
+        f'{{"inputs": {inputs}, "parameters": {{"top_k": "2", "top_\\u006b": 2}}}}',
+    ):
+        assert ask(twice) == once
+    assert ask(f'{{"inputs": {inputs}, "parameters": {{"top_k": 2, "top_k": 0}}}}')[0] == 422
+    assert ask(f'{{"inputs": {inputs}, "inputs": 5}}')[0] == 422
+
+
+def test_a_body_wrong_in_100_000_places_holds_nobody_up(client):
+    body = "{" + ", ".join(f'"{number}": 1' for number in range(70_000)) + "}"
+    started = time.monotonic()
+    problem = client.post("/classify", content=body).json()
+
+    assert problem["code"] == "validation_failed"
+    assert "errors" not in problem
+    assert time.monotonic() - started < PATIENCE_S / 10
+
+
+# I-08 to I-12, I-20, I-22: text is text
+
+
+def alone(runtime: Runtime, task: str, inputs: Any) -> Any:
+    """The answer as the task gives it, out of the echo engine's rows."""
+    model = runtime.tasks[task].model
+    request = model.task.Request.model_validate({"inputs": inputs})
+    encodings = model.task.encode(request)
+    return model.task.decode(request, encodings, Echo(model.manifest.width).run(Batch.of(encodings)))
+
+
+@pytest.fixture(scope="module")
+def runtime(shelf):
+    return make_runtime(shelf)
+
+
+@pytest.mark.parametrize("mark", "\x00\x07\x1b\x7f\x85\u200b\u202e\u2066\ufeff\u00ad")
+def test_what_is_not_seen_changes_no_answer_and_offsets_refer_to_what_was_sent(mark, runtime):
+    assert alone(runtime, "classify", f"fi{mark}ne") == alone(runtime, "classify", "fine")
+    context = f"{mark}it{mark} was {mark}me"
+    answer = alone(runtime, "qa", {"question": "who?", "context": context})
+
+    assert answer["answer"] == context[answer["start"] : answer["end"]]
+
+
+@given(
+    context=st.text(
+        st.sampled_from("aé한😀\u0301\u200b\u200d\u202e\ufe0f\ufeff\0 İﬁ\U000e0061👩👧🇩")
+        | st.characters(codec="utf-8"),
+        min_size=1,
+        max_size=120,
+    )
+)
+@example(context="👩\u200d👩\u200d👧 e\u0301 \U0001f1e9\U0001f1ea \ufeffİ")
+def test_an_answer_is_the_stretch_of_the_context_that_it_says(context, runtime):
+    body = {"inputs": {"question": "who?", "context": context}}
+    request = runtime.tasks["qa"].model.task.Request.model_validate_json(json.dumps(body))
+    if not context.strip():
+        return
+    try:
+        answer = alone(runtime, "qa", request.inputs.model_dump())
+    except Exception as error:
+        assert getattr(error, "code", None) == "empty_input", error  # noqa: PT017  # nothing but invisible characters
+        return
+
+    assert context[answer["start"] : answer["end"]] == answer["answer"]
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\u2060\u00ad", "\ufeff", "\x00\x01", "\ufe0f"])
+def test_a_text_of_which_nothing_is_seen_has_a_defined_answer(text, client):
+    labels = client.post("/classify", json={"inputs": text})
+    assert labels.status_code == 200
+    assert "NaN" not in labels.text
+    for qa in ({"question": text, "context": "a"}, {"question": "a", "context": text}):
+        assert client.post("/qa", json={"inputs": qa}).json()["code"] == "empty_input"
+
+
+@pytest.mark.parametrize("text", ["[SEP]", "[CLS] a [SEP] b [SEP]", "[PAD][PAD]", "[UNK]", "[MASK]"])
+def test_what_looks_like_a_special_token_is_as_many_tokens_as_its_characters(text, runtime):
+    (row,) = runtime.tasks["classify"].model.task.encode(
+        runtime.tasks["classify"].model.task.Request.model_validate({"inputs": text})
+    )
+    specials = runtime.tasks["classify"].model.task._tokenizer.specials
+
+    assert sum(int(token) in specials for token in row.input_ids) == 2  # of the frame
+
+
+# I-21, I-23, I-24: masks, lists and how much is answered
+
+
+@pytest.mark.parametrize("masks", [0, 65, 1000])
+def test_no_mask_and_too_many_are_refused(masks, client):
+    response = client.post("/fill-mask", json={"inputs": "a " + "[MASK]" * masks})
+
+    assert response.status_code == 422
+    assert response.json()["code"] == ("too_many_masks" if masks else "no_mask")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("count", "status"), [(0, 422), (1, 200), (12, 200), (64, 200), (65, 422)])
+def test_a_list_may_have_from_1_to_64_inputs(count, status, task, client):
+    body = {"inputs": [VALID[task]] * count, "parameters": {"top_k": 1}}
+    nested = {"inputs": [[VALID[task]]] * max(count, 1)}
+
+    assert client.post(f"/{task}", json=body).status_code == status
+    assert client.post(f"/{task}", json=nested).status_code == 422
+
+
+def test_a_small_body_cannot_ask_for_a_large_answer(client):
+    text = "[MASK]" * 64
+    response = client.post("/fill-mask", json={"inputs": text[: 6 * 40], "parameters": {"top_k": 100}})
+    assert (response.status_code, response.json()["code"]) == (422, "answer_too_large")
+    (fault,) = response.json()["errors"]
+    assert fault["pointer"] == "/parameters/top_k"
+
+    question = {"question": ["who?"] * 64, "context": "it was me and you and him and her"}
+    response = client.post("/qa", json={"inputs": question, "parameters": {"top_k": 100}})
+    assert (response.status_code, response.json()["code"]) == (422, "answer_too_large")
+    assert response.json()["errors"] == [{"pointer": "", "code": "answer_too_large", "limit": MAX_ANSWER_BYTES}]
+
+
+def test_who_sends_much_is_answered_much(client):
+    """64 texts of some length are nothing that anybody should have to know a limit for."""
+    text = "[MASK]" + " it was me and you and him and her" * 4
+    answer = client.post("/fill-mask", json={"inputs": [text] * 64, "parameters": {"top_k": 10}})
+
+    assert answer.status_code == 200
+    assert len(answer.content) > MAX_ANSWER_BYTES
+
+
+def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(runtime):
+    task = runtime.tasks["fill-mask"].model.task
+    length = task._max_tokens
+    inputs = ["[MASK]" + "a " * length] * 30
+
+    for partial in (False, True):
+        top_k = fill_mask.MAX_WRITTEN // sum(min(len(one), 8 * length) for one in inputs) + 1
+        body = {"inputs": inputs, "parameters": {"top_k": top_k}, "partial": partial}
+        request = task.Request.model_validate(body)
+        with pytest.raises(Exception, match="repeat the texts"):
+            task.split(request) if partial else task.encode(request)
+
+
+# All of it at once
+
+
+def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated(shelf, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario(app: Any) -> tuple[dict[str, int], dict[int, int]]:
+        complaints: dict[str, int] = {}
+        statuses: dict[int, int] = {}
+        flood = attacks(seed=1, count=FLOOD)
+        while wave := list(islice(flood, 20)):
+            for attack, answer in zip(wave, await asyncio.gather(*(call(app, one) for one in wave)), strict=True):
+                statuses[answer[0]] = statuses.get(answer[0], 0) + 1
+                if (wrong := complaint(attack, *answer)) is not None:
+                    complaints[wrong] = complaints.get(wrong, 0) + 1
+        return complaints, statuses
+
+    complaints, statuses = in_loop(shelf, scenario)
+
+    assert complaints == {}
+    assert statuses.keys() >= {200, 400, 404, 405, 413, 415, 422}  # else the attacks are too tame
+    assert statuses[200] < FLOOD / 3
+    assert CANARY.search(caplog.text) is None

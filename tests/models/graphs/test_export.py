@@ -1,0 +1,129 @@
+"""A torch model becomes one ONNX file that computes the same, holds each weight once, and says nothing of its maker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from torch import Tensor, nn
+
+from swiftlet_serve.models.graphs.export import GOLDEN_COLUMNS, ExportError, export, golden, write
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.types import Batch
+from tests.support.checkpoints import our_rows, relative_error
+from tests.support.networks import NETWORKS, batch, graph, network, run
+from tests.support.paths import ROOT
+
+SHAPES = ([1], [2], [17], [512], [1, 1], [5, 1, 9, 3], [40, 512, 1])
+
+
+@pytest.mark.parametrize("lengths", SHAPES, ids=str)
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_onnx_computes_what_torch_computes(architecture, task, lengths):
+    given = batch(task, lengths)
+    expected = our_rows(network(architecture, task), given)
+
+    assert relative_error(run(graph(architecture, task), given), expected) <= 1e-5
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_a_row_in_a_batch_equals_the_row_alone(architecture, task):
+    given = batch(task, [9, 1, 33, 512, 2])
+    alone = torch.cat([run(graph(architecture, task), row) for row in given.alone()])
+
+    assert relative_error(run(graph(architecture, task), given), alone) <= 1e-5
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_every_parameter_is_stored_once_under_its_own_name(architecture, task):
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph(architecture, task).graph.initializer}
+    own = network(architecture, task).state_dict()
+
+    assert len(stored) == len(graph(architecture, task).graph.initializer)
+    assert stored.keys() == own.keys()
+    assert all(np.array_equal(stored[name], tensor.numpy()) for name, tensor in own.items())
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_the_file_is_as_large_as_the_weights(architecture, task):
+    """ALBERT applies its layer twice, and a constant of the graph could hide a copy of it."""
+    weights = sum(4 * parameter.numel() for parameter in network(architecture, task).parameters())
+
+    assert weights < len(graph(architecture, task).SerializeToString()) < weights + 60_000
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_a_graph_is_whole_and_says_nothing_of_where_it_was_made(architecture, task):
+    made = graph(architecture, task)
+    content = made.SerializeToString()
+
+    assert all(tensor.data_location == TensorProto.DEFAULT for tensor in made.graph.initializer)
+    assert not made.metadata_props
+    assert not any(node.doc_string or node.metadata_props for node in made.graph.node)
+    here = (str(ROOT), sys.prefix, f"{Path.home()}/")
+    for trace in (*here, ".py", "site-packages", "forward"):
+        assert trace.encode() not in content
+
+
+def test_a_graph_is_written_as_one_file_and_the_same_each_time(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        write(graph("bert", "qa"), tmp_path / name / "model.onnx")
+
+    assert [file.name for file in (tmp_path / "one").iterdir()] == ["model.onnx"]
+    assert (tmp_path / "one/model.onnx").read_bytes() == (tmp_path / "other/model.onnx").read_bytes()
+    assert onnx.load(tmp_path / "one/model.onnx") == graph("bert", "qa")
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_golden_answers_are_those_of_each_encoding_alone(architecture, task):
+    encodings = _encodings(task)
+    arrays = golden(network(architecture, task), encodings)
+    rows, columns = arrays.pop("rows"), arrays.pop("columns")
+    laid = Batch.whole(**arrays)
+    expected = [our_rows(network(architecture, task), row) for row in batch(task, [6, 1, 30]).alone()]
+
+    assert [e.input_ids.tolist() for e in laid.encodings()] == [e.input_ids.tolist() for e in encodings]
+    assert [e.focus.tolist() for e in laid.encodings()] == [e.focus.tolist() for e in encodings]
+    assert rows.dtype == np.float32
+    assert np.array_equal(rows, torch.cat(expected).numpy()[:, columns])
+
+
+def test_golden_answers_of_a_wide_head_keep_some_columns_from_end_to_end():
+    class Wide(nn.Module):
+        def forward(self, input_ids: Tensor, types: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
+            return torch.arange(5000.0).repeat(len(focus), 1)
+
+    arrays = golden(Wide(), _encodings("fill-mask"))
+
+    assert arrays["rows"].shape == (7, GOLDEN_COLUMNS)
+    assert arrays["columns"][[0, -1]].tolist() == [0, 4999]
+    assert (np.diff(arrays["columns"]) > 0).all()
+    assert arrays["rows"][3].tolist() == arrays["columns"].tolist()
+
+
+def test_a_parameter_that_the_graph_lacks_is_refused_by_name():
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Parameter(torch.ones(3))
+            self.forgotten = nn.Parameter(torch.ones(3))
+
+        def forward(self, input_ids: Tensor, types: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
+            del types, lengths
+            return input_ids.flatten()[focus][:, None] * self.used
+
+    with pytest.raises(ExportError, match="forgotten is not in the graph"):
+        export(Forgetful())
+
+
+def _encodings(task) -> list[Encoding]:
+    return [
+        Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
+        for row in batch(task, [6, 1, 30]).alone()
+    ]

@@ -1,0 +1,78 @@
+"""Parameters are read as the `onnx` package reads them, and a file of any content is refused rather than misread."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from swiftlet_serve.models.artifact import ONNX, find_artifacts
+from swiftlet_serve.models.graphs import quantize
+from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.service.loading import BUNDLED
+from tests.support.networks import NETWORKS, graph
+
+
+def check_same(file: Path, model: onnx.ModelProto) -> None:
+    expected, actual = quantize.read_weights(model), read_weights(file)
+
+    assert actual.keys() == expected.keys()
+    for name, array in actual.items():
+        assert array.dtype == np.float32
+        assert array.tobytes() == expected[name].tobytes()
+        assert array.shape == expected[name].shape
+
+
+@pytest.mark.parametrize("path", list(find_artifacts(BUNDLED)), ids=lambda path: path.name)
+def test_embedded_models_are_read_as_onnx_reads_them(path):
+    check_same(path / ONNX, onnx.load(path / ONNX))
+
+
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_graphs_of_fp32_are_read_as_onnx_reads_them(architecture, task, tmp_path):
+    onnx.save(graph(architecture, task), tmp_path / ONNX)
+
+    check_same(tmp_path / ONNX, graph(architecture, task))
+
+
+def small() -> bytes:
+    tensors = [
+        numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "plain"),
+        numpy_helper.from_array(np.arange(64, dtype=np.uint8).reshape(2, 2, 16), "packed.int8"),
+        numpy_helper.from_array(np.ones((2, 2), np.float32), "packed.scale"),
+        numpy_helper.from_array(np.array(3, np.float64), "other"),
+    ]
+    return helper.make_model(helper.make_graph([], "small", [], [], tensors)).SerializeToString()
+
+
+def test_a_small_file_is_read(tmp_path):
+    (tmp_path / ONNX).write_bytes(small())
+    weights = read_weights(tmp_path / ONNX)
+
+    assert sorted(weights) == ["packed", "plain"]
+    assert weights["plain"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert weights["packed"].tolist() == (np.arange(64).reshape(2, 32) - 128).tolist()
+
+
+@given(st.integers(0, len(small()) - 1), st.integers(0, 255), st.booleans())
+def test_a_mangled_file_is_read_or_refused(tmp_path_factory, at, byte, cut):
+    content = bytearray(small())
+    content[at] = byte
+    file = tmp_path_factory.getbasetemp() / "mangled.onnx"
+    file.write_bytes(content[: at + 1] if cut else content)
+    with contextlib.suppress(WeightsError):
+        assert all(array.dtype == np.float32 for array in read_weights(file).values())
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"\x0b", b"not a network"])
+def test_what_is_no_graph_is_refused(tmp_path, content):
+    (tmp_path / ONNX).write_bytes(content)
+
+    with pytest.raises(WeightsError, match=r"model\.onnx is no graph"):
+        read_weights(tmp_path / ONNX)

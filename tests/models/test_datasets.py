@@ -1,0 +1,266 @@
+"""Readers of data files: every format as it is published, and a sentence that names the file where it is another."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import tarfile
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from swiftlet_serve.models.datasets import DatasetError, Labelled, Question, documents, labelled, questions
+from tests.support.paths import DATA
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_sst2_has_a_label_and_a_sentence(tmp_path):
+    file = write(tmp_path / "dev.tsv", 'label\tsentence\n1\ta "warm, funny film\n0\tno\n')
+
+    assert labelled(file) == [Labelled('a "warm, funny film', 1), Labelled("no", 0)]
+
+
+def test_nsmc_has_an_id_a_document_and_a_label(tmp_path):
+    file = write(tmp_path / "test.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t\t0\n")
+
+    assert labelled(file) == [Labelled("아름다운 영화", 1), Labelled("", 0)]
+
+
+def test_cola_has_four_columns_and_no_header(tmp_path):
+    file = write(tmp_path / "dev.tsv", "gj04\t1\t\tThe rain fell.\ngj04\t0\t*\tThe fell rain\tmore\n")
+
+    assert labelled(file) == [Labelled("The rain fell.", 1), Labelled("The fell rain", 0)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_as_they_like(tmp_path, end):
+    file = tmp_path / "dev.tsv"
+    file.write_bytes(end.join(["sentence\tlabel", "one\t1", "two\t0"]).encode())
+
+    assert labelled(file) == [Labelled("one", 1), Labelled("two", 0)]
+
+
+def test_a_text_may_be_long(tmp_path):
+    (example,) = labelled(write(tmp_path / "dev.tsv", "label\tsentence\n1\t" + "so " * 100_000))
+
+    assert len(example.text) == 300_000
+
+
+def test_a_file_of_nothing_has_no_examples(tmp_path):
+    assert labelled(write(tmp_path / "dev.tsv", "")) == []
+    assert labelled(write(tmp_path / "dev.tsv", "label\tsentence\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"label\twords\n1\tfine\n", "no column is named sentence, content, document, text"),
+        (b"label\tsentence\n1\tfine\n1\n", "line 3 is not a label and a text"),
+        (b"label\tsentence\ngood\tfine\n", "line 2 is not a label and a text"),
+        (b"label\tsentence\n-1\tfine\n", "line 2 is not a label and a text"),
+        (b"label\tsentence\n0.5\tfine\n", "line 2 is not a label and a text"),
+        (b"gj04\t1\t\tfine\nsentence\n", "line 2 is not a label and a text"),
+        (b'{"data": []}\n', "line 1 is not a label and a text"),
+        (b"label\tsentence\n1\tfine\n\n1\tfine\n", "line 3 is not a label and a text"),
+        (b"label\tsentence\n" + b"9" * 5000 + b"\tfine\n", "line 2 is not a label and a text"),
+        (b"label\tsentence\n1\t\xff\xfe\n", "is not text in UTF-8"),
+    ],
+)
+def test_a_table_of_another_kind_is_refused(tmp_path, content, said):
+    file = tmp_path / "dev.tsv"
+    file.write_bytes(content)
+
+    with pytest.raises(DatasetError) as refused:
+        labelled(file)
+    assert str(refused.value).startswith("dev.tsv")
+    assert said in str(refused.value)
+
+
+def squad(*entries: dict, context: str = "Rome was not built in a day.") -> str:
+    return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": entries}]}]})
+
+
+def test_squad_1_has_answers(tmp_path):
+    answers = [{"text": "Rome", "answer_start": 0}, {"text": "a day", "answer_start": 22}]
+    file = write(tmp_path / "dev.json", squad({"id": "7", "question": "What?", "answers": answers}))
+
+    expected = Question("7", "What?", "Rome was not built in a day.", ("Rome", "a day"), (0, 22))
+    assert questions(file) == [expected]
+
+
+def test_squad_2_has_questions_without_answers(tmp_path):
+    plausible = [{"text": "Rome", "answer_start": 0}]
+    entry = {"id": 8, "question": "Who?", "answers": [], "is_impossible": True, "plausible_answers": plausible}
+    (question,) = questions(write(tmp_path / "dev.json", squad(entry)))
+
+    assert question == Question("8", "Who?", "Rome was not built in a day.", (), ())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "label\tsentence\n1\tfine\n",
+        "[]",
+        "{}",
+        '{"data": 5}',
+        '{"data": "words"}',
+        '{"data": [{"paragraphs": [{"context": "c"}]}]}',
+        squad({"id": "7", "question": "What?"}),
+        squad({"id": "7", "question": "What?", "answers": None}),
+        squad({"id": "7", "question": "What?", "answers": ["Rome"]}),
+        squad({"id": "7", "question": "What?", "answers": [{"text": "Rome"}]}),
+        squad({"id": "7", "question": 5, "answers": []}),
+        squad({"id": "7", "question": "What?", "answers": [{"text": 5, "answer_start": 0}]}),
+        squad({"id": "7", "question": "What?", "answers": [{"text": "Rome", "answer_start": "0"}]}),
+        squad({"id": "7", "question": "What?", "answers": []}, context=None),
+        "[" * 100_000,
+    ],
+    ids=lambda content: content[:60],
+)
+def test_a_document_of_another_kind_is_refused(tmp_path, content):
+    with pytest.raises(DatasetError, match=r"^dev\.json is not in SQuAD's format"):
+        questions(write(tmp_path / "dev.json", content))
+
+
+ARTICLES = """ = Rain =
+
+Rain falls .
+It falls on roofs .
+
+ = Empty =
+ = Snow =
+Snow is white .
+"""
+
+
+def test_articles_start_at_their_titles(tmp_path):
+    found = list(documents(write(tmp_path / "wiki.txt", ARTICLES)))
+
+    assert found == ["Rain falls .\nIt falls on roofs .", "Snow is white ."]
+
+
+def test_every_line_is_a_document_where_nothing_has_a_title(tmp_path):
+    assert list(documents(write(tmp_path / "lines.txt", "one\n\n  two  \r\nthree"))) == ["one", "two", "three"]
+
+
+def test_every_text_of_a_table_is_a_document(tmp_path):
+    file = write(tmp_path / "train.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t \t0\n7\tno = good\t0\n")
+
+    assert list(documents(file)) == ["아름다운 영화", "no = good"]
+    with pytest.raises(DatasetError, match="line 1 is not a label and a text"):
+        list(documents(write(tmp_path / "other.tsv", "one\ntwo\n")))
+
+
+def test_compressed_text_reads_the_same(tmp_path):
+    file = tmp_path / "wiki.txt.xz"
+    file.write_bytes(lzma.compress(b" = Rain =\nRain falls .\n"))
+
+    assert list(documents(file)) == ["Rain falls ."]
+
+
+def archive(path: Path, **members: bytes) -> Path:
+    with tarfile.open(path, "w:xz") as made:
+        made.addfile(_folder("set"))
+        for name, content in members.items():
+            entry = tarfile.TarInfo(f"set/{name.replace('_', '.')}")
+            entry.size = len(content)
+            made.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def _folder(name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type = tarfile.DIRTYPE
+    return entry
+
+
+def test_an_archive_holds_tables_with_the_text_last(tmp_path):
+    file = archive(tmp_path / "imdb.tar.xz", train_tsv=b"1\ta film<br />by two\n0\tno\n", README_md=b"read\tme\n")
+
+    assert list(documents(file)) == ["a film by two", "no"]
+
+
+@pytest.mark.parametrize("name", ["wiki.txt", "wiki.txt.xz", "imdb.tar.xz"])
+def test_running_text_of_another_kind_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00 no text at all")
+
+    with pytest.raises(DatasetError, match=f"^{name} "):
+        list(documents(tmp_path / name))
+
+
+def test_running_text_that_breaks_off_is_refused(tmp_path):
+    (tmp_path / "wiki.txt.xz").write_bytes(lzma.compress(b"Rain falls .\n" * 1000)[:-20])
+
+    with pytest.raises(DatasetError, match=r"^wiki\.txt\.xz "):
+        list(documents(tmp_path / "wiki.txt.xz"))
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("sst2/dev.tsv", 872),
+        ("sst2/train.tsv", 67_349),
+        ("cola/in_domain_dev.tsv", 527),
+        ("cola/in_domain_train.tsv", 8551),
+    ],
+)
+def test_the_labelled_data_is_read_whole(name, count):
+    examples = labelled(DATA / name)
+
+    assert len(examples) == count
+    assert {example.label for example in examples} == {0, 1}
+    assert all(example.text.strip() and "\t" not in example.text for example in examples)
+
+
+@needs_data
+def test_korean_reviews_are_read_whole():
+    examples = labelled(DATA / "nsmc/test.tsv")
+
+    assert 22_000 < len(examples) < 24_000
+    assert {example.label for example in examples} == {0, 1}
+    assert sum("가" <= character <= "힣" for example in examples[:100] for character in example.text) > 1000
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "count", "impossible"),
+    [
+        ("squad/squad-v1.1.eval.json", 1792, False),
+        ("squad/squad-v2.0.eval.json", 3688, True),
+        ("qa/qamr.dev.json", None, False),
+        ("qa/covidqa.json", 1146, False),
+    ],
+)
+def test_the_questions_are_read_whole(name, count, impossible):
+    found = questions(DATA / name)
+
+    assert count in (None, len(found))
+    assert any(not question.answers for question in found) == impossible
+    placed = [
+        question.context.startswith(answer, start)
+        for question in found
+        for answer, start in zip(question.answers, question.starts, strict=True)
+    ]
+    assert sum(placed) >= 0.85 * len(placed)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    "name", ["enwiki2015_cap8k.txt.xz", "kowiki_100MB.txt.xz", "gutenberg_120M.txt.xz", "imdb.tar.xz"]
+)
+def test_the_corpora_begin_with_documents(name):
+    found = list(islice(documents(DATA / "corpora" / name), 5))
+
+    assert len(found) == 5
+    assert all(len(text) > 20 for text in found)
+    assert not any(line.startswith("= ") for text in found for line in text.split("\n"))

@@ -1,0 +1,409 @@
+"""A release is an artifact that can be served and says how good it is, or it is nothing at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+
+from swiftlet_serve.models.artifact import CARD, ONNX, SAFETENSORS, ArtifactError, open_artifact
+from swiftlet_serve.models.graphs.export import answer
+from swiftlet_serve.models.graphs.quantize import quantize, read_weights
+from swiftlet_serve.models.metrics import Score
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.offline import release as releases
+from swiftlet_serve.service.offline.evaluate import Evaluation
+from swiftlet_serve.service.offline.release import Measure, ReleaseError, golden_encodings
+from swiftlet_serve.service.workers.golden import replay
+from tests.support.artifacts import VOCABULARY
+from tests.support.checkpoints import SMALL, reference
+from tests.support.networks import draft, graph, make, network
+
+needs_kernels = pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")
+
+
+@pytest.fixture
+def reviews(tmp_path) -> Path:
+    lines = [f"{number % 3}\tword {number} and {number * 7}" for number in range(30)]
+    path = tmp_path / "reviews.tsv"
+    path.write_text("label\tsentence\n" + "\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"), [("bert", "classify"), ("mobilebert", "qa"), ("albert", "fill-mask")]
+)
+def test_a_release_passes_swiftlet_check(out, architecture, task):
+    artifact = make(out, draft(architecture, task))
+    result = CliRunner().invoke(main, ["check", str(artifact.path)])
+
+    assert result.exit_code == 0, result.output
+    assert f"{architecture}-{task} 1" in result.output
+    assert f"{architecture}, int8, at most 512 tokens" in result.output
+    assert [path.name for path in out.iterdir()] == [f"{architecture}-{task}"]
+
+
+def test_the_tolerance_is_twice_what_int8_is_off_by_here(out):
+    artifact = make(out, draft("albert", "fill-mask"))
+    model = load_model(artifact.path, "onnx_cpu")
+
+    assert 1e-3 < artifact.manifest.tolerance < 1
+    assert artifact.manifest.tolerance == pytest.approx(2 * replay(artifact, model.engine), rel=1e-3)
+
+
+def test_golden_answers_are_those_of_the_fp32_network(out):
+    plan = draft("mobilebert", "qa")
+    with np.load(make(out, plan).path / "golden.npz") as file:
+        rows = file["rows"]
+    encodings = golden_encodings(plan.tokenizer, plan.manifest)
+
+    assert len(encodings) == 3
+    assert np.array_equal(rows, np.concatenate([answer(plan.network, encoding) for encoding in encodings]))
+
+
+def test_the_card_says_what_was_measured_and_where(out, reviews):
+    card = make(out, draft("bert", "classify"), Measure(reviews, limit=20, skip=5), max_loss=100).card()
+
+    assert card["summary"] == "Random weights."
+    assert card["data"] == {"file": "reviews.tsv", "skip": 5, "limit": 20}
+    for precision in ("fp32", "int8"):
+        score = card["scores"][precision]["accuracy"]
+        assert score["n"] == 20
+        assert 0 <= score["low"] <= score["value"] <= score["high"] <= 100
+    fp32, int8 = (card["scores"][precision]["accuracy"]["value"] for precision in ("fp32", "int8"))
+    assert card["int8"]["loss"] == fp32 - int8
+    assert card["int8"]["agreement"]["n"] == 20
+    assert card["latency"]["milliseconds"] > 0
+    assert card["latency"]["tokens"] == 32
+    assert card["latency"]["machine"]
+    assert card["bytes"] == (out / "bert-classify" / ONNX).stat().st_size
+
+
+def test_a_release_is_measured_on_more_files_as_it_is_served(out, reviews, tmp_path):
+    """They decide nothing, and are scored once, in the precision of the artifact."""
+    more = [tmp_path / "good.tsv", tmp_path / "bad.tsv"]
+    for label, path in enumerate(more):
+        path.write_text("label\tsentence\n" + f"{label}\tword\n" * 4, "utf-8")
+    said: list[str] = []
+    card = make(out, draft("bert", "classify"), Measure(reviews), also=more, max_loss=100, report=said.append).card()
+
+    assert list(card["also"]) == ["good.tsv", "bad.tsv"]
+    values = []
+    for measured in card["also"].values():
+        score = measured["scores"]["accuracy"]
+        assert score["n"] == 4
+        assert score["low"] < score["high"]
+        assert measured["trivial"]["always the commonest label"]["value"] == 100
+        values.append(score["value"])
+    assert sorted(values) in ([0, 0], [0, 100])
+    assert said.count("measuring int8 on good.tsv") == 1
+    assert not any("fp32 on good.tsv" in line for line in said)
+    assert "also" not in make(out, draft("bert", "classify"), Measure(reviews), max_loss=100).card()
+
+
+def test_the_card_tells_an_upper_bound_from_the_scores(out, tmp_path):
+    """JSON knows no infinity: a threshold that is never to answer is none."""
+    for name, answers in (("never", []), ("mixed", ["a"])):
+        asked = [
+            {"id": str(i), "question": "what", "answers": [{"text": text, "answer_start": 0} for text in texts]}
+            for i, texts in enumerate([answers, []])
+        ]
+        document = {"data": [{"paragraphs": [{"context": "a b", "qas": asked}]}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), "utf-8")
+    measure, also = Measure(tmp_path / "never.json"), [tmp_path / "mixed.json"]
+    artifact = make(out, draft("mobilebert", "qa"), measure, also=also, max_loss=100)
+    card = artifact.card()
+
+    assert "Infinity" not in (artifact.path / CARD).read_text("utf-8")
+    assert card["upper_bounds"].keys() == {"fp32", "int8"}
+    for bounds in card["upper_bounds"].values():
+        assert bounds == {name: {"score": 100, "threshold": None} for name in ("best_f1", "best_exact_match")}
+    mixed = card["also"]["mixed.json"]
+    assert mixed["upper_bounds"]["best_f1"]["score"] >= mixed["scores"]["f1"]["value"]
+    assert not any(name.startswith("best") for name in (*card["scores"]["int8"], *mixed["scores"]))
+
+
+def test_without_data_the_card_says_so(out):
+    card = make(out, draft("bert", "classify")).card()
+
+    assert card["scores"] == {}
+    assert card["int8"] == "held against fp32 on the golden inputs only"
+    assert "data" not in card
+
+
+def test_fp32_is_released_as_it_was_exported(out, reviews):
+    artifact = make(out, draft("bert", "classify", "fp32"), Measure(reviews))
+
+    assert artifact.manifest.precision == "fp32"
+    assert onnx.load(artifact.file(ONNX)) == graph("bert", "classify")
+    assert set(artifact.card()["scores"]) >= {"fp32"}
+    assert "int8" not in artifact.card()["scores"]
+
+
+def test_the_fp32_weights_are_added_where_they_are_wanted(out):
+    from safetensors.torch import load_file
+
+    artifact = make(out, draft("bert", "classify"), keep_fp32=True)
+    weights, own = load_file(artifact.file(SAFETENSORS)), network("bert", "classify").state_dict()
+
+    assert weights.keys() == own.keys()
+    assert all(torch.equal(weights[name], own[name]) for name in own)
+    assert SAFETENSORS not in make(out, draft("bert", "classify")).manifest.files
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """Scores that fp32 and int8 shall have, and the native engine, by what `evaluate` is made to find."""
+
+    def set_to(fp32: float, int8: float, native: float = 0.0) -> None:
+        found = iter([fp32, int8, native])
+
+        def evaluate(model, data, **options):
+            model.engine.close()
+            score = Score(next(found), 0.0, 100.0, 1000)
+            return Evaluation({"accuracy": score}, ("a", "b"), (1.0, 0.0), {"always a": Score(50.0, 0.0, 100.0, 1000)})
+
+        monkeypatch.setattr(releases, "evaluate", evaluate)
+
+    return set_to
+
+
+@pytest.mark.parametrize("allowed", [0.5, math.nan])
+def test_int8_that_loses_too_much_is_not_written(out, reviews, scores, allowed):
+    scores(90.0, 89.4)
+    with pytest.raises(ReleaseError, match=rf"^int8 loses 0\.60 points, and {allowed} are allowed"):
+        make(out, draft("bert", "classify"), Measure(reviews), max_loss=allowed)
+
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("int8", [89.5, 95.0])
+def test_int8_that_loses_as_much_as_it_may_is_written(out, reviews, scores, int8):
+    scores(90.0, int8)
+
+    assert make(out, draft("bert", "classify"), Measure(reviews)).card()["int8"]["loss"] == 90.0 - int8
+
+
+@needs_kernels
+def test_the_card_says_what_the_native_engine_loses(out, reviews, scores):
+    """It decides nothing: where there is no kernel, nobody would know."""
+    scores(90.0, 89.8, 88.0)
+    told = make(out, draft("bert", "classify"), Measure(reviews)).card()["native"]
+
+    assert told["engine"] == f"native ({native.best().kernel})"
+    assert told["loss"] == 2.0
+    assert told["scores"]["accuracy"]["value"] == 88.0
+    assert told["agreement"]["n"] == 2
+    assert told["latency"]["milliseconds"] > 0
+
+
+@needs_kernels
+def test_without_data_the_card_says_how_fast_the_native_engine_is(out):
+    assert make(out, draft("bert", "classify")).card()["native"].keys() == {"engine", "latency"}
+
+
+@needs_kernels
+def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
+    said: list[str] = []
+    with mock.patch.object(native.Native, "rounding", -1.0):
+        card = make(out, draft("bert", "classify"), report=said.append).card()
+
+    assert "the engine's answers differ from the golden ones" in card["native"]["refused"]
+    assert any(line.startswith("the native engine refuses it, so that onnx_cpu has to serve it") for line in said)
+
+
+def test_where_there_are_no_kernels_the_card_is_silent_about_them(out):
+    with mock.patch.object(native, "best", return_value=None):
+        assert "native" not in make(out, draft("bert", "classify")).card()
+
+
+def scramble(proto):
+    """int8 with other words in the places of words."""
+    result = quantize(proto)
+    (tensor,) = (t for t in result.graph.initializer if t.name == "encoder.embeddings.word.weight.int8")
+    tensor.raw_data = np.roll(np.frombuffer(tensor.raw_data, np.uint8), 64 * 40).tobytes()
+    return result
+
+
+def test_where_there_are_data_the_scores_decide_and_not_how_far_numbers_are_apart(out, reviews, scores):
+    scores(90.0, 89.8)
+    with mock.patch("swiftlet_serve.models.graphs.quantize.quantize", scramble):
+        assert make(out, draft("bert", "classify"), Measure(reviews)).card()["int8"]["loss"] == pytest.approx(0.2)
+
+
+def test_int8_that_is_another_network_is_not_written_even_without_data(out):
+    with (
+        mock.patch("swiftlet_serve.models.graphs.quantize.quantize", scramble),
+        pytest.raises(ReleaseError, match=r"^int8 answers differ from fp32 ones by up to"),
+    ):
+        make(out, draft("bert", "classify"))
+
+    assert list(out.iterdir()) == []
+
+
+def test_a_graph_that_does_not_compute_what_torch_does_is_not_written(out):
+    plan = draft("bert", "classify")
+    other = copy.deepcopy(plan.network)
+    other.head.output.bias.data += 0.1
+    with pytest.raises(ArtifactError, match="differ from the golden ones"):
+        make(out, replace(plan, network=other))
+
+    assert list(out.iterdir()) == []
+
+
+def test_a_failed_release_leaves_the_artifact_that_was_there(out, reviews, scores):
+    before = contents(make(out, draft("bert", "classify")).path)
+    scores(90.0, 80.0)
+    with pytest.raises(ReleaseError):
+        make(out, draft("bert", "classify"), Measure(reviews))
+
+    assert contents(out / "bert-classify") == before
+    assert [path.name for path in out.iterdir()] == ["bert-classify"]
+    open_artifact(out / "bert-classify")
+
+
+def test_a_release_takes_the_place_of_the_artifact_that_was_there(out):
+    make(out, draft("bert", "classify"), keep_fp32=True)
+    plan = draft("bert", "classify")
+    artifact = make(out, replace(plan, manifest=replace(plan.manifest, version="2")))
+
+    assert open_artifact(out / "bert-classify").manifest.version == "2"
+    assert set(artifact.manifest.files) == {"tokenizer.json", "model.onnx", "golden.npz", CARD}
+    assert [path.name for path in out.iterdir()] == ["bert-classify"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_no_artifact_is_not_overwritten(out, kind):
+    place = out / "bert-classify"
+    place.mkdir(parents=True) if kind == "folder" else out.mkdir()
+    work = place / "thesis.txt" if kind == "folder" else place
+    work.write_text("years of work")
+
+    with pytest.raises(SetupError, match="is there and is no artifact"):
+        make(out, draft("bert", "classify"))
+    assert work.read_text() == "years of work"
+
+
+def test_a_tokenizer_that_cannot_serve_the_task_is_refused(out, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(token for token in VOCABULARY if token != "[MASK]") + "\n", "utf-8")
+    plan = replace(draft("albert", "fill-mask"), tokenizer=Tokenizer.from_directory(tmp_path))
+
+    with pytest.raises(SetupError, match="No golden answers can be made: fill-mask needs a tokenizer that has a mask"):
+        make(out, plan)
+    assert list(out.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A BERT classifier as transformers writes it."""
+    directory = tmp_path_factory.mktemp("checkpoints") / "Tiny_BERT"
+    reference(SMALL["bert"], "classify", num_hidden_layers=1).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+    return directory
+
+
+def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
+    result = CliRunner().invoke(
+        main,
+        [
+            "import",
+            str(checkpoint),
+            "--task",
+            "classify",
+            "--out",
+            str(out),
+            "--data",
+            str(reviews),
+            "--max-loss",
+            "100",
+        ],
+    )
+
+    assert result.exit_code == 0, result.output
+    artifact = open_artifact(out / "tiny_bert")
+    assert str(artifact.path) in result.stdout
+    assert f"swiftlet serve --models {artifact.path}" in result.stdout
+    assert artifact.manifest.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert artifact.manifest.source == {"directory": "Tiny_BERT"}
+    assert artifact.manifest.max_tokens == 64
+    assert artifact.card()["scores"]["int8"]["accuracy"]["n"] == 30
+    assert read_weights(onnx.load(artifact.file(ONNX)))["head.output.weight"].shape == (3, 48)
+    assert CliRunner().invoke(main, ["check", str(artifact.path)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        ("", ["--task", "fill-mask"], "is not in the checkpoint"),
+        ("", ["--task", "classify", "--name", "Not a name"], "use --name"),
+        ("", ["--task", "translate"], "'translate' is not one of"),
+        ("", [], "Missing option '--task'"),
+        ("", ["--task", "classify", "--data", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
+        ("vocab.txt", ["--task", "classify"], "has none of tokenizer.json, vocab.txt, spiece.model"),
+        ("config.json", ["--task", "classify"], "config.json is missing"),
+        ("model.safetensors", ["--task", "classify"], "there is neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_imported_is_refused_in_a_sentence(
+    checkpoint, tmp_path, out, change, arguments, said
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in checkpoint.iterdir():
+        if file.name != change:
+            (source / file.name).write_bytes(file.read_bytes())
+    result = CliRunner().invoke(main, ["import", str(source), "--out", str(out), *arguments])
+
+    assert result.exit_code != 0
+    assert said in result.output
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_a_tokenizer_larger_than_the_network_is_another_checkpoints(checkpoint, tmp_path, out):
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    more = [*VOCABULARY, *(f"word{number}" for number in range(200))]
+    (tmp_path / "vocab.txt").write_text("\n".join(more) + "\n", "utf-8")
+    result = CliRunner().invoke(main, ["import", str(tmp_path), "--out", str(out), "--task", "classify"])
+
+    assert result.exit_code == 1
+    assert "belongs to another checkpoint" in result.output
+
+
+def test_import_explains_itself():
+    result = CliRunner().invoke(main, ["import", "--help"])
+
+    assert result.exit_code == 0
+    for said in ("SOURCE", "--task [classify|qa|fill-mask]", "--keep-fp32", "--max-loss", "Hugging Face hub"):
+        assert said in result.output
+
+
+def test_a_card_is_json_that_keeps_every_script(out):
+    plan = replace(draft("bert", "classify"), card={"summary": "서울 – naïve"})
+
+    assert "서울 – naïve" in (make(out, plan).path / CARD).read_text("utf-8")
+    assert json.loads((out / "bert-classify" / CARD).read_text("utf-8"))["summary"] == "서울 – naïve"

@@ -1,0 +1,92 @@
+"""Small artifacts for the tests: a tokenizer of single characters, and a network that is one look-up."""
+
+from __future__ import annotations
+
+import json
+import string
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Manifest, Task, seal
+from swiftlet_serve.models.tokenizer import Tokenizer
+
+CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
+MAX_TOKENS = 48
+LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": ()}
+WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY)}
+
+
+def make_artifact(directory: Path, task: Task, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
+    """Writes an artifact of this task and seals it. Its rows are those of `table`, by the ids in focus."""
+    name = name or f"tiny-{task}"
+    path = directory / name
+    path.mkdir(parents=True)
+    make_tokenizer().save(path / TOKENIZER)
+    onnx.save(network(WIDTHS[task]), path / ONNX)
+    (path / CARD).write_text(json.dumps({"data": "none", "n": 0}), "utf-8")
+    np.savez(path / GOLDEN, **golden(WIDTHS[task]))
+    manifest = Manifest(
+        name=name,
+        version="1",
+        architecture="table",
+        task=task,
+        precision="fp32",
+        max_tokens=MAX_TOKENS,
+        vocab_size=len(VOCABULARY),
+        width=WIDTHS[task],
+        labels=LABELS[task],
+        problem="single_label" if task == "classify" else None,
+        tolerance=tolerance,
+        config={},
+        source={},
+    )
+    return seal(path, manifest)
+
+
+def make_tokenizer() -> Tokenizer:
+    """The tokenizer of single characters."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+        return Tokenizer.from_directory(Path(directory))
+
+
+def table(width: int) -> np.ndarray:
+    """(V, O): the row of each id."""
+    return np.random.default_rng(7).normal(size=(len(VOCABULARY), width)).astype(np.float32)
+
+
+def network(width: int) -> onnx.ModelProto:
+    """An ONNX graph with the inputs and the output that every artifact's has."""
+    int64, dims = TensorProto.INT64, {"input_ids": "BS", "token_type_ids": "BS", "lengths": "B", "focus": "N"}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["input_ids", "flat"], ["ids"]),
+            helper.make_node("Gather", ["ids", "focus"], ["read"]),
+            helper.make_node("Gather", ["table", "read"], ["rows"]),
+        ],
+        "table",
+        [helper.make_tensor_value_info(name, int64, list(shape)) for name, shape in dims.items()],
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["N", width])],
+        [numpy_helper.from_array(table(width), "table"), numpy_helper.from_array(np.array([-1]), "flat")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def golden(width: int) -> dict[str, np.ndarray]:
+    """Two encodings, of three and two tokens, and of each row the first two columns."""
+    ids, focus = np.array([2, 9, 3, 2, 3]), np.array([0, 1, 0])
+    columns = np.arange(2)
+    return {
+        "input_ids": ids,
+        "token_type_ids": np.zeros_like(ids),
+        "offsets": np.array([0, 3, 5]),
+        "focus": focus,
+        "focus_offsets": np.array([0, 2, 3]),
+        "rows": table(width)[np.array([2, 9, 2])][:, columns],
+        "columns": columns,
+    }

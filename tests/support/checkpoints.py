@@ -1,0 +1,210 @@
+"""Checkpoints of random weights as transformers makes and writes them, and what its code computes with them.
+
+transformers' modelling code is the oracle: `reference_rows` runs it, `our_rows` runs the conversion of what it wrote.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.convert import Converted, convert
+from swiftlet_serve.models.heads import Model
+
+TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
+AUTO: Final[Mapping[Task, Any]] = {
+    "classify": transformers.AutoModelForSequenceClassification,
+    "qa": transformers.AutoModelForQuestionAnswering,
+    "fill-mask": transformers.AutoModelForMaskedLM,
+}
+PAD: Final = 0
+
+# These networks are small or short: threads would spend their time waiting for each other, on a busy machine all of it.
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An architecture, and the settings in which it differs from the defaults of transformers."""
+
+    architecture: str
+    settings: Mapping[str, Any]
+
+    def config(self, **more: Any) -> transformers.PreTrainedConfig:
+        settings = {**self.settings, **more}
+        return transformers.AutoConfig.for_model(self.architecture, attn_implementation="eager", **settings)
+
+
+_MOBILEBERT: Final = {"classifier_activation": False}
+_TINY: Final = _MOBILEBERT | {"num_feedforward_networks": 2, "use_bottleneck_attention": True}
+_TEACHER: Final = {
+    "intra_bottleneck_size": 1024,
+    "intermediate_size": 4096,
+    "num_feedforward_networks": 1,
+    "normalization_type": "layer_norm",
+    "hidden_act": "gelu",
+}
+
+# The shapes that were released, by the names they were released under.
+RELEASED: Final[Mapping[str, Shape]] = {
+    "bert-base-uncased": Shape("bert", {}),
+    "albert-base-v2": Shape("albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "albert-large-v2": Shape(
+        "albert",
+        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24},
+    ),
+    "albert-xlarge-v2": Shape(
+        "albert",
+        {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192, "num_hidden_layers": 24},
+    ),
+    "albert-xxlarge-v2": Shape("albert", {}),
+    "mobilebert-uncased": Shape("mobilebert", _MOBILEBERT),
+    "mobilebert-tiny": Shape("mobilebert", _TINY),
+    "ib-bert": Shape("mobilebert", _TEACHER),
+}
+
+# Small, with a LayerNorm epsilon so large that one put in the wrong place shows.
+_SMALL: Final = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+    "layer_norm_eps": 0.05,
+}
+_SMALL_ALBERT: Final = _SMALL | {"embedding_size": 16}
+_SMALL_MOBILEBERT: Final = _SMALL_ALBERT | {"intra_bottleneck_size": 32}
+SMALL: Final[Mapping[str, Shape]] = {
+    "bert": Shape("bert", _SMALL),
+    "bert-gelu-new": Shape("bert", _SMALL | {"hidden_act": "gelu_new"}),
+    "albert": Shape("albert", _SMALL_ALBERT),
+    "albert-gelu": Shape("albert", _SMALL_ALBERT | {"hidden_act": "gelu"}),
+    "albert-groups": Shape(
+        "albert", _SMALL_ALBERT | {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
+    ),
+    # Here the reference's float division puts layer 9 into group 6, where integers would give 7.
+    "albert-14-groups": Shape("albert", _SMALL_ALBERT | {"num_hidden_layers": 18, "num_hidden_groups": 14}),
+    "mobilebert": Shape("mobilebert", _SMALL_MOBILEBERT | _MOBILEBERT),
+    "mobilebert-pooler": Shape("mobilebert", _SMALL_MOBILEBERT),
+    "mobilebert-tiny": Shape("mobilebert", _SMALL_MOBILEBERT | _TINY),
+    "mobilebert-no-trigram": Shape("mobilebert", _SMALL_MOBILEBERT | {"trigram_input": False}),
+    "mobilebert-own-bottlenecks": Shape(
+        "mobilebert", _SMALL_MOBILEBERT | {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 48}
+    ),
+    "mobilebert-no-bottleneck": Shape(
+        "mobilebert", _SMALL_MOBILEBERT | {"use_bottleneck": False, "trigram_input": False, "embedding_size": 48}
+    ),
+    "ib-bert": Shape(
+        "mobilebert", _SMALL_MOBILEBERT | _TEACHER | {"intra_bottleneck_size": 96, "intermediate_size": 128}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """B rows of random tokens, padded to the longest, and the positions a task reads of them."""
+
+    input_ids: Tensor  # (B, S)
+    token_type_ids: Tensor  # (B, S)
+    lengths: Tensor  # (B,)
+    focus: Tensor  # (N,), positions b * S + s
+
+    @property
+    def mask(self) -> Tensor:
+        return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
+
+    def alone(self) -> list[Rows]:
+        """Each row by itself, without padding."""
+        width = self.input_ids.shape[1]
+        return [
+            Rows(
+                self.input_ids[b : b + 1, :length],
+                self.token_type_ids[b : b + 1, :length],
+                self.lengths[b : b + 1],
+                self.focus[self.focus // width == b] % width,
+            )
+            for b, length in enumerate(self.lengths.tolist())
+        ]
+
+
+def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> Rows:
+    """Random rows of these lengths. A task reads what it is meant to; of the masks, at most three a row."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (len(lengths), max(lengths))
+    input_ids = torch.randint(1, vocabulary, size, generator=generator)
+    token_type_ids = torch.randint(0, 2, size, generator=generator)
+    for b, length in enumerate(lengths):
+        input_ids[b, length:] = PAD
+        token_type_ids[b, length:] = 0
+    read = {
+        "classify": lambda length: [0],
+        "qa": range,
+        "fill-mask": lambda length: sorted({0, length // 2, length - 1}),
+    }[task]
+    focus = [b * size[1] + s for b, length in enumerate(lengths) for s in read(length)]
+    return Rows(input_ids, token_type_ids, torch.tensor(lengths), torch.tensor(focus))
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Gives every parameter values of its own, such that activations stay near 1 and nothing is trivially 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.normal_(0.7 if name.endswith("weight") else 0, 0.2, generator=generator)
+
+
+@torch.no_grad()
+def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any) -> Any:
+    """transformers' model of a shape with random weights; E[PAD] is zero, as where transformers trained it."""
+    labels = {"num_labels": 3} if task == "classify" else {}
+    model = AUTO[task].from_config(shape.config(**labels, **more)).eval()
+    randomise(model)
+    if pad_is_zero:
+        model.get_input_embeddings().weight[PAD] = 0
+    return model
+
+
+def conversion(model: Any, task: Task) -> Converted:
+    """What `convert` makes of the checkpoint that transformers writes of a model."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return convert(Path(directory), task)
+
+
+@torch.no_grad()
+def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
+    """The logits that transformers computes, (N, O), where our head reads."""
+    out = model(
+        input_ids=batch.input_ids, token_type_ids=batch.token_type_ids, attention_mask=batch.mask.to(torch.int64)
+    )
+    if task == "classify":
+        return out.logits  # type: ignore[no-any-return]
+    logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
+    return logits.flatten(0, 1)[batch.focus]  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def our_rows(model: Model, batch: Rows) -> Tensor:
+    """The logits that we compute, (N, O)."""
+    out: Tensor = model(batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus)
+    return out
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The largest error of a row in the Euclidean norm, relative to the root mean square of the rows expected."""
+    assert actual.shape == expected.shape
+    assert expected.isfinite().all()
+    error = (actual - expected).norm(dim=-1).max() / expected.norm(dim=-1).square().mean().sqrt()
+    return error.item()

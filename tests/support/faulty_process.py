@@ -1,0 +1,11 @@
+"""The engine process, with the engines of the tests beside the service's own."""
+
+from pathlib import Path
+
+from swiftlet_serve.service import engines
+from swiftlet_serve.service.workers import worker_main
+
+engines.__path__.append(str(Path(__file__).parent / "engines"))
+
+if __name__ == "__main__":
+    worker_main.main()

@@ -1,0 +1,188 @@
+"""What the tests of the native engine share: libraries, networks, batches, and the folded network in numpy."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.folding import Folded, Product, fold
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.native import Library
+from swiftlet_serve.service.types import Batch
+from tests.support.checkpoints import randomise
+
+VOCABULARY: Final = 83
+POSITIONS: Final = 40
+SIZES: Final = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "num_attention_heads": 2,
+    "hidden_dropout_prob": 0.0,
+}
+# Widths that are no multiples of a tile; ALBERT has layers that are shared and layers that are not.
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "albert": SIZES
+    | {
+        "embedding_size": 48,
+        "hidden_size": 96,
+        "intermediate_size": 112,
+        "num_hidden_layers": 4,
+        "num_hidden_groups": 2,
+    },
+    "mobilebert": SIZES
+    | {
+        "embedding_size": 48,
+        "hidden_size": 80,
+        "intra_bottleneck_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_feedforward_networks": 3,
+    },
+    "bert": SIZES | {"hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 2},
+}
+NETWORKS: Final[tuple[tuple[str, Task], ...]] = tuple(
+    (architecture, task) for architecture in CONFIGS for task in ("classify", "qa", "fill-mask")
+)
+SOURCES: Final = Path(native.LIBRARIES)
+EMULATION: Final = Path(__file__).parent / "emulation"
+
+
+@cache
+def best() -> Library:
+    """The kernels that would serve here; skips the test where there are none."""
+    library = native.best()
+    if library is None:
+        pytest.skip("the native engine was not compiled, or has no kernel for this CPU")
+    return library
+
+
+def compile_library(source: str, to: Path, *options: str) -> Path:
+    """Compiles a file of `service/native`; skips the test where there is no compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
+    subprocess.run([*command, *options, str(SOURCES / source), "-o", str(to)], check=True, timeout=500)
+    return to
+
+
+class Pair(NamedTuple):
+    """Kernels, and the plain ones that should agree with them to the bit."""
+
+    library: Library
+    plain: Library
+
+
+def emulated(kernel: str, directory: Path) -> Library:
+    """Kernels for Intel's instructions, which are emulated one by one."""
+    if not Path("/usr/include/simde").is_dir():
+        pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
+    return Library(compile_library(f"{kernel}.cpp", directory / f"{kernel}.so", "-I", str(EMULATION)))
+
+
+def plain(like: Library, directory: Path) -> Library:
+    """The plain kernels in the shape of others."""
+    c = like.c
+    shape = {name.upper(): getattr(c, f"swiftlet_{name}")() for name in ("lanes", "lowest", "levels", "paired")}
+    options = [f"-DSWIFTLET_{name}={value}" for name, value in shape.items()]
+    return Library(compile_library("plain.cpp", directory / "plain.so", *options))
+
+
+@cache
+def network(architecture: str, task: Task, seed: int = 0) -> Model:
+    """A network whose numbers are near 1 everywhere. Do not change it."""
+    model = build(architecture, CONFIGS[architecture], task, 3 if task == "classify" else 0)
+    randomise(model)
+    return model.eval()
+
+
+def weights(model: Model, dtype: type = np.float32) -> dict[str, Any]:
+    return {name: tensor.detach().numpy().astype(dtype) for name, tensor in model.state_dict().items()}
+
+
+def folded(architecture: str, task: Task, dtype: type = np.float32) -> Folded:
+    return fold(architecture, CONFIGS[architecture], weights(network(architecture, task), dtype))
+
+
+def encoding(length: int, focus: Sequence[int], seed: int) -> Encoding:
+    draw = np.random.default_rng(seed)
+    return Encoding(draw.integers(0, VOCABULARY, length), draw.integers(0, 2, length), np.array(focus, np.int64))
+
+
+@torch.no_grad()
+def torch_rows(model: Model, batch: Batch) -> np.ndarray:
+    """What torch computes, (N, O)."""
+    return model(*(torch.from_numpy(array) for array in batch.rectangle())).numpy()
+
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
+
+
+def apply(product: Product, x: np.ndarray) -> np.ndarray:
+    return x @ product.weight.T + product.bias
+
+
+def run_folded(f: Folded, batch: Batch) -> np.ndarray:
+    """A folded network in numpy, one row after the other, in the precision of its parameters: (N, O)."""
+    return np.concatenate([_run(f, one) for one in batch.encodings()])
+
+
+def _run(f: Folded, one: Encoding) -> np.ndarray:
+    p, v, act = f.products, f.vectors, ACTIVATIONS[f.activation]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + f.epsilon)
+        return centred / deviation * v[name + ".weight"] + v[name + ".bias"]
+
+    words = f.words[one.input_ids]
+    added = v["embeddings.position"][: len(words)] + v["embeddings.token_type"][one.token_type_ids]
+    if f.architecture == "mobilebert":
+        zero = np.zeros_like(words[:1])
+        window = [np.concatenate([words[1:], zero]), words, np.concatenate([zero, words[:-1]])]
+        x = apply(p["embeddings.projection"], np.concatenate(window, axis=1)) + added
+    else:
+        x = norm(words + added, "embeddings.norm")
+        if f.architecture == "albert":
+            x = apply(p["embeddings.projection"], x)
+    for depth, i in enumerate(f.order):
+        name = f"layers.{i}."
+        key, value = np.split(apply(p[name + "kv"], x), 2, axis=1)
+        if depth == len(f.order) - 1:
+            x = x[one.focus]
+        query = apply(p[name + "qr"], x)
+        attended = np.empty_like(query[:, : f.inner])
+        for head in np.split(np.arange(f.inner), f.heads):
+            scores = query[:, head] @ key[:, head].T
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            attended[:, head] = scores @ value[:, head] / scores.sum(-1, keepdims=True)
+        if f.architecture == "mobilebert":
+            y = apply(p[name + "output"], attended) + query[:, f.inner :] * v[name + "output_gain"]
+            for j in range(f.networks):
+                ffn = f"{name}ffns.{j}."
+                y = apply(p[ffn + "out"], act(apply(p[ffn + "in"], y))) + y * v[ffn + "gain"]
+            x = apply(p[name + "leave"], y) + x * v[name + "leave_gain"]
+        else:
+            x = norm(x + apply(p[name + "output"], attended), name + "attention_norm")
+            x = norm(x + apply(p[name + "ffns.0.out"], act(apply(p[name + "ffns.0.in"], x))), name + "ffn_norm")
+    if "head.decoder" in p:
+        return apply(p["head.decoder"], norm(act(apply(p["head.transform"], x)), "head.norm"))
+    if "head.pooler" in p:
+        x = np.tanh(apply(p["head.pooler"], x))
+    return x @ v["head.output"].T + v["head.output_bias"]

@@ -1,0 +1,147 @@
+"""Small networks with random weights, and the graphs and artifacts they become.
+
+An export takes seconds, so each is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+
+from swiftlet_serve.models.artifact import Artifact, Manifest, Precision, Task
+from swiftlet_serve.models.graphs.export import INPUTS, export
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service import engines, plugins
+from swiftlet_serve.service.offline.release import Draft, Measure, release
+from swiftlet_serve.service.types import Batch
+from tests.support.artifacts import LABELS as NAMES
+from tests.support.artifacts import make_tokenizer
+from tests.support.checkpoints import Rows, randomise, rows
+
+VOCABULARY: Final = 211
+LABELS: Final = 3
+_SIZES: Final = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "hidden_dropout_prob": 0.0,
+}
+CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "albert": _SIZES | {"embedding_size": 32, "num_hidden_layers": 2},
+    "mobilebert": _SIZES
+    | {
+        "embedding_size": 32,
+        "intra_bottleneck_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_feedforward_networks": 2,
+    },
+    "bert": _SIZES | {"num_hidden_layers": 1},
+}
+# Every architecture, and every head on two of them.
+NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
+    ("albert", "classify"),
+    ("albert", "fill-mask"),
+    ("mobilebert", "qa"),
+    ("mobilebert", "fill-mask"),
+    ("bert", "classify"),
+    ("bert", "qa"),
+)
+
+
+@cache
+def network(architecture: str, task: Task) -> Model:
+    """A network whose numbers are near 1 everywhere. Do not change it."""
+    model = build(architecture, CONFIGS[architecture], task, LABELS if task == "classify" else 0)
+    randomise(model)
+    return model.eval()
+
+
+@cache
+def graph(architecture: str, task: Task) -> onnx.ModelProto:
+    """What it exports to. Do not change it."""
+    return export(network(architecture, task))
+
+
+def run(proto: onnx.ModelProto, batch: Rows) -> torch.Tensor:
+    """The rows (N, O) that ONNX Runtime computes, on one thread."""
+    return torch.from_numpy(_session(proto.SerializeToString()).run(["rows"], feeds(batch))[0])
+
+
+def feeds(batch: Rows) -> dict[str, np.ndarray]:
+    """A batch as a graph's inputs."""
+    tensors = (batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus)
+    return {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
+
+
+def batch(task: Task, lengths: list[int], seed: int = 0) -> Rows:
+    """Random rows of these lengths; their padding is not zeros, for nothing may come of it."""
+    made = rows(task, lengths, VOCABULARY, seed)
+    made.input_ids[~made.mask] = 7
+    return made
+
+
+def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft:
+    """What is to become an artifact, with the tokenizer of single characters."""
+    manifest = Manifest(
+        name=f"{architecture}-{task}",
+        version="1",
+        architecture=architecture,
+        task=task,
+        precision=precision,
+        max_tokens=512,
+        vocab_size=VOCABULARY,
+        width={"classify": LABELS, "qa": 2, "fill-mask": VOCABULARY}[task],
+        labels=NAMES[task],
+        problem="single_label" if task == "classify" else None,
+        tolerance=1.0,
+        config=CONFIGS[architecture],
+        source={"made": "for a test"},
+    )
+    return Draft(network(architecture, task), make_tokenizer(), manifest, {"summary": "Random weights."})
+
+
+def make(
+    directory: Path,
+    plan: Draft,
+    measure: Measure | None = None,
+    exported: onnx.ModelProto | None = None,
+    **options: Any,
+) -> Artifact:
+    """Releases a draft without exporting it again."""
+    exported = exported or graph(plan.manifest.architecture, plan.manifest.task)
+    with mock.patch("swiftlet_serve.models.graphs.export.export", return_value=exported):
+        return release(plan, directory / plan.manifest.name, measure, **options)
+
+
+def encodings(task: Task) -> list[Encoding]:
+    """A few, of very different lengths."""
+    return [
+        Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
+        for row in batch(task, [9, 1, 33, 200, 2]).alone()
+    ]
+
+
+def answers(artifact: Artifact, engine: str) -> torch.Tensor:
+    """What an engine makes of these `encodings` as one batch, rows end to end."""
+    running = plugins.load(engines, engine).create(artifact, threads=1)
+    answers = running.run(Batch.of(encodings(artifact.manifest.task)))
+    running.close()
+    return torch.from_numpy(np.concatenate(answers))
+
+
+@cache
+def _session(content: bytes) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])

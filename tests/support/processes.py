@@ -1,0 +1,227 @@
+"""Servers as processes of their own, and the least of a client for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.fakes import PATIENCE_S
+from tests.support.paths import ROOT
+
+BODY = json.dumps({"inputs": "fine"}).encode()
+
+
+@dataclass(eq=False)
+class Process:
+    """A server that answers."""
+
+    process: subprocess.Popen[str]
+    url: str
+    admin_url: str | None
+    complaints: str = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def admin_port(self) -> int:
+        return int(self.admin_url.rpartition(":")[2])
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status, once it has one; what it logged is in `complaints` then."""
+        _, self.complaints = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode
+
+
+@contextmanager
+def serving(shelf: Path, *options: str, code: str = "") -> Iterator[Process]:
+    """A server on a port that the system chose, with the echo engine. `code` runs in its process first."""
+    start = f"{code}\nfrom swiftlet_serve.service.cli import main\nmain()" if code else None
+    command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve.service"])]
+    command += ["serve", "--port", "0", "--engine", "echo", "--models", str(shelf / "tiny-classify"), *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            url, *admin_url = re.findall(r"https?://[^,\s]+", process.stdout.readline())
+            yield Process(process, url, admin_url[0] if admin_url else None)
+        finally:
+            process.kill()
+            process.stdout.close()
+
+
+@dataclass
+class Response:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def request(path: str = "/classify", body: bytes | None = BODY, headers: Sequence[str] = (), method: str = "") -> bytes:
+    method = method or ("GET" if body is None else "POST")
+    lines = [f"{method} {path} HTTP/1.1", "Host: swiftlet", *headers]
+    if body is not None:
+        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
+    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+
+
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """Raises asyncio.IncompleteReadError where the connection ends before the response does."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
+
+
+async def ask(port: int, *args: object, tls: ssl.SSLContext | None = None, **kwargs: object) -> Response:
+    """One request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+    try:
+        writer.write(request(*args, **kwargs))
+        return await asyncio.wait_for(read_response(reader), PATIENCE_S)
+    finally:
+        writer.close()
+
+
+# A load that counts what is lost
+
+
+@dataclass
+class Tally:
+    answered: int = 0
+    refused: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+class Client:
+    """Sends requests, one after the other; retries nothing. A one-shot client has a connection for each."""
+
+    def __init__(self, port: int, keep: bool, tally: Tally, headers: Sequence[str] = ()) -> None:
+        self._port = port
+        self._keep = keep
+        self._headers = headers if keep else (*headers, "Connection: close")
+        self._tally = tally
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self) -> None:
+        step = "connect"
+        try:
+            if self._connection is None or self._connection[0].at_eof():
+                self._connection = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = self._connection
+            step = "request"
+            writer.write(request(headers=self._headers))
+            response = await asyncio.wait_for(read_response(reader), PATIENCE_S)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            self._connection = None
+            if step == "connect" and isinstance(error, ConnectionRefusedError):
+                self._tally.refused += 1
+            else:
+                self._tally.lost.append(f"{step}, keep={self._keep}: {error!r}")
+            return
+        if response.status == 200:
+            self._tally.answered += 1
+        else:
+            self._tally.lost.append(f"{response.status} {response.body!r}")
+        if response.headers.get("connection") == "close":
+            writer.close()
+            self._connection = None
+
+
+async def load(
+    port: int,
+    clients: int,
+    interval_s: float,
+    stopped: asyncio.Event,
+    keep: bool = True,
+    tally: Tally | None = None,
+    headers: Sequence[str] = (),
+) -> Tally:
+    """Each client asks every `interval_s`, or as soon as it was answered; with `keep`, half keep their connections."""
+    tally = Tally() if tally is None else tally
+
+    async def one(number: int) -> None:
+        client = Client(port, keep and number % 2 == 0, tally, headers)
+        due = asyncio.get_running_loop().time() + interval_s * number / clients
+        while not stopped.is_set():
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
+            await client.ask()
+            due = max(due + interval_s, asyncio.get_running_loop().time())
+
+    await asyncio.gather(*(one(number) for number in range(clients)))
+    return tally
+
+
+class Balancer:
+    """Hands connections to the servers that say they are ready, in turn. It repeats nothing and looks at no byte."""
+
+    LOOK_S = 0.05  # between two looks at whether a server is ready
+
+    def __init__(self) -> None:
+        self._servers: dict[int, bool] = {}
+        self._looked = asyncio.Condition()
+        self._turn = 0
+
+    async def open(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1000)
+        self._looking = asyncio.ensure_future(self._look())
+        return self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        self._server.close()
+        self._looking.cancel()
+
+    async def add(self, port: int) -> None:
+        self._servers[port] = False
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._servers[port])
+
+    def remove(self, port: int) -> None:
+        del self._servers[port]
+
+    async def _look(self) -> None:
+        while True:
+            for port in list(self._servers):
+                try:
+                    ready = (await ask(port, "/health/ready", None)).status == 200
+                except OSError:
+                    ready = False
+                if port in self._servers:
+                    self._servers[port] = ready
+            async with self._looked:
+                self._looked.notify_all()
+            await asyncio.sleep(self.LOOK_S)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ready = [port for port, answers in self._servers.items() if answers]
+        self._turn += 1
+        try:
+            there = await asyncio.open_connection("127.0.0.1", ready[self._turn % len(ready)])
+        except OSError:
+            writer.transport.abort()
+            return
+        with suppress(asyncio.CancelledError):  # the test is over
+            await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+    except ConnectionError:
+        writer.transport.abort()

@@ -1,0 +1,100 @@
+"""Kernels for ARM on a machine that is none: compiled as a program, which an emulator runs."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.native import Library
+
+PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"
+
+
+def compile_program(source: str, to: Path) -> Path:
+    """Compiles a file of `service/native` for ARM, as a program that answers calls; skips the test where it cannot."""
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler for ARM (Debian's package g++-aarch64-linux-gnu)")
+    flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w", "-march=armv8.2-a+dotprod"]
+    sources = ["-I", str(native.LIBRARIES), f'-DKERNELS="{source}"', str(PROGRAM)]
+    subprocess.run([compiler, *flags, *sources, "-o", str(to)], check=True, timeout=500)
+    return to
+
+
+def emulator() -> str:
+    """Runs a program for ARM; skips the test where there is none."""
+    found = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if found is None:
+        pytest.skip("qemu-aarch64, which emulates ARM, is not installed (Debian's package qemu-user)")
+    return found
+
+
+class Remote(Library):
+    """A library in a process of its own, which `command` starts."""
+
+    def __init__(self, *command: str) -> None:
+        self.c = Calls(*command)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.c.close()
+
+
+class Calls:
+    """Functions of a program that runs elsewhere: it is `PROGRAM`, which says how it is called."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __getattr__(self, name: str) -> Callable[..., int | bytes]:
+        return partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any) -> int | bytes:
+        self._process.stdin.write(_sized(name.encode()) + struct.pack("<Q", len(arguments)))
+        for argument in arguments:
+            self._process.stdin.write(_packed(argument))
+        self._process.stdin.flush()
+        result = self._read()
+        for argument in arguments:
+            if not isinstance(argument, int | float | None):
+                left = self._read()
+                if isinstance(argument, ctypes.Array):
+                    ctypes.memmove(argument, left, len(left))
+                elif isinstance(argument, np.ndarray) and argument.flags.writeable:
+                    argument[...] = np.frombuffer(left, argument.dtype).reshape(argument.shape)
+        return result if name == "swiftlet_kernel" else int.from_bytes(result, "little", signed=True)
+
+    def _read(self) -> bytes:
+        (size,) = struct.unpack("<Q", self._process.stdout.read(8))
+        return self._process.stdout.read(size)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def _sized(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+def _packed(argument: Any) -> bytes:
+    if argument is None or isinstance(argument, int):
+        return b"i" + struct.pack("<q", argument or 0)
+    if isinstance(argument, float):
+        return b"f" + struct.pack("<d", argument)
+    if isinstance(argument, bytes):
+        return b"a" + _sized(argument + b"\0")
+    if isinstance(argument, np.ndarray):
+        return b"a" + _sized(argument.tobytes())
+    return b"a" + _sized(bytes(getattr(argument, "_obj", argument)))  # what `byref` refers to

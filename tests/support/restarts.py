@@ -1,0 +1,81 @@
+"""Rolling restarts under load: how many requests are lost.
+
+Run as a program it does twenty of them at 70 % of the load that two servers and the balancer can take, and prints what
+came of it: `PYTHONPATH=. python tests/support/restarts.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.artifacts import make_artifact
+from tests.support.processes import Balancer, Process, Tally, load, serving
+
+CLIENTS = 40
+DRAIN_S = 2.0  # forty looks of the balancer, and longer than a client who keeps a connection leaves it unused
+
+
+async def roll(shelf: Path, restarts: int, rate: float) -> tuple[Tally, list[int]]:
+    """Replaces the servers behind a balancer, one after the other, while `rate` requests a second come.
+
+    Returns what became of the requests, and the exit status of every server.
+    """
+    statuses = []
+    with ExitStack() as stack:
+
+        def start() -> Process:
+            return stack.enter_context(serving(shelf, "--drain-s", str(DRAIN_S)))
+
+        balancer, stopped = Balancer(), asyncio.Event()
+        port = await balancer.open()
+        servers = [await asyncio.to_thread(start) for _ in range(2)]
+        for server in servers:
+            await balancer.add(server.port)
+        loading = asyncio.create_task(load(port, CLIENTS, CLIENTS / rate, stopped))
+        for _ in range(restarts):
+            new, old = await asyncio.to_thread(start), servers.pop(0)
+            await balancer.add(new.port)
+            servers.append(new)
+            old.stop()
+            statuses.append(await asyncio.to_thread(old.wait))
+            balancer.remove(old.port)
+        stopped.set()
+        tally = await loading
+        balancer.close()
+    return tally, statuses
+
+
+async def peak(shelf: Path, seconds: float = 3.0) -> float:
+    """Requests a second that the same arrangement takes at most."""
+    balancer, stopped = Balancer(), asyncio.Event()
+    with serving(shelf) as one, serving(shelf) as other:
+        port = await balancer.open()
+        await balancer.add(one.port)
+        await balancer.add(other.port)
+        asyncio.get_running_loop().call_later(seconds, stopped.set)
+        tally = await load(port, CLIENTS, 0, stopped)
+        balancer.close()
+    return tally.answered / seconds
+
+
+def main(restarts: int = 20) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        shelf = Path(directory)
+        make_artifact(shelf, "classify")
+        most = asyncio.run(peak(shelf))
+        started = time.monotonic()
+        tally, statuses = asyncio.run(roll(shelf, restarts, 0.7 * most))
+        seconds = time.monotonic() - started
+    print(f"peak {most:.0f} requests/s, load {tally.answered / seconds:.0f} requests/s for {seconds:.0f} s")
+    print(f"{restarts} restarts, exit statuses {sorted(set(statuses))}")
+    print(f"{tally.answered} answered, {tally.refused} refused, {len(tally.lost)} lost", *tally.lost, sep="\n")
+    sys.exit(bool(tally.lost or tally.refused or any(statuses)))
+
+
+if __name__ == "__main__":
+    main()

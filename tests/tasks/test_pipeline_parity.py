@@ -1,0 +1,217 @@
+"""The tasks answer as transformers 4.57.1's pipelines did; `goldens/write.py` recorded those.
+
+Both sides read their logits from the same made-up network (`goldens/cases.py`), which hashes every token id, position
+and type it is given: one wrong token anywhere and the answers differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.models.convert import convert
+from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_serve.service.tasks import classify, fill_mask, qa
+from swiftlet_serve.service.types import Batch, Row
+from tests.goldens import cases
+from tests.goldens.cases import LABELS, MAX_TOKENS, Case
+
+TOLERANCE = 1e-4
+
+Golden = list[tuple[Case, list[list[float]]]]
+
+
+def manifest(task: Any, width: int, labels: tuple[str, ...] = (), problem: Any = None) -> Manifest:
+    return Manifest(
+        name="fake",
+        version="1",
+        architecture="bert",
+        task=task,
+        precision="fp32",
+        max_tokens=MAX_TOKENS,
+        vocab_size=width,
+        width=width,
+        labels=labels,
+        problem=problem,
+        tolerance=1e-3,
+        config={},
+        source={},
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    made: dict[str, Tokenizer] = {}
+    sources = {
+        "vocab": (cases.HERE / "vocab.txt", "vocab.txt"),
+        "bert": (cases.DATA / "bert-base-uncased-vocab.txt", "vocab.txt"),
+        "spiece": (cases.HERE / "spiece.model", "spiece.model"),
+    }
+
+    def get(name: str) -> Tokenizer:
+        if name not in made:
+            directory = tmp_path_factory.mktemp(name)
+            source, called = sources[name]
+            shutil.copy(source, directory / called)
+            made[name] = Tokenizer.from_directory(directory)
+        return made[name]
+
+    return get
+
+
+def golden(name: str, found: Iterator[Case]) -> Golden:
+    """Each case with the rows recorded for it."""
+    if name.endswith("-data") and not cases.DATA.is_dir():
+        pytest.skip("the data sets are not here")
+    recorded = np.load(cases.HERE / f"{name}.npz")
+    every = list(found)
+    counts = recorded["counts"]
+    assert len(every) == len(counts), "the cases changed: run tests/goldens/write.py"
+    columns = np.stack([recorded[f"column{i}"] for i in range(len(recorded.files) - 1)], axis=1).tolist()
+    stops = np.cumsum(counts)
+    return [(case, columns[stop - count : stop]) for case, count, stop in zip(every, counts, stops, strict=True)]
+
+
+def ask(task: Any, case: Case, network: Callable[[Encoding], Row]) -> Any:
+    request = task.Request(inputs=case.inputs, parameters=case.parameters)
+    encodings = task.encode(request)
+    rows = np.concatenate([network(encoding) for encoding in encodings])
+    return task.decode(request, encodings, Batch.of(encodings).split(rows))
+
+
+def flatten(nested: Any) -> list[Any]:
+    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("classify-own", cases.classify_own), ("classify-data", cases.classify_data)]
+)
+def test_classify_answers_as_the_pipeline(
+    name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
+) -> None:
+    for case, expected in golden(name, found()):
+        labels = LABELS[:1] if case.problem == "regression" else LABELS
+        task = classify.create(
+            tokenizers(case.tokenizer), manifest("classify", len(labels), labels, problem=case.problem)
+        )
+
+        def network(encoding: Encoding, labels: tuple[str, ...] = labels) -> Row:
+            return cases.classify_logits(encoding.input_ids, encoding.token_type_ids, len(labels))[None]
+
+        answers = flatten(ask(task, case, network))
+        assert [LABELS.index(answer["label"]) for answer in answers] == [label for label, _ in expected]
+        scores = [answer["score"] for answer in answers]
+        np.testing.assert_allclose(scores, [score for _, score in expected], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "found"), [("fill_mask-own", cases.fill_own), ("fill_mask-data", cases.fill_data)])
+def test_fill_mask_answers_as_the_pipeline(
+    name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
+) -> None:
+    for case, expected in golden(name, found()):
+        tokenizer = tokenizers(case.tokenizer)
+        task = fill_mask.create(tokenizer, manifest("fill-mask", tokenizer.vocab_size))
+
+        def network(encoding: Encoding, width: int = tokenizer.vocab_size) -> Row:
+            return cases.fill_mask_logits(encoding.input_ids, encoding.token_type_ids, encoding.focus, width)
+
+        answers = flatten(ask(task, case, network))
+        assert [answer["token"] for answer in answers] == [token for token, _, _ in expected]
+        texts = [zlib.crc32(f"{answer['token_str']}\n{answer['sequence']}".encode()) for answer in answers]
+        assert texts == [text for _, _, text in expected]
+        scores = [answer["score"] for answer in answers]
+        np.testing.assert_allclose(scores, [score for _, score, _ in expected], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "found"), [("qa-own", cases.qa_own), ("qa-data", cases.qa_data)])
+def test_qa_answers_as_the_pipeline(
+    name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
+) -> None:
+    compared = 0
+    for case, expected in golden(name, found()):
+        task = qa.create(tokenizers(case.tokenizer), manifest("qa", 2))
+        if expected == [[-1, -1, -1]]:
+            # The pipeline fails where the stride does not fit beside the question; for us that is a bad request.
+            if "doc_stride" in case.parameters:
+                with pytest.raises(Unprocessable):
+                    ask(task, case, qa_row)
+            continue
+        answers = [answer for answer in flatten(ask(task, case, qa_row)) if answer["score"] > 0]
+        spans = [[answer["start"], answer["end"]] for answer in answers][: len(expected)]
+        assert spans == [[start, end] for start, end, _ in expected], case
+        scores = [answer["score"] for answer in answers][: len(expected)]
+        np.testing.assert_allclose(scores, [score for _, _, score in expected], atol=TOLERANCE)
+        compared += 1
+    assert compared > (6000 if name == "qa-data" else 250)
+
+
+def qa_row(encoding: Encoding) -> Row:
+    return cases.qa_logits(encoding.input_ids, encoding.token_type_ids)
+
+
+AUTO: dict[str, Any] = {
+    "classify": transformers.AutoModelForSequenceClassification,
+    "qa": transformers.AutoModelForQuestionAnswering,
+    "fill-mask": transformers.AutoModelForMaskedLM,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small lose more to waiting threads than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("task", list(AUTO))
+@pytest.mark.parametrize("network", list(cases.NETWORKS))
+def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any, tmp_path: Path) -> None:
+    """From a directory as transformers writes it to an answer: our tokenizer, our network, our task."""
+    vocabulary, settings = cases.NETWORKS[network]
+    file = {"vocab": "vocab.txt", "spiece": "spiece.model"}[vocabulary]
+    shutil.copy(cases.HERE / file, tmp_path / file)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    labels = {"id2label": dict(enumerate(LABELS))} if task == "classify" else {}
+    config = transformers.AutoConfig.for_model(network, vocab_size=tokenizer.vocab_size, **settings, **labels)
+    reference = AUTO[task].from_config(config)
+    for name, parameter in reference.named_parameters():
+        parameter.data = torch.from_numpy(cases.weights(name, tuple(parameter.shape)))
+    reference.save_pretrained(tmp_path)
+    model = convert(tmp_path, task).model
+
+    def row(encoding: Encoding) -> Row:
+        ids, types = torch.tensor(encoding.input_ids)[None], torch.tensor(encoding.token_type_ids)[None]
+        with torch.inference_mode():
+            found: Row = model(ids, types, torch.tensor([ids.shape[1]]), torch.tensor(encoding.focus)).numpy()
+        return found
+
+    module = {"classify": classify, "qa": qa, "fill-mask": fill_mask}[task]
+    about = manifest(task, 2, LABELS, problem="single_label") if task == "classify" else manifest(task, 2)
+    served = module.create(tokenizer, about)
+    name = task.replace("-", "_")
+    every = golden(f"{name}-network", cases.network_cases(name))
+    for case, expected in [(case, rows) for case, rows in every if case.network == network]:
+        answers = flatten(ask(served, case, row))
+        keys = {"classify": ("label",), "qa": ("start", "end"), "fill-mask": ("token",)}[task]
+        found = [[answer[key] for key in keys] for answer in answers]
+        wanted = [[LABELS[int(r[0])]] if task == "classify" else r[: len(keys)] for r in expected]
+        assert found[: len(wanted)] == wanted, case
+        scores = [r[len(keys)] for r in expected]
+        np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
+
+
+def test_the_goldens_stay_small() -> None:
+    files = [file for file in Path(cases.HERE).iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 500_000

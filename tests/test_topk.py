@@ -1,0 +1,90 @@
+"""Rows that are ranked: the largest numbers of each, where they stand, and what all come to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank, top, width
+from swiftlet_serve.service.types import Batch
+
+
+def numbers(rows: int, columns: int, seed: int, *, coarse: bool) -> np.ndarray:
+    found = 4 * np.random.default_rng(seed).normal(size=(rows, columns))
+    return (found.round() if coarse else found).astype(np.float32)  # rounded, many are equal
+
+
+ROWS = st.builds(
+    numbers,
+    st.integers(1, 3),
+    st.integers(1, 20) | st.integers(1, 9000),
+    st.integers(0, 2**32 - 1),
+    coarse=st.booleans(),
+)
+
+
+@given(rows=ROWS, most=st.integers(1, 100))
+def test_the_largest_are_found_among_few_and_among_many(rows, most):
+    for row, places in zip(rows, top(rows, most), strict=True):
+        assert len(set(places.tolist())) == min(most, rows.shape[1])
+        np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:most])
+
+
+@given(rows=ROWS, most=st.integers(1, 100), data=st.data())
+def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows, most, data):
+    columns = st.sampled_from(range(rows.shape[1]))
+    among = np.array(data.draw(st.lists(columns, max_size=20, unique=True)), np.int64)
+    ranked = rank(rows, most, among)
+    total, largest, found = Ranking.of(ranked)
+
+    assert ranked.dtype == np.float32
+    assert ranked.shape == (len(rows), width(most, len(among), rows.shape[1]))
+    for row, own_total, own_largest, own_found in zip(rows, total, largest, found, strict=True):
+        counting = row[among] if len(among) else row
+        assert own_largest.tolist() == np.sort(counting)[::-1][:most].tolist()
+        assert own_largest.tolist() == row[own_found].tolist()
+        assert not len(among) or set(own_found.tolist()) <= set(among.tolist())
+        odds = np.exp(row.astype(np.float64))
+        np.testing.assert_allclose(
+            np.exp(own_largest.astype(np.float64) - own_total), odds[own_found] / odds.sum(), 1e-5
+        )
+
+
+def test_no_rows_are_ranked_to_none():
+    assert rank(np.zeros((0, 30_522), np.float32), 5, NOTHING).shape == (0, 11)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("among", [NOTHING, np.array([3])])
+def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, among):
+    rows = numbers(2, 300, seed=0, coarse=False)
+    rows[1, 123] = wrong
+    ranked = rank(rows, 5, among)
+
+    assert np.isfinite(ranked[0]).all()
+    assert not np.isfinite(ranked[1]).all()
+
+
+def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
+    plain = Encoding(*(np.array(part, np.int64) for part in ([1, 2, 3], [0, 0, 0], [0, 2])))
+    ranked = Ranked(*vars(plain).values(), 2, NOTHING)
+    chosen = Ranked(*vars(plain).values(), 9, np.array([4, 1]))
+    batch = Batch.of([plain, ranked, chosen, plain])
+    rows = numbers(8, 10, seed=1, coarse=False)
+    split = batch.split(rows)
+
+    assert batch.shapes(10) == [(2, 10), (2, 5), (2, 5), (2, 10)]
+    assert [row.shape for row in split] == [(2, 10), (2, 5), (2, 5), (2, 10)]
+    np.testing.assert_array_equal(split[0], rows[:2])
+    np.testing.assert_array_equal(split[1], rank(rows[2:4], 2, NOTHING))
+    np.testing.assert_array_equal(split[2], rank(rows[4:6], 9, np.array([4, 1])))
+    np.testing.assert_array_equal(split[3], rows[6:])
+    assert not any(np.shares_memory(row, rows) for row in split)
+    for wrong in (7, 9):
+        shapes = [row.shape for row in batch.split(numbers(wrong, 10, seed=1, coarse=False))]
+        assert shapes != batch.shapes(10)
