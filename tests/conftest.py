@@ -1,4 +1,4 @@
-"""What many tests need."""
+"""Settings and fixtures that many tests share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
 
-# The same examples in every run, and no limit on how long one takes: the machine may be busy.
+# Every run uses the same examples. There is no time limit for an example, because the machine may be busy.
 settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)
 settings.load_profile("swiftlet")
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with one small artifact for each task. Do not write into it."""
-    directory = tmp_path_factory.mktemp("shelf")
+def artifact_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with one small artifact per task. Shared by all tests: do not write into it."""
+    directory = tmp_path_factory.mktemp("artifacts")
     for task in ("classify", "qa", "fill-mask"):
         make_artifact(directory, task)
     return directory

@@ -62,8 +62,8 @@ def test_a_mistake_is_said_in_a_sentence(arguments, said):
     assert "Traceback" not in result.output
 
 
-def test_check_says_what_an_artifact_is(shelf):
-    result = run("check", str(shelf / "tiny-classify"), str(shelf / "tiny-qa"))
+def test_check_says_what_an_artifact_is(artifact_dir):
+    result = run("check", str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa"))
 
     assert result.exit_code == 0
     assert "tiny-classify 1" in result.output
@@ -72,10 +72,10 @@ def test_check_says_what_an_artifact_is(shelf):
     assert result.output.count("ready after") == 2
 
 
-def test_check_fails_where_one_artifact_is_unfit(shelf, tmp_path):
+def test_check_fails_where_one_artifact_is_unfit(artifact_dir, tmp_path):
     broken = make_artifact(tmp_path, "qa", name="broken")
     broken.file(ONNX).write_bytes(b"")
-    result = run("check", str(broken.path), str(shelf / "tiny-qa"))
+    result = run("check", str(broken.path), str(artifact_dir / "tiny-qa"))
 
     assert result.exit_code == 1
     assert "broken: model.onnx has 0 bytes" in result.output
@@ -83,8 +83,8 @@ def test_check_fails_where_one_artifact_is_unfit(shelf, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["onnx_cpu", "echo"])
-def test_a_server_starts_answers_its_own_examples_and_stops_when_told(shelf, engine):
-    models = ",".join(str(shelf / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
+def test_a_server_starts_answers_its_own_examples_and_stops_when_told(artifact_dir, engine):
+    models = ",".join(str(artifact_dir / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
     command = [
         sys.executable,
         "-m",
@@ -126,7 +126,7 @@ SERVE_FAULTY = """
 from functools import partial
 from swiftlet_serve.service import runtime
 from swiftlet_serve.service.cli import main
-runtime.ProcessExecutor = partial(runtime.ProcessExecutor, main="tests.support.faulty_process")
+runtime.ProcessExecutor = partial(runtime.ProcessExecutor, main="tests.support.worker_process")
 main()
 """
 

@@ -40,20 +40,20 @@ class Choosy(Echo):
         return list(super().run(batch))
 
 
-def make_runtime(shelf: Path, engine: Callable[[LoadedModel], Echo], cores: int = 2, **settings: Any) -> Runtime:
-    loaded = [load_model(shelf / f"tiny-{task}", "echo") for task in TASKS]
+def make_runtime(artifact_dir: Path, engine: Callable[[LoadedModel], Echo], cores: int = 2, **settings: Any) -> Runtime:
+    loaded = [load_model(artifact_dir / f"tiny-{task}", "echo") for task in TASKS]
     served = [replace(model, engine=engine(model)) for model in loaded]
     return Runtime.of(Settings(cores=cores, **settings), served)
 
 
 @pytest.fixture(scope="module")
-def runtime(shelf):
+def runtime(artifact_dir):
     """Of the three models, each fails on a text with a `%` in it."""
 
     def choosy(model: LoadedModel) -> Echo:
         return Choosy(model.manifest.width, model.task._tokenizer.token_to_id("%"))
 
-    return make_runtime(shelf, choosy)
+    return make_runtime(artifact_dir, choosy)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +170,8 @@ def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkey
     assert found.count(["a", "b"]) == 1
 
 
-def test_a_refusal_for_load_or_time_fails_the_request(shelf):
-    runtime = make_runtime(shelf, lambda model: model.engine)
+def test_a_refusal_for_load_or_time_fails_the_request(artifact_dir):
+    runtime = make_runtime(artifact_dir, lambda model: model.engine)
     with TestClient(create_app(runtime)) as client:
         runtime._pool.max_waiting_tokens = 6
         response = ask(client, "classify", ["abc", "abc"])
@@ -179,13 +179,13 @@ def test_a_refusal_for_load_or_time_fails_the_request(shelf):
     assert (response.status_code, response.json()["code"]) == (503, "overloaded")
 
 
-def test_an_answer_that_cannot_be_right_is_told_of_its_own_input(shelf):
+def test_an_answer_that_cannot_be_right_is_told_of_its_own_input(artifact_dir):
     class Nan(Echo):
         def run(self, batch: Batch) -> list[Row]:
             return [np.full_like(row, np.nan) if i == 1 else row for i, row in enumerate(super().run(batch))]
 
     # One core, so that all three make one batch.
-    runtime = make_runtime(shelf, lambda model: Nan(model.manifest.width), cores=1)
+    runtime = make_runtime(artifact_dir, lambda model: Nan(model.manifest.width), cores=1)
     with TestClient(create_app(runtime)) as client:
         answers = ask(client, "classify", ["a", "b", "c"]).json()
 

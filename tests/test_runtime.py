@@ -40,15 +40,15 @@ def soon() -> float:
 # Loading
 
 
-def test_a_model_is_loaded_and_its_golden_answers_replayed(shelf):
-    model = load_model(shelf / "tiny-classify", "onnx_cpu")
+def test_a_model_is_loaded_and_its_golden_answers_replayed(artifact_dir):
+    model = load_model(artifact_dir / "tiny-classify", "onnx_cpu")
 
     assert model.deviation == 0.0
     assert model.manifest.name == "tiny-classify"
 
 
-def test_the_echo_engine_replays_nothing(shelf):
-    assert load_model(shelf / "tiny-classify", "echo").deviation is None
+def test_the_echo_engine_replays_nothing(artifact_dir):
+    assert load_model(artifact_dir / "tiny-classify", "echo").deviation is None
 
 
 def test_a_network_that_answers_otherwise_is_refused(tmp_path):
@@ -103,14 +103,14 @@ def test_a_broken_tokenizer_is_refused_by_name(tmp_path):
         load_model(path, "onnx_cpu")
 
 
-def test_an_engine_that_is_not_there_is_refused_with_those_that_are(shelf):
+def test_an_engine_that_is_not_there_is_refused_with_those_that_are(artifact_dir):
     with pytest.raises(SetupError, match="no 'abacus' in engines: choose one of echo, native, onnx_cpu"):
-        load_model(shelf / "tiny-classify", "abacus")
+        load_model(artifact_dir / "tiny-classify", "abacus")
 
 
-def test_models_with_the_same_tokenizer_share_it(shelf):
+def test_models_with_the_same_tokenizer_share_it(artifact_dir):
     tokenizers = {}
-    first, second = (load_model(shelf / f"tiny-{task}", "echo", tokenizers) for task in ("classify", "qa"))
+    first, second = (load_model(artifact_dir / f"tiny-{task}", "echo", tokenizers) for task in ("classify", "qa"))
 
     assert first.task._tokenizer is second.task._tokenizer
     assert len(tokenizers) == 1
@@ -131,12 +131,12 @@ def test_of_the_embedded_models_the_better_answers_first(tmp_path, monkeypatch):
     assert list(Runtime.load(Settings(cores=1, models=("a", "b"))).pipelines) == ["a", "b"]
 
 
-def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(shelf, tmp_path, monkeypatch):
-    shutil.copytree(shelf / "tiny-qa", tmp_path / "tiny-qa")
-    monkeypatch.setattr(loading, "BUNDLED", shelf)
+def test_models_are_embedded_names_or_directories_and_by_default_all_embedded(artifact_dir, tmp_path, monkeypatch):
+    shutil.copytree(artifact_dir / "tiny-qa", tmp_path / "tiny-qa")
+    monkeypatch.setattr(loading, "BUNDLED", artifact_dir)
 
-    assert locate([]) == sorted(shelf.iterdir())
-    assert locate(["tiny-qa", str(tmp_path / "tiny-qa")]) == [shelf / "tiny-qa", tmp_path / "tiny-qa"]
+    assert locate([]) == sorted(artifact_dir.iterdir())
+    assert locate(["tiny-qa", str(tmp_path / "tiny-qa")]) == [artifact_dir / "tiny-qa", tmp_path / "tiny-qa"]
     with pytest.raises(SetupError, match=r"no model 'huge': it is no directory, and the embedded ones are: tiny-"):
         locate(["huge"])
 
@@ -148,9 +148,11 @@ def test_nothing_to_serve_is_said_plainly(tmp_path, monkeypatch):
         locate([])
 
 
-def test_the_first_model_of_a_task_is_its_default(shelf, tmp_path):
+def test_the_first_model_of_a_task_is_its_default(artifact_dir, tmp_path):
     other = make_artifact(tmp_path, "classify", name="other").path
-    settings = Settings(models=(str(other), str(shelf / "tiny-classify"), str(shelf / "tiny-qa")), cores=1)
+    settings = Settings(
+        models=(str(other), str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa")), cores=1
+    )
     runtime = Runtime.load(settings)
 
     assert list(runtime.pipelines) == ["other", "tiny-classify", "tiny-qa"]
@@ -162,8 +164,8 @@ def test_the_first_model_of_a_task_is_its_default(shelf, tmp_path):
             runtime.pipeline("classify", name)
 
 
-def test_two_models_of_one_name_are_refused(shelf):
-    path = str(shelf / "tiny-qa")
+def test_two_models_of_one_name_are_refused(artifact_dir):
+    path = str(artifact_dir / "tiny-qa")
 
     with pytest.raises(SetupError, match="have the name 'tiny-qa'"):
         Runtime.load(Settings(models=(path, path), cores=1))
@@ -172,18 +174,18 @@ def test_two_models_of_one_name_are_refused(shelf):
 # A pipeline
 
 
-def pipeline(shelf: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
+def pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
     """A pipeline whose encodings are answered one by one by `submit(encoding, deadline)`."""
 
     def submit_all(encodings, deadline, priority):
         return [submit(encoding, deadline) for encoding in encodings]
 
-    return Pipeline(load_model(shelf / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
+    return Pipeline(load_model(artifact_dir / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
 
 
-def test_an_answer_has_the_time_of_every_stage(shelf):
+def test_an_answer_has_the_time_of_every_stage(artifact_dir):
     async def scenario():
-        runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), cores=1))
+        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
         with request_record.recording(RequestRecord()) as record:
             answer = await runtime.pipelines["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
         await runtime.close()
@@ -196,7 +198,7 @@ def test_an_answer_has_the_time_of_every_stage(shelf):
     asyncio.run(scenario())
 
 
-def test_where_one_window_fails_nobody_works_on_the_others(shelf):
+def test_where_one_window_fails_nobody_works_on_the_others(artifact_dir):
     async def scenario():
         calls, given_up = [], []
 
@@ -212,7 +214,7 @@ def test_where_one_window_fails_nobody_works_on_the_others(shelf):
 
         context = "one two three four five six seven eight nine ten " * 4
         with pytest.raises(Internal):
-            await pipeline(shelf, "qa", submit).answer(
+            await pipeline(artifact_dir, "qa", submit).answer(
                 QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
             )
         await asyncio.sleep(0)
@@ -222,24 +224,28 @@ def test_where_one_window_fails_nobody_works_on_the_others(shelf):
     asyncio.run(scenario())
 
 
-def test_a_request_is_answered_at_its_deadline_whatever_holds_it_up(shelf):
+def test_a_request_is_answered_at_its_deadline_whatever_holds_it_up(artifact_dir):
     async def scenario():
         async def submit(encoding, deadline):
             await asyncio.Event().wait()
 
         with pytest.raises(DeadlineExceeded):
-            await pipeline(shelf, "classify", submit).answer(ClassifyRequest(inputs="hello"), time.monotonic() + 0.02)
+            await pipeline(artifact_dir, "classify", submit).answer(
+                ClassifyRequest(inputs="hello"), time.monotonic() + 0.02
+            )
 
     asyncio.run(scenario())
 
 
-def test_a_request_that_could_never_be_admitted_is_not_told_to_come_again(shelf):
+def test_a_request_that_could_never_be_admitted_is_not_told_to_come_again(artifact_dir):
     async def scenario():
         async def submit(encoding, deadline):
             raise AssertionError("nothing may be submitted")
 
         with pytest.raises(Unprocessable) as refusal:
-            await pipeline(shelf, "classify", submit, max_tokens=4).answer(ClassifyRequest(inputs="hello"), soon())
+            await pipeline(artifact_dir, "classify", submit, max_tokens=4).answer(
+                ClassifyRequest(inputs="hello"), soon()
+            )
 
         assert refusal.value.code == "input_too_long"
         assert refusal.value.faults[0].limit == 4

@@ -10,7 +10,7 @@ SCALES = {"hostile": 0.01, "deliveries": 0.01, "restarts": 0.1, "memory": 0.004}
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_no_goal_is_missed(case, shelf):
-    outcomes = CASES[case](shelf, SCALES[case])
+def test_no_goal_is_missed(case, artifact_dir):
+    outcomes = CASES[case](artifact_dir, SCALES[case])
 
     assert all(one.passed for one in outcomes), table(outcomes)

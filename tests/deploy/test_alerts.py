@@ -20,6 +20,7 @@ from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.prometheus import PREFIX
+from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT, TESTS
 from tests.support.processes import Process, ask, load, serving
@@ -28,15 +29,7 @@ needs_prometheus = pytest.mark.skipif(not installed(), reason="needs Prometheus:
 
 TIMES = 100  # so much faster than time do the rules go: five minutes are three seconds
 SCRAPE_S = 0.5
-MOODY = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from swiftlet_serve.service import engines
-from swiftlet_serve.service.workers import supervisor
-engines.__path__.append({str(TESTS / "support/engines")!r})
-supervisor.ProcessExecutor.__init__.__kwdefaults__["main"] = "tests.support.faulty_process"
-"""
-FORGETFUL = f"""{MOODY}
+LEAKY_COUNTERS = f"""{TEST_ENGINES}
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 finish = RequestStats.finish
 def forget(stats, record):
@@ -68,9 +61,9 @@ def test_every_alert_fires_after_its_time_and_not_before():
 
 
 @needs_prometheus
-def test_the_metrics_are_as_prometheus_wants_them(shelf):
+def test_the_metrics_are_as_prometheus_wants_them(artifact_dir):
     """promtool knows the customs: units, suffixes, help."""
-    told = scraped(shelf)
+    told = scraped(artifact_dir)
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=told, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -150,13 +143,13 @@ MONTH = ("SwiftletErrorBudgetSpent", "SwiftletErrorsBurnSlowly", "SwiftletSlowBu
 
 
 @needs_prometheus
-def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
+def test_the_rules_fire_when_they_should_and_not_otherwise(artifact_dir, tmp_path):
     """A server's life, a hundred times as fast: well, broken, slow, overrun, losing its engines, and gone.
 
     Every alert there is fires at some time of it. Of those that look back for days and months all is within reach.
     """
     for name in ("tiny-classify", "tiny-qa"):
-        (tmp_path / name).symlink_to(shelf / name, target_is_directory=True)
+        (tmp_path / name).symlink_to(artifact_dir / name, target_is_directory=True)
 
     async def scenario(server: Process, watching: Prometheus) -> None:
         world = World(server, watching, tmp_path)
@@ -224,8 +217,19 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
         assert world.fired == ALERTS
 
     models = ",".join(str(tmp_path / name) for name in ("tiny-classify", "tiny-qa"))
-    options = ("--engine", "moody", "--models", models, "--cores", "2", "--admin-port", "0", "--timeout-ms", "3000")
-    with serving(shelf, *options, code=FORGETFUL) as server:
+    options = (
+        "--engine",
+        "switchable",
+        "--models",
+        models,
+        "--cores",
+        "2",
+        "--admin-port",
+        "0",
+        "--timeout-ms",
+        "3000",
+    )
+    with serving(artifact_dir, *options, code=LEAKY_COUNTERS) as server:
         with prometheus({"swiftlet": [server.admin_port]}, SCRAPE_S, TIMES) as watching:
             asyncio.run(scenario(server, watching))
         assert server.wait() == 0
@@ -234,9 +238,9 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(shelf, tmp_path):
 # The dashboard
 
 
-def test_the_dashboard_shows_every_metric_there_is_and_no_other(shelf):
+def test_the_dashboard_shows_every_metric_there_is_and_no_other(artifact_dir):
     """Every one is drawn, or is one that a rule draws on; and what is drawn exists."""
-    told = scraped(shelf)
+    told = scraped(artifact_dir)
     named = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
     shown = DASHBOARD.read_text() + RULES.read_text()
     asked = set(re.findall(rf"\b({PREFIX}\w+|process_\w+)(?=[\[{{)])", shown))
@@ -246,16 +250,16 @@ def test_the_dashboard_shows_every_metric_there_is_and_no_other(shelf):
     assert {name for name in named if name.startswith(PREFIX)} - plain == set()
 
 
-def test_the_documents_name_no_metric_that_there_is_not(shelf):
-    named = set(re.findall(r"^# TYPE (\S+)", scraped(shelf), re.MULTILINE))
+def test_the_documents_name_no_metric_that_there_is_not(artifact_dir):
+    named = set(re.findall(r"^# TYPE (\S+)", scraped(artifact_dir), re.MULTILINE))
     for document in ("README.md", "k8s/README.md", "k8s/base/autoscaler.yaml", "k8s/prometheus-adapter.yaml"):
         told = set(re.findall(rf"\b{PREFIX}\w+", (ROOT / document).read_text("utf-8")))
 
         assert told <= named, document
 
 
-def scraped(shelf: Path) -> str:
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+def scraped(artifact_dir: Path) -> str:
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime)) as client:
         return client.get("/metrics").text
 

@@ -187,8 +187,8 @@ def test_every_engine_is_in_the_table():
     assert {row[0].strip("`") for row in table("Engine", "Runs on", "Needs")} == set(plugins.names(engines))
 
 
-def test_every_route_is_named(shelf):
-    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+def test_every_route_is_named(artifact_dir):
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
     app = create_app(Runtime.load(Settings(models=models, engine="echo")))
     served = {route.path for route in app.routes}
 

@@ -60,8 +60,8 @@ def test_a_rectangle_is_the_encodings_and_zeros(given_encodings):
 
 
 @pytest.fixture(scope="module")
-def made(shelf):
-    model = shelf / "tiny-classify" / ONNX
+def made(artifact_dir):
+    model = artifact_dir / "tiny-classify" / ONNX
     return {"onnx_cpu": OnnxCpu(model, threads=1), "openvino": OpenVino(model, threads=1, calls=2), "echo": Echo(3)}
 
 
@@ -104,8 +104,8 @@ def test_echo_rows_tell_ids_positions_and_columns_apart():
     assert not np.allclose(row, other)
 
 
-def test_an_engine_is_made_from_an_artifact_by_name(shelf):
-    artifact = open_artifact(shelf / "tiny-qa")
+def test_an_engine_is_made_from_an_artifact_by_name(artifact_dir):
+    artifact = open_artifact(artifact_dir / "tiny-qa")
     for name in ("onnx_cpu", "openvino", "echo"):
         engine = plugins.load(engines, name).create(artifact, threads=1)
         (row,) = engine.run(Batch.of([Encoding(np.array([2, 3]), np.zeros(2, np.int64), np.array([0, 1]))]))
@@ -163,7 +163,7 @@ IN_CI = {"CI", "TF_BUILD", "JENKINS_URL"}  # where OpenVINO keeps quiet by itsel
 
 
 @pytest.mark.parametrize("engine", ["onnx_cpu", "openvino"])
-def test_a_runtime_reports_to_nobody(engine, shelf, tmp_path):
+def test_a_runtime_reports_to_nobody(engine, artifact_dir, tmp_path):
     """Where it does, it makes itself an id in the home directory first."""
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
     environment = {name: value for name, value in os.environ.items() if name not in IN_CI} | home
@@ -174,7 +174,7 @@ def test_a_runtime_reports_to_nobody(engine, shelf, tmp_path):
         "check",
         "--engine",
         engine,
-        str(shelf / "tiny-classify"),
+        str(artifact_dir / "tiny-classify"),
     ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 

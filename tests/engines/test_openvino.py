@@ -21,7 +21,7 @@ each = pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory) -> Path:
+def artifact_dir(tmp_path_factory) -> Path:
     """Each network as int8 and as fp32. Do not write into it."""
     directory = tmp_path_factory.mktemp("openvino")
     for architecture, task in NETWORKS:
@@ -44,8 +44,8 @@ def joined(parts: list[np.ndarray]) -> torch.Tensor:
 
 
 @each
-def test_it_answers_as_onnx_runtime_does(shelf, architecture, task):
-    artifact = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+def test_it_answers_as_onnx_runtime_does(artifact_dir, architecture, task):
+    artifact = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
     engine = OpenVino(artifact.file(ONNX), threads=1, calls=1)
 
     assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= far(engine)
@@ -53,16 +53,16 @@ def test_it_answers_as_onnx_runtime_does(shelf, architecture, task):
 
 @each
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_golden_answers_hold_in_openvino(shelf, architecture, task, precision):
-    model = load_model(shelf / precision / f"{architecture}-{task}", "openvino")
+def test_golden_answers_hold_in_openvino(artifact_dir, architecture, task, precision):
+    model = load_model(artifact_dir / precision / f"{architecture}-{task}", "openvino")
 
     assert model.deviation is not None
     assert model.engine.title in ("openvino (bf16)", "openvino (f32)", "openvino (f16)")
 
 
 @each
-def test_a_row_in_a_batch_is_nearly_the_row_alone(shelf, architecture, task):
-    engine = OpenVino(shelf / "int8" / f"{architecture}-{task}" / ONNX, threads=1, calls=1)
+def test_a_row_in_a_batch_is_nearly_the_row_alone(artifact_dir, architecture, task):
+    engine = OpenVino(artifact_dir / "int8" / f"{architecture}-{task}" / ONNX, threads=1, calls=1)
     together = rows(engine, task)
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
@@ -70,8 +70,8 @@ def test_a_row_in_a_batch_is_nearly_the_row_alone(shelf, architecture, task):
     assert relative_error(joined(together), joined(alone)) <= far(engine)
 
 
-def test_calls_at_the_same_time_have_their_own_rows(shelf):
-    engine = OpenVino(shelf / "int8" / "bert-qa" / ONNX, threads=1, calls=2)
+def test_calls_at_the_same_time_have_their_own_rows(artifact_dir):
+    engine = OpenVino(artifact_dir / "int8" / "bert-qa" / ONNX, threads=1, calls=2)
     given = encodings("qa")
     alone = [engine.run(Batch.of([one]))[0].tolist() for one in given]
     together = Barrier(len(given))

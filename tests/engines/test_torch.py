@@ -23,7 +23,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no 
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory) -> Path:
+def artifact_dir(tmp_path_factory) -> Path:
     """Each network as int8, as fp32, and as fp32 with weights of its own file. Do not write into it."""
     directory = tmp_path_factory.mktemp("torch")
     for architecture, task in NETWORKS:
@@ -40,8 +40,8 @@ FAR = {"fp32": 1e-5, "int8": 0.05}
 @on_cpu
 @pytest.mark.parametrize("precision", FAR)
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_answers_as_onnx_does(shelf, architecture, task, precision):
-    artifact = open_artifact(shelf / precision / f"{architecture}-{task}")
+def test_torch_answers_as_onnx_does(artifact_dir, architecture, task, precision):
+    artifact = open_artifact(artifact_dir / precision / f"{architecture}-{task}")
     far = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
 
     assert far <= FAR[precision]
@@ -49,18 +49,18 @@ def test_torch_answers_as_onnx_does(shelf, architecture, task, precision):
 
 @on_cpu
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_weights_of_their_own_file_come_first(shelf, architecture, task):
+def test_weights_of_their_own_file_come_first(artifact_dir, architecture, task):
     """The artifact's graph is int8 and its `model.safetensors` is fp32."""
-    artifact = open_artifact(shelf / "both" / f"{architecture}-{task}")
-    fp32 = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+    artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
+    fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
 
     assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 1e-5
 
 
 @on_cpu
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_a_row_in_a_batch_equals_the_row_alone(shelf, architecture, task):
-    engine = torch_engine.create(open_artifact(shelf / "both" / f"{architecture}-{task}"), threads=1)
+def test_a_row_in_a_batch_equals_the_row_alone(artifact_dir, architecture, task):
+    engine = torch_engine.create(open_artifact(artifact_dir / "both" / f"{architecture}-{task}"), threads=1)
     together = engine.run(Batch.of(encodings(task)))
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
@@ -71,9 +71,9 @@ def test_a_row_in_a_batch_equals_the_row_alone(shelf, architecture, task):
 
 @pytest.mark.parametrize("kind", ["int8", "fp32", "both"])
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_golden_answers_hold_in_torch(shelf, architecture, task, kind):
+def test_golden_answers_hold_in_torch(artifact_dir, architecture, task, kind):
     """On CUDA too: what bf16 is off by is allowed for."""
-    model = load_model(shelf / kind / f"{architecture}-{task}", "torch")
+    model = load_model(artifact_dir / kind / f"{architecture}-{task}", "torch")
 
     assert model.deviation is not None
     model.engine.close()
@@ -81,9 +81,9 @@ def test_golden_answers_hold_in_torch(shelf, architecture, task, kind):
 
 @on_cuda
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_cuda_answers_nearly_as_the_cpu_does(shelf, architecture, task):
-    artifact = open_artifact(shelf / "both" / f"{architecture}-{task}")
-    fp32 = open_artifact(shelf / "fp32" / f"{architecture}-{task}")
+def test_cuda_answers_nearly_as_the_cpu_does(artifact_dir, architecture, task):
+    artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
+    fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
     engine = torch_engine.create(artifact, threads=1)
     (row,) = engine.run(Batch.of(encodings(task)[:1]))
 
@@ -92,17 +92,17 @@ def test_cuda_answers_nearly_as_the_cpu_does(shelf, architecture, task):
     assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 0.1
 
 
-def test_the_network_is_made_as_the_manifest_says(shelf):
-    loaded = torch_engine.load_network(open_artifact(shelf / "both" / "albert-fill-mask"))
+def test_the_network_is_made_as_the_manifest_says(artifact_dir):
+    loaded = torch_engine.load_network(open_artifact(artifact_dir / "both" / "albert-fill-mask"))
     own = network("albert", "fill-mask").state_dict()
 
     assert all(torch.equal(tensor, own[name]) for name, tensor in loaded.state_dict().items())
 
 
 @pytest.fixture
-def copied(shelf, tmp_path) -> Path:
+def copied(artifact_dir, tmp_path) -> Path:
     path = tmp_path / "copied"
-    shutil.copytree(shelf / "both" / "bert-classify", path)
+    shutil.copytree(artifact_dir / "both" / "bert-classify", path)
     return path
 
 
@@ -143,18 +143,18 @@ def test_a_weight_of_another_shape_is_named(copied):
     assert "differs in head.output.weight" in refused(copied)
 
 
-def test_weights_of_another_architecture_are_refused(shelf, copied):
+def test_weights_of_another_architecture_are_refused(artifact_dir, copied):
     manifest = open_artifact(copied).manifest
-    shutil.copy(shelf / "both" / "mobilebert-qa" / SAFETENSORS, copied / SAFETENSORS)
+    shutil.copy(artifact_dir / "both" / "mobilebert-qa" / SAFETENSORS, copied / SAFETENSORS)
     seal(copied, manifest)
 
     assert "not those of the network described" in refused(copied)
 
 
-def test_a_graph_of_another_network_is_refused(shelf, copied):
+def test_a_graph_of_another_network_is_refused(artifact_dir, copied):
     manifest = open_artifact(copied).manifest
     (copied / SAFETENSORS).unlink()
-    shutil.copy(shelf / "int8" / "albert-classify" / ONNX, copied / ONNX)
+    shutil.copy(artifact_dir / "int8" / "albert-classify" / ONNX, copied / ONNX)
     seal(copied, manifest)
 
     assert "not those of the network described" in refused(copied)

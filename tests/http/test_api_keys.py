@@ -50,14 +50,14 @@ KEY, LINE = make_key("alice")
 
 
 @pytest.fixture(scope="module")
-def locked(shelf):
-    with TestClient(create_app(make_runtime(shelf), Keys([LINE])), raise_server_exceptions=False) as client:
+def locked(artifact_dir):
+    with TestClient(create_app(make_runtime(artifact_dir), Keys([LINE])), raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def unlocked(shelf):
-    with TestClient(create_app(make_runtime(shelf)), raise_server_exceptions=False) as client:
+def unlocked(artifact_dir):
+    with TestClient(create_app(make_runtime(artifact_dir)), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -187,8 +187,8 @@ def test_without_a_key_every_address_but_those_of_health_and_the_page_is_closed(
                     is_problem(response, 401, "missing_key")
 
 
-def test_the_own_port_has_health_and_metrics_and_nothing_else(shelf):
-    runtime = make_runtime(shelf)
+def test_the_own_port_has_health_and_metrics_and_nothing_else(artifact_dir):
+    runtime = make_runtime(artifact_dir)
     own = {*HEALTH, "/metrics"}
     with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as client:
         for path in [*OPEN, *LOCKED, *NOWHERE]:
@@ -259,9 +259,9 @@ def asked_by(app) -> list[str]:
     return seen
 
 
-def test_requests_are_counted_under_the_owner_of_the_key_or_the_address(shelf):
+def test_requests_are_counted_under_the_owner_of_the_key_or_the_address(artifact_dir):
     for keys, name in ((Keys([LINE]), "alice"), (None, "testclient")):
-        app = create_app(make_runtime(shelf), keys)
+        app = create_app(make_runtime(artifact_dir), keys)
         seen = asked_by(app)
         with TestClient(app) as client:
             client.get("/models", headers={"X-API-Key": KEY})

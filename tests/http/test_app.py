@@ -39,14 +39,14 @@ TASKS = ("classify", "qa", "fill-mask")
 LIMIT = 2000
 
 
-def make_runtime(shelf: Path, max_body_bytes: int = LIMIT) -> Runtime:
-    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+def make_runtime(artifact_dir: Path, max_body_bytes: int = LIMIT) -> Runtime:
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
     return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes))
 
 
 @pytest.fixture(scope="module")
-def runtime(shelf):
-    return make_runtime(shelf)
+def runtime(artifact_dir):
+    return make_runtime(artifact_dir)
 
 
 @pytest.fixture(scope="module")
@@ -347,8 +347,8 @@ def test_the_routes_are_these_and_no_others(client):
 # Trouble inside
 
 
-def test_a_mistake_of_ours_is_an_error_without_its_inside(shelf, monkeypatch, caplog):
-    runtime = make_runtime(shelf)
+def test_a_mistake_of_ours_is_an_error_without_its_inside(artifact_dir, monkeypatch, caplog):
+    runtime = make_runtime(artifact_dir)
 
     def fail(request):
         raise RuntimeError(f"cannot read {request.inputs}")
@@ -362,16 +362,16 @@ def test_a_mistake_of_ours_is_an_error_without_its_inside(shelf, monkeypatch, ca
     assert SECRET not in caplog.text
 
 
-def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
+def gated(artifact_dir: Path) -> tuple[Runtime, GatedEngine]:
     """A runtime whose classify model answers when the test says so."""
-    runtime = make_runtime(shelf)
+    runtime = make_runtime(artifact_dir)
     engine = GatedEngine()
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 2)
     return runtime, engine
 
 
-def test_readiness_tells_that_there_is_no_engine(shelf):
-    runtime = make_runtime(shelf)
+def test_readiness_tells_that_there_is_no_engine(artifact_dir):
+    runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").status_code == 200
         runtime._executor = ScriptedCrew(1)
@@ -382,8 +382,8 @@ def test_readiness_tells_that_there_is_no_engine(shelf):
     assert response.headers["retry-after"] == "1"
 
 
-def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
-    runtime, engine = gated(shelf)
+def test_a_slow_engine_does_not_hold_up_the_answer(artifact_dir):
+    runtime, engine = gated(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         started = time.monotonic()
         response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "1000"})
@@ -395,9 +395,9 @@ def test_a_slow_engine_does_not_hold_up_the_answer(shelf):
     assert 1 <= took < PATIENCE_S / 2
 
 
-def test_an_answer_past_its_deadline_is_a_504_however_late_the_event_loop_notices(shelf, monkeypatch):
+def test_an_answer_past_its_deadline_is_a_504_however_late_the_event_loop_notices(artifact_dir, monkeypatch):
     """Nothing is awaited until it is too late, so that no timer can have gone off."""
-    runtime = make_runtime(shelf)
+    runtime = make_runtime(artifact_dir)
 
     async def blocks(*_: object) -> list[str]:
         time.sleep(0.05)
@@ -410,8 +410,8 @@ def test_an_answer_past_its_deadline_is_a_504_however_late_the_event_loop_notice
             assert response.status_code == status
 
 
-def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
-    runtime = make_runtime(shelf)
+def test_a_full_queue_is_a_503_that_says_when_to_come_back(artifact_dir):
+    runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         runtime._pool.max_waiting_tokens = 1
         response = client.post("/classify", json={"inputs": "abc"})
@@ -420,9 +420,9 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(shelf):
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_what_cannot_be_answered_in_time_is_refused_before_it_is_read(shelf, monkeypatch):
+def test_what_cannot_be_answered_in_time_is_refused_before_it_is_read(artifact_dir, monkeypatch):
     """A body that is no JSON would be a 400, had anybody looked at it."""
-    runtime = make_runtime(shelf)
+    runtime = make_runtime(artifact_dir)
     monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 5.0)
     with TestClient(create_app(runtime)) as client:
         refused, bulk = (
@@ -437,9 +437,9 @@ def test_what_cannot_be_answered_in_time_is_refused_before_it_is_read(shelf, mon
     is_problem(read, 400, "invalid_json")
 
 
-def test_no_route_is_looked_for_to_refuse_a_request(shelf, monkeypatch):
+def test_no_route_is_looked_for_to_refuse_a_request(artifact_dir, monkeypatch):
     """Where the routes are, most of what a request costs besides its text is spent."""
-    runtime = make_runtime(shelf)
+    runtime = make_runtime(artifact_dir)
     app = create_app(runtime)
     app.router.routes.clear()
     with TestClient(app) as client:
@@ -448,8 +448,8 @@ def test_no_route_is_looked_for_to_refuse_a_request(shelf, monkeypatch):
         is_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
 
 
-def test_a_request_of_several_texts_is_admitted_whole_or_not_at_all(shelf):
-    runtime, engine = gated(shelf)
+def test_a_request_of_several_texts_is_admitted_whole_or_not_at_all(artifact_dir):
+    runtime, engine = gated(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         runtime._pool.max_waiting_tokens = 8
         response = client.post("/classify", json={"inputs": ["a", "b", "c", "d"]})
@@ -472,8 +472,8 @@ def test_both_priorities_are_answered(client):
         assert response.status_code == 200
 
 
-def test_a_client_that_asks_too_often_is_told_when_to_come_back(shelf):
-    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+def test_a_client_that_asks_too_often_is_told_when_to_come_back(artifact_dir):
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
     runtime = Runtime.load(Settings(models=models, engine="echo", cores=2, client_rate=0.5))
     with TestClient(create_app(runtime)) as client:
         first, second = (client.post("/classify", json={"inputs": "a"}) for _ in range(2))
@@ -484,8 +484,8 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(shelf):
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_server_that_closes_is_alive_but_not_ready(shelf):
-    runtime = make_runtime(shelf)
+def test_a_server_that_closes_is_alive_but_not_ready(artifact_dir):
+    runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").json() == {"ready": True}
         runtime._pool.closing = True
@@ -522,9 +522,9 @@ def test_who_hangs_up_as_the_work_fails_has_hung_up_or_hears_of_it(first):
     asyncio.run(scenario())
 
 
-def test_work_for_a_client_who_hung_up_is_given_up(shelf):
+def test_work_for_a_client_who_hung_up_is_given_up(artifact_dir):
     """Spoken to as a server speaks to an application: the client leaves while the request is in the queue."""
-    runtime, engine = gated(shelf)
+    runtime, engine = gated(artifact_dir)
     app = create_app(runtime)
     body = json.dumps({"inputs": "a"}).encode()
     sent = []
@@ -576,8 +576,8 @@ def _never_leaves(body: bytes):
 # Many at once
 
 
-def test_of_200_interleaved_requests_each_gets_its_own_answer(shelf):
-    runtime = make_runtime(shelf)
+def test_of_200_interleaved_requests_each_gets_its_own_answer(artifact_dir):
+    runtime = make_runtime(artifact_dir)
     requests = [
         ("classify", {"inputs": f"text {i} " + "z" * (i % 7)})
         if i % 3 == 0
@@ -627,11 +627,11 @@ def test_every_error_is_described_with_its_codes():
 
 
 @pytest.fixture(scope="module")
-def operations(shelf):
+def operations(artifact_dir):
     async def stay_open() -> None:
         pass
 
-    runtime = make_runtime(shelf, max_body_bytes=1 << 20)
+    runtime = make_runtime(artifact_dir, max_body_bytes=1 << 20)
     runtime.close = stay_open  # schemathesis starts and ends the application with every call
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(runtime))
     return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}

@@ -1030,7 +1030,7 @@ def test_the_gate_is_told_whether_the_body_came_with_the_head():
     assert told == [True, True, True, True, False, False, False]
 
 
-def test_requests_and_connections_leave_nothing_to_the_garbage_collector(shelf):
+def test_requests_and_connections_leave_nothing_to_the_garbage_collector(artifact_dir):
     """A collection of all that thousands of connections hold takes long, and everybody waits for it."""
     requests = [
         ("/classify", b'{"inputs": "a"}', b""),
@@ -1042,7 +1042,7 @@ def test_requests_and_connections_leave_nothing_to_the_garbage_collector(shelf):
     ]
 
     async def scenario() -> None:
-        models = (str(shelf / "tiny-classify"),)
+        models = (str(artifact_dir / "tiny-classify"),)
         runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_waiting_tokens=64))
         runtime._pool.max_waiting_tokens = 8
         app, statuses = create_app(runtime), set()
@@ -1106,9 +1106,9 @@ def test_an_error_that_cannot_be_rendered_is_an_error_still(monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "DELETE", "HEAD", "OPTIONS", "GET"])
-def test_a_method_that_is_not_taken_is_refused_with_those_that_are(method, shelf):
+def test_a_method_that_is_not_taken_is_refused_with_those_that_are(method, artifact_dir):
     async def scenario() -> None:
-        runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo", cores=1))
+        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
         app = create_app(runtime)
         async with serving(app, app.state.refuse) as service:
             client = await service.client()

@@ -36,14 +36,14 @@ VALID: dict[str, Any] = {
 }
 
 
-def make_runtime(shelf: Path) -> Runtime:
-    models = tuple(str(shelf / f"tiny-{task}") for task in TASKS)
+def make_runtime(artifact_dir: Path) -> Runtime:
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
     return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=CAP))
 
 
 @pytest.fixture(scope="module")
-def client(shelf):
-    with TestClient(create_app(make_runtime(shelf)), raise_server_exceptions=False) as client:
+def client(artifact_dir):
+    with TestClient(create_app(make_runtime(artifact_dir)), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -79,11 +79,11 @@ async def call(app: Any, attack: Attack, receive: Any = None) -> tuple[int, str,
     return start["status"], shown, b"".join(message.get("body", b"") for message in rest)
 
 
-def in_loop(shelf: Path, scenario: Any) -> Any:
+def in_loop(artifact_dir: Path, scenario: Any) -> Any:
     """Runs `scenario(app)` on a loop of its own, and closes the runtime after it."""
 
     async def run() -> Any:
-        runtime = make_runtime(shelf)
+        runtime = make_runtime(artifact_dir)
         try:
             return await scenario(create_app(runtime))
         finally:
@@ -99,33 +99,36 @@ def code_of(answer: tuple[int, str, bytes]) -> tuple[int, str]:
 # I-01, I-02, I-03, I-26: how much is read
 
 
-def test_a_declared_10_mb_is_refused_before_any_of_it_is_read(shelf):
+def test_a_declared_10_mb_is_refused_before_any_of_it_is_read(artifact_dir):
     body = Reading(10, b"x" * (CAP))
     attack = Attack("-", "/classify", b"", headers={"content-length": str(10 * CAP)})
 
-    assert code_of(in_loop(shelf, lambda app: call(app, attack, body))) == (413, "body_too_large")
+    assert code_of(in_loop(artifact_dir, lambda app: call(app, attack, body))) == (413, "body_too_large")
     assert body.read == 0
 
 
-def test_of_a_chunked_10_mb_no_more_is_read_than_the_cap_and_a_chunk(shelf):
+def test_of_a_chunked_10_mb_no_more_is_read_than_the_cap_and_a_chunk(artifact_dir):
     body = Reading(160, b"x" * (1 << 16))
 
-    assert code_of(in_loop(shelf, lambda app: call(app, Attack("-", "/qa", b""), body))) == (413, "body_too_large")
+    assert code_of(in_loop(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (
+        413,
+        "body_too_large",
+    )
     assert body.read <= CAP + (1 << 16)
 
 
-def test_100_000_chunks_of_one_byte_are_read_in_a_moment(shelf):
+def test_100_000_chunks_of_one_byte_are_read_in_a_moment(artifact_dir):
     body, started = Reading(100_000, b" "), time.monotonic()
 
-    assert code_of(in_loop(shelf, lambda app: call(app, Attack("-", "/qa", b""), body))) == (400, "invalid_json")
+    assert code_of(in_loop(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (400, "invalid_json")
     assert time.monotonic() - started < PATIENCE_S / 3
 
 
-def test_a_compressed_body_is_refused_before_any_of_it_is_read(shelf):
+def test_a_compressed_body_is_refused_before_any_of_it_is_read(artifact_dir):
     body = Reading(10, b"\x1f\x8b" * 1000)
     attack = Attack("-", "/classify", b"", headers={"content-encoding": "gzip"})
 
-    assert code_of(in_loop(shelf, lambda app: call(app, attack, body))) == (415, "unsupported_encoding")
+    assert code_of(in_loop(artifact_dir, lambda app: call(app, attack, body))) == (415, "unsupported_encoding")
     assert body.read == 0
 
 
@@ -281,8 +284,8 @@ def alone(runtime: Runtime, task: str, inputs: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def runtime(shelf):
-    return make_runtime(shelf)
+def runtime(artifact_dir):
+    return make_runtime(artifact_dir)
 
 
 @pytest.mark.parametrize("mark", "\x00\x07\x1b\x7f\x85\u200b\u202e\u2066\ufeff\u00ad")
@@ -395,7 +398,7 @@ def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(r
 # All of it at once
 
 
-def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated(shelf, caplog):
+def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated(artifact_dir, caplog):
     caplog.set_level(logging.DEBUG)
 
     async def scenario(app: Any) -> tuple[dict[str, int], dict[int, int]]:
@@ -409,7 +412,7 @@ def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated
                     complaints[wrong] = complaints.get(wrong, 0) + 1
         return complaints, statuses
 
-    complaints, statuses = in_loop(shelf, scenario)
+    complaints, statuses = in_loop(artifact_dir, scenario)
 
     assert complaints == {}
     assert statuses.keys() >= {200, 400, 404, 405, 413, 415, 422}  # else the attacks are too tame

@@ -37,8 +37,8 @@ in_a_browser = pytest.mark.skipif(locate() is None, reason="Chromium is not inst
 
 
 @pytest.fixture(scope="module")
-def client(shelf: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(make_runtime(shelf))) as client:
+def client(artifact_dir: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(make_runtime(artifact_dir))) as client:
         yield client
 
 
@@ -169,9 +169,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server(shelf: Path) -> Iterator[Process]:
-    models = ",".join(str(shelf / f"tiny-{task}") for task in TASKS)
-    with serving(shelf, "--models", models, "--spare-engine", "false") as server:
+def server(artifact_dir: Path) -> Iterator[Process]:
+    models = ",".join(str(artifact_dir / f"tiny-{task}") for task in TASKS)
+    with serving(artifact_dir, "--models", models, "--spare-engine", "false") as server:
         yield server
 
 
@@ -418,11 +418,11 @@ def test_a_server_that_has_gone_is_said_to_have(browser, server):
 
 
 @in_a_browser
-def test_where_keys_are_needed_the_page_asks_for_one_and_keeps_it_nowhere(browser, shelf, tmp_path):
+def test_where_keys_are_needed_the_page_asks_for_one_and_keeps_it_nowhere(browser, artifact_dir, tmp_path):
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
     options = "--api-keys-file", str(tmp_path / "keys"), "--spare-engine", "false"
-    with serving(shelf, *options) as server, visiting(browser, server.url) as page:
+    with serving(artifact_dir, *options) as server, visiting(browser, server.url) as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()
         expect(page.locator("#trouble")).to_be_hidden()

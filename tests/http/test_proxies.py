@@ -59,8 +59,8 @@ def test_what_is_no_network_is_refused(trusted):
 @pytest.mark.parametrize(
     ("peer", "found"), [("10.0.0.1", "203.0.113.7"), ("10.0.0.2", "10.0.0.2"), ("192.0.2.1", "192.0.2.1")]
 )
-def test_requests_are_counted_under_the_address_behind_a_trusted_proxy(peer, found, shelf):
-    runtime = make_runtime(shelf)
+def test_requests_are_counted_under_the_address_behind_a_trusted_proxy(peer, found, artifact_dir):
+    runtime = make_runtime(artifact_dir)
     runtime.settings = runtime.settings.model_copy(update=vars(Settings(trusted_proxies="10.0.0.1, fd00::/8")))
     app = create_app(runtime)
     seen = asked_by(app)
@@ -76,22 +76,22 @@ def test_requests_are_counted_under_the_address_behind_a_trusted_proxy(peer, fou
 ASKS = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
 
 
-def browser(shelf, origins: str) -> TestClient:
-    runtime = make_runtime(shelf)
+def browser(artifact_dir, origins: str) -> TestClient:
+    runtime = make_runtime(artifact_dir)
     runtime.settings = runtime.settings.model_copy(update={"cors_origins": Settings(cors_origins=origins).cors_origins})
     return TestClient(create_app(runtime, Keys([LINE])), raise_server_exceptions=False)
 
 
-def test_pages_of_other_origins_may_ask_nothing_unless_told(shelf):
-    with browser(shelf, "") as asking:
+def test_pages_of_other_origins_may_ask_nothing_unless_told(artifact_dir):
+    with browser(artifact_dir, "") as asking:
         assert asking.options("/classify", headers=ASKS).status_code == 401
         response = asking.get("/models", headers={"Origin": "https://page.example", "X-API-Key": KEY})
 
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
-def test_pages_of_the_origins_named_may_ask_and_read_errors_too(shelf):
-    with browser(shelf, "https://page.example, https://other.example") as asking:
+def test_pages_of_the_origins_named_may_ask_and_read_errors_too(artifact_dir):
+    with browser(artifact_dir, "https://page.example, https://other.example") as asking:
         allowed = asking.options("/classify", headers={**ASKS, "Access-Control-Request-Headers": "x-api-key"})
         refused = asking.options("/classify", headers={**ASKS, "Origin": "https://evil.example"})
         answered = asking.get("/models", headers={"Origin": "https://page.example", "X-API-Key": KEY})

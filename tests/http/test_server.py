@@ -68,9 +68,9 @@ async def until_not_ready(port: int) -> None:
 # Stopping
 
 
-def test_a_rolling_restart_behind_a_balancer_loses_nothing(shelf):
+def test_a_rolling_restart_behind_a_balancer_loses_nothing(artifact_dir):
     """Two workers, clients with a connection for each request and such that keep theirs."""
-    tally, statuses = run(roll(shelf, restarts=2, rate=80))
+    tally, statuses = run(roll(artifact_dir, restarts=2, rate=80))
 
     assert tally.lost == []
     assert tally.refused == 0
@@ -90,10 +90,10 @@ async def stop_under_load(server: Process, clients: int, interval_s: float) -> t
     return status, await loading
 
 
-def test_a_server_without_a_balancer_refuses_and_loses_nothing(shelf):
+def test_a_server_without_a_balancer_refuses_and_loses_nothing(artifact_dir):
     """It stops at once, with connections in every state: whoever got one gets an answer."""
 
-    with serving(shelf) as server:
+    with serving(artifact_dir) as server:
         status, tally = run(stop_under_load(server, 30, 0))
 
     assert status == 0
@@ -102,12 +102,12 @@ def test_a_server_without_a_balancer_refuses_and_loses_nothing(shelf):
     assert tally.answered > 0
 
 
-def test_a_new_server_takes_over_the_port_of_an_old_one(shelf):
+def test_a_new_server_takes_over_the_port_of_an_old_one(artifact_dir):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     shared = ("--reuse-port", "true", "--port", port)
 
-    with serving(shelf, *shared) as old, serving(shelf, *shared):
+    with serving(artifact_dir, *shared) as old, serving(artifact_dir, *shared):
         status, tally = run(stop_under_load(old, 10, 0.05))
 
     assert status == 0
@@ -115,7 +115,7 @@ def test_a_new_server_takes_over_the_port_of_an_old_one(shelf):
     assert tally.answered > 0
 
 
-def test_a_draining_server_says_so_and_goes_on_serving(shelf):
+def test_a_draining_server_says_so_and_goes_on_serving(artifact_dir):
     async def scenario():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(request())
@@ -127,7 +127,7 @@ def test_a_draining_server_says_so_and_goes_on_serving(shelf):
         ended = await reader.read()
         return before, after, ended, await ask(server.port), await ask(server.admin_port, "/health/ready", None)
 
-    with serving(shelf, *LONG, "--admin-port", "0") as server:
+    with serving(artifact_dir, *LONG, "--admin-port", "0") as server:
         before, after, ended, new, admin = run(scenario())
 
     assert (before.status, "connection" in before.headers) == (200, False)
@@ -136,7 +136,7 @@ def test_a_draining_server_says_so_and_goes_on_serving(shelf):
     assert (admin.status, json.loads(admin.body)["code"]) == (503, "draining")
 
 
-def test_requests_that_have_not_come_whole_are_answered_before_the_server_stops(shelf):
+def test_requests_that_have_not_come_whole_are_answered_before_the_server_stops(artifact_dir):
     patient = f"from swiftlet_serve.service.http import server\nserver.SILENT_S = {PATIENCE_S}"
 
     async def scenario():
@@ -150,14 +150,14 @@ def test_requests_that_have_not_come_whole_are_answered_before_the_server_stops(
             writer.write(request()[sent:])
         return [await read_response(reader) for _, reader, _ in begun], await asyncio.to_thread(server.wait)
 
-    with serving(shelf, "--admin-port", "0", code=patient) as server:
+    with serving(artifact_dir, "--admin-port", "0", code=patient) as server:
         responses, status = run(scenario())
 
     assert [(response.status, response.headers["connection"]) for response in responses] == [(200, "close")] * 4
     assert status == 0
 
 
-def test_connections_that_nobody_uses_do_not_keep_the_server(shelf):
+def test_connections_that_nobody_uses_do_not_keep_the_server(artifact_dir):
     async def scenario():
         silent, _ = await asyncio.open_connection("127.0.0.1", server.port)
         idle, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -166,7 +166,7 @@ def test_connections_that_nobody_uses_do_not_keep_the_server(shelf):
         server.stop()
         return await asyncio.to_thread(server.wait), await silent.read(), await idle.read()
 
-    with serving(shelf, "--shutdown-timeout-s", "600") as server:
+    with serving(artifact_dir, "--shutdown-timeout-s", "600") as server:
         assert run(scenario()) == (0, b"", b"")
 
 
@@ -176,7 +176,7 @@ def test_a_second_signal_leaves_nothing_that_is_waited_for_longer_than_a_second(
 
 
 @pytest.mark.parametrize("why", ["SIGTERM", "SIGINT", "the time is up"])
-def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wait(why, shelf):
+def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wait(why, artifact_dir):
     options = LONG if why != "the time is up" else ("--shutdown-timeout-s", "1")
 
     async def scenario():
@@ -190,7 +190,7 @@ def test_a_request_that_does_not_end_is_answered_503_when_the_server_will_not_wa
         response = await asking
         return response, await asyncio.to_thread(server.wait), time.monotonic() - told
 
-    with serving(shelf, *options, code=HANGS) as server:
+    with serving(artifact_dir, *options, code=HANGS) as server:
         response, status, seconds = run(scenario())
 
     assert (response.status, json.loads(response.body)["code"]) == (503, "draining")
@@ -277,7 +277,7 @@ def certificate(tmp_path_factory) -> Path:
     return made
 
 
-def test_with_a_certificate_the_public_port_speaks_tls_and_nothing_else(shelf, certificate):
+def test_with_a_certificate_the_public_port_speaks_tls_and_nothing_else(artifact_dir, certificate):
     trusting = ssl.create_default_context(cafile=certificate / "cert.pem")
 
     async def scenario():
@@ -292,7 +292,7 @@ def test_with_a_certificate_the_public_port_speaks_tls_and_nothing_else(shelf, c
         return refused, response, live, await asyncio.to_thread(server.wait)
 
     files = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
-    with serving(shelf, *files, "--admin-port", "0") as server:
+    with serving(artifact_dir, *files, "--admin-port", "0") as server:
         refused, response, live, status = run(scenario())
 
     assert server.url.startswith("https://")
@@ -339,7 +339,7 @@ openapi.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and d
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_served_request_calls_nobody(calls, shelf):
+def test_a_served_request_calls_nobody(calls, artifact_dir):
     """The second time somebody is called, so that this test is seen to notice it."""
     bodies = ["http://127.0.0.1:9/", "../tiny-classify", "bert-base-uncased", "file:///etc/passwd", None]
 
@@ -351,14 +351,14 @@ def test_a_served_request_calls_nobody(calls, shelf):
         server.stop()
         return await asyncio.to_thread(server.wait)
 
-    with serving(shelf, code=LISTENS_IN + CALLS * calls) as server:
+    with serving(artifact_dir, code=LISTENS_IN + CALLS * calls) as server:
         assert run(scenario()) == 0
 
     assert server.complaints == ("called somebody: socket.connect" if calls else "")
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_text_is_read_and_written_without_threads_of_the_tokenizer(own, shelf):
+def test_text_is_read_and_written_without_threads_of_the_tokenizer(own, artifact_dir):
     """The second time it has some, so that this test is seen to notice them."""
     body = b'{"inputs": "I want to eat a [MASK]."}'
     code = "import os; os.environ['TOKENIZERS_PARALLELISM'] = 'true'" if own else ""
@@ -369,14 +369,14 @@ def test_text_is_read_and_written_without_threads_of_the_tokenizer(own, shelf):
         assert (await ask(server.port, "/fill-mask", body)).status == 200
         return len(list(threads.iterdir())) - before
 
-    with serving(shelf, "--models", str(shelf / "tiny-fill-mask"), code=code) as server:
+    with serving(artifact_dir, "--models", str(artifact_dir / "tiny-fill-mask"), code=code) as server:
         assert (run(scenario()) > 0) == own
 
 
 # Surviving
 
 
-def test_the_own_port_answers_while_the_event_loop_is_blocked_and_the_watchdog_ends_it(shelf):
+def test_the_own_port_answers_while_the_event_loop_is_blocked_and_the_watchdog_ends_it(artifact_dir):
     async def scenario():
         asking = asyncio.ensure_future(ask(server.port, "/models", None))
         while True:
@@ -389,7 +389,7 @@ def test_the_own_port_answers_while_the_event_loop_is_blocked_and_the_watchdog_e
         await asyncio.wait([asking])
         return live, status
 
-    with serving(shelf, "--admin-port", "0", code=BLOCKS) as server:
+    with serving(artifact_dir, "--admin-port", "0", code=BLOCKS) as server:
         live, status = run(scenario())
 
     assert live.status == 200

@@ -48,11 +48,11 @@ class Process:
 
 
 @contextmanager
-def serving(shelf: Path, *options: str, code: str = "") -> Iterator[Process]:
+def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Process]:
     """A server on a port that the system chose, with the echo engine. `code` runs in its process first."""
     start = f"{code}\nfrom swiftlet_serve.service.cli import main\nmain()" if code else None
     command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve.service"])]
-    command += ["serve", "--port", "0", "--engine", "echo", "--models", str(shelf / "tiny-classify"), *options]
+    command += ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify"), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

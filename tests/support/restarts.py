@@ -20,7 +20,7 @@ CLIENTS = 40
 DRAIN_S = 2.0  # forty looks of the balancer, and longer than a client who keeps a connection leaves it unused
 
 
-async def roll(shelf: Path, restarts: int, rate: float) -> tuple[Tally, list[int]]:
+async def roll(artifact_dir: Path, restarts: int, rate: float) -> tuple[Tally, list[int]]:
     """Replaces the servers behind a balancer, one after the other, while `rate` requests a second come.
 
     Returns what became of the requests, and the exit status of every server.
@@ -29,7 +29,7 @@ async def roll(shelf: Path, restarts: int, rate: float) -> tuple[Tally, list[int
     with ExitStack() as stack:
 
         def start() -> Process:
-            return stack.enter_context(serving(shelf, "--drain-s", str(DRAIN_S)))
+            return stack.enter_context(serving(artifact_dir, "--drain-s", str(DRAIN_S)))
 
         balancer, stopped = Balancer(), asyncio.Event()
         port = await balancer.open()
@@ -50,10 +50,10 @@ async def roll(shelf: Path, restarts: int, rate: float) -> tuple[Tally, list[int
     return tally, statuses
 
 
-async def peak(shelf: Path, seconds: float = 3.0) -> float:
+async def peak(artifact_dir: Path, seconds: float = 3.0) -> float:
     """Requests a second that the same arrangement takes at most."""
     balancer, stopped = Balancer(), asyncio.Event()
-    with serving(shelf) as one, serving(shelf) as other:
+    with serving(artifact_dir) as one, serving(artifact_dir) as other:
         port = await balancer.open()
         await balancer.add(one.port)
         await balancer.add(other.port)
@@ -65,11 +65,11 @@ async def peak(shelf: Path, seconds: float = 3.0) -> float:
 
 def main(restarts: int = 20) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        shelf = Path(directory)
-        make_artifact(shelf, "classify")
-        most = asyncio.run(peak(shelf))
+        artifact_dir = Path(directory)
+        make_artifact(artifact_dir, "classify")
+        most = asyncio.run(peak(artifact_dir))
         started = time.monotonic()
-        tally, statuses = asyncio.run(roll(shelf, restarts, 0.7 * most))
+        tally, statuses = asyncio.run(roll(artifact_dir, restarts, 0.7 * most))
         seconds = time.monotonic() - started
     print(f"peak {most:.0f} requests/s, load {tally.answered / seconds:.0f} requests/s for {seconds:.0f} s")
     print(f"{restarts} restarts, exit statuses {sorted(set(statuses))}")

@@ -35,7 +35,7 @@ from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecor
 from swiftlet_serve.service.telemetry.request_stats import ENDINGS, Histogram, RequestStats
 from swiftlet_serve.service.telemetry.tracing import Tracer
 from swiftlet_serve.service.workers.executor import HostedModel
-from tests.deploy.test_alerts import MOODY
+from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S, GatedEngine
 from tests.support.processes import Process, ask, read_response, request, serving
 
@@ -156,11 +156,11 @@ def test_of_several_batches_the_largest_counts():
     assert record.batch_rows == 5
 
 
-def test_a_request_is_told_of_its_batch_neighbours_included(shelf):
+def test_a_request_is_told_of_its_batch_neighbours_included(artifact_dir):
     """One core, held by a call: what waits behind it runs together, and each learns with how many."""
 
     async def scenario():
-        runtime, engine = gated(shelf)
+        runtime, engine = gated(artifact_dir)
         await runtime.open()
         pipeline = runtime.pipelines["tiny-classify"]
         far = asyncio.get_running_loop().time() + 1e6
@@ -188,9 +188,9 @@ def test_a_request_is_told_of_its_batch_neighbours_included(shelf):
 # Metrics
 
 
-def gated(shelf: Path) -> tuple[Runtime, GatedEngine]:
+def gated(artifact_dir: Path) -> tuple[Runtime, GatedEngine]:
     """A runtime with one core, whose engine answers when told to."""
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo", cores=1))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
     engine = GatedEngine()
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 3)
     return runtime, engine
@@ -228,10 +228,10 @@ class Load:
             await self.one()
 
 
-def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(shelf, tmp_path):
+def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(artifact_dir, tmp_path):
     """Clients hang up, bring nonsense and are in a hurry; the engine fails, is slow and is killed."""
-    (tmp_path / "tiny-classify").symlink_to(shelf / "tiny-classify", target_is_directory=True)
-    (tmp_path / "tiny-qa").symlink_to(shelf / "tiny-qa", target_is_directory=True)
+    (tmp_path / "tiny-classify").symlink_to(artifact_dir / "tiny-classify", target_is_directory=True)
+    (tmp_path / "tiny-qa").symlink_to(artifact_dir / "tiny-qa", target_is_directory=True)
     (tmp_path / "slow").write_text("0.002")
 
     async def scenario(server: Process):
@@ -259,8 +259,8 @@ def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(shelf, 
         return loads, scrapes, flying, series
 
     models = ",".join(str(tmp_path / name) for name in MODELS)
-    options = ("--engine", "moody", "--models", models, "--cores", "2", "--admin-port", "0")
-    with serving(shelf, *options, code=MOODY) as server:
+    options = ("--engine", "switchable", "--models", models, "--cores", "2", "--admin-port", "0")
+    with serving(artifact_dir, *options, code=TEST_ENGINES) as server:
         loads, scrapes, flying, series = asyncio.run(scenario(server))
 
     assert all(off == dict.fromkeys(MODELS, 0) for off in scrapes)
@@ -282,7 +282,7 @@ def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(shelf, 
     assert sum(answers.values()) <= known <= sum(one.sent for one in loads)
 
 
-def test_no_client_can_make_a_series(shelf):
+def test_no_client_can_make_a_series(artifact_dir):
     """Random paths, methods, models, ids, hosts and keys: the set of series is what it was before the first of them."""
     draw = random.Random(7)
 
@@ -298,16 +298,18 @@ def test_no_client_can_make_a_series(shelf):
             await ask(server.port, draw.choice(["/classify", f"/{word()}"]), body, headers, method)
         return before.keys(), (await scrape(server.port)).keys()
 
-    with serving(shelf) as server:
+    with serving(artifact_dir) as server:
         before, after = asyncio.run(scenario(server))
 
     assert after == before
     assert len(before) > 200
 
 
-def test_metrics_say_what_was_done(shelf):
+def test_metrics_say_what_was_done(artifact_dir):
     """A call with two rows of different lengths to an engine that pads: rows, tokens, padding, and all stages."""
-    settings = Settings(models=(str(shelf / "tiny-classify"), str(shelf / "tiny-qa")), engine="onnx_cpu", cores=1)
+    settings = Settings(
+        models=(str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa")), engine="onnx_cpu", cores=1
+    )
     with TestClient(create_app(Runtime.load(settings))) as client:
         assert client.post("/classify", json={"inputs": ["ab", "abcdef"]}).status_code == 200
         assert client.post("/classify", json={"inputs": ""}).status_code == 422
@@ -330,11 +332,11 @@ def test_metrics_say_what_was_done(shelf):
     assert total(series, ACCEPTED, model="tiny-qa") == 0
 
 
-def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(shelf, monkeypatch):
+def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(artifact_dir, monkeypatch):
     def full(*_, **__):
         raise Unavailable("overloaded", "Too much waits.", retry_after=1.0)
 
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     monkeypatch.setattr(runtime, "expect", full)
     with TestClient(create_app(runtime)) as client:
         for priority, status in (("bulk", 503), ("interactive", 503), ("bulk", 503), ("never", 422)):
@@ -346,9 +348,9 @@ def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(shelf, monk
     assert total(series, "swiftlet_bulk_shed_total") == 2
 
 
-def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(shelf, monkeypatch):
+def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(artifact_dir, monkeypatch):
     """Whoever brings none has the server's; and what can wait and is shed is told elsewhere."""
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), too_late()]
     short, long, bulk = ["50", "interactive"], ["2000", "interactive"], ["20", "bulk"]
 
@@ -384,11 +386,11 @@ def test_a_deadline_that_was_missed_counts_whether_or_not_the_request_was_accept
     assert kept.copy().unmet["deadline_exceeded"].count == 2
 
 
-def test_the_queue_is_seen_while_it_is_there(shelf):
+def test_the_queue_is_seen_while_it_is_there(artifact_dir):
     """One core, held by a call: what waits behind it has rows, tokens, an age and a wait."""
 
     async def scenario():
-        runtime, engine = gated(shelf)
+        runtime, engine = gated(artifact_dir)
         await runtime.open()
         pipeline, body = (
             runtime.pipelines["tiny-classify"],
@@ -415,10 +417,10 @@ def test_the_queue_is_seen_while_it_is_there(shelf):
     assert seen.busy_s >= seen.age_s  # the call that runs counts before it has ended
 
 
-def test_a_scrape_of_a_server_whose_loop_is_blocked_says_so_in_time(shelf, monkeypatch):
+def test_a_scrape_of_a_server_whose_loop_is_blocked_says_so_in_time(artifact_dir, monkeypatch):
     """The own port answers all the same; Prometheus takes the 503 for a server that is down."""
     monkeypatch.setattr(prometheus, "PATIENCE_S", 0.05)
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as own:
         free = threading.Event()
         assert own.get("/metrics").status_code == 200
@@ -431,7 +433,7 @@ def test_a_scrape_of_a_server_whose_loop_is_blocked_says_so_in_time(shelf, monke
         assert own.get("/metrics").status_code == 200
 
 
-def test_requests_that_the_application_never_sees_are_counted(shelf):
+def test_requests_that_the_application_never_sees_are_counted(artifact_dir):
     async def scenario(server: Process):
         for bad in (b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -440,13 +442,13 @@ def test_requests_that_the_application_never_sees_are_counted(shelf):
             writer.close()
         return await scrape(server.port)
 
-    with serving(shelf) as server:
+    with serving(artifact_dir) as server:
         series = asyncio.run(scenario(server))
 
     assert total(series, "swiftlet_refusals_total", reason="bad_framing") == 2
 
 
-def test_servers_on_one_port_each_have_their_own_books_on_their_own_port(shelf):
+def test_servers_on_one_port_each_have_their_own_books_on_their_own_port(artifact_dir):
     """Their sums are what the clients saw, which is how Prometheus puts several servers together."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
@@ -457,7 +459,7 @@ def test_servers_on_one_port_each_have_their_own_books_on_their_own_port(shelf):
             assert (await ask(int(port))).status == 200
         return [await scrape(server.admin_port) for server in servers]
 
-    with serving(shelf, *shared) as one, serving(shelf, *shared) as other:
+    with serving(artifact_dir, *shared) as one, serving(artifact_dir, *shared) as other:
         both = asyncio.run(scenario([one, other]))
 
     counts = [total(series, FINISHED, outcome="answered") for series in both]
@@ -465,8 +467,8 @@ def test_servers_on_one_port_each_have_their_own_books_on_their_own_port(shelf):
     assert min(counts) > 0  # the kernel shares out connections
 
 
-def test_whoever_shares_a_port_without_an_own_one_is_warned(shelf):
-    with serving(shelf, "--reuse-port", "true") as server:
+def test_whoever_shares_a_port_without_an_own_one_is_warned(artifact_dir):
+    with serving(artifact_dir, "--reuse-port", "true") as server:
         server.stop()
         server.wait()
 
@@ -496,9 +498,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
-def test_no_text_of_a_request_gets_into_logs_errors_metrics_or_traces(kind, shelf, tmp_path):
+def test_no_text_of_a_request_gets_into_logs_errors_metrics_or_traces(kind, artifact_dir, tmp_path):
     """At the level debug, with the access log on, an engine that fails, and traces sent to a collector."""
-    (tmp_path / "tiny-classify").symlink_to(shelf / "tiny-classify", target_is_directory=True)
+    (tmp_path / "tiny-classify").symlink_to(artifact_dir / "tiny-classify", target_is_directory=True)
     posted: list[bytes] = []
 
     async def collect(reader, writer):
@@ -511,9 +513,9 @@ def test_no_text_of_a_request_gets_into_logs_errors_metrics_or_traces(kind, shel
     async def scenario():
         collector = await asyncio.start_server(collect, "127.0.0.1", 0)
         endpoint = f"http://127.0.0.1:{collector.sockets[0].getsockname()[1]}/v1/traces"
-        options = ("--engine", "moody", "--models", str(tmp_path / "tiny-classify"), "--log-level", "debug")
+        options = ("--engine", "switchable", "--models", str(tmp_path / "tiny-classify"), "--log-level", "debug")
         options += ("--access-log", "true", "--log-format", kind, "--traces-endpoint", endpoint)
-        with serving(shelf, *options, code=MOODY) as server:
+        with serving(artifact_dir, *options, code=TEST_ENGINES) as server:
             said = b""
             for mood in ("", "broken"):
                 if mood:
@@ -563,8 +565,8 @@ def test_a_line_is_no_longer_than_a_message_may_be():
     assert len(formatted("json", "x" * 1_000_000)) < log_format.MOST + 200
 
 
-def test_a_request_is_logged_with_its_id_and_its_times(shelf, caplog):
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+def test_a_request_is_logged_with_its_id_and_its_times(artifact_dir, caplog):
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = {"X-Request-Id": "mine-1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
     with (
@@ -587,11 +589,11 @@ def test_a_request_is_logged_with_its_id_and_its_times(shelf, caplog):
     assert (other["route"], other["status"], other["code"]) == ("/classify", 405, "method_not_allowed")
 
 
-def test_what_looks_on_cannot_fail_a_request(shelf, caplog):
+def test_what_looks_on_cannot_fail_a_request(artifact_dir, caplog):
     def stumble(_: RequestRecord) -> None:
         raise RuntimeError(CANARY)
 
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime, observers=[stumble])) as client:
         assert client.post("/classify", json={"inputs": "fine"}).status_code == 200
 
@@ -603,11 +605,11 @@ def test_what_looks_on_cannot_fail_a_request(shelf, caplog):
 
 
 @pytest.fixture
-def traced(shelf):
+def traced(artifact_dir):
     """A client, and where the spans of its requests go."""
     exporter = InMemorySpanExporter()
     tracer = Tracer(SimpleSpanProcessor(exporter), "1")
-    runtime = Runtime.load(Settings(models=(str(shelf / "tiny-classify"),), engine="echo"))
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime, observers=[tracer.note])) as client:
         yield client, exporter
     tracer.close()
@@ -653,8 +655,8 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def test_without_the_extra_traces_that_are_asked_for_end_the_start_in_a_sentence(shelf):
-    command = ["serve", "--port", "0", "--engine", "echo", "--models", str(shelf / "tiny-classify")]
+def test_without_the_extra_traces_that_are_asked_for_end_the_start_in_a_sentence(artifact_dir):
+    command = ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify")]
     command += ["--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     code = f"{WITHOUT}\nfrom swiftlet_serve.service.cli import main\nmain()"
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=PATIENCE_S)
@@ -663,9 +665,9 @@ def test_without_the_extra_traces_that_are_asked_for_end_the_start_in_a_sentence
     assert "pip install 'swiftlet[otel]'" in done.stderr.splitlines()[-1]
 
 
-def test_without_the_extra_an_endpoint_of_the_environment_is_only_warned_of(shelf, monkeypatch):
+def test_without_the_extra_an_endpoint_of_the_environment_is_only_warned_of(artifact_dir, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    with serving(shelf, code=WITHOUT) as server:
+    with serving(artifact_dir, code=WITHOUT) as server:
         assert asyncio.run(ask(server.port)).status == 200
         server.stop()
         server.wait()
@@ -673,8 +675,8 @@ def test_without_the_extra_an_endpoint_of_the_environment_is_only_warned_of(shel
     assert "There are none." in server.complaints
 
 
-def test_without_an_endpoint_the_extra_is_not_even_looked_for(shelf):
-    with serving(shelf, code=WITHOUT) as server:
+def test_without_an_endpoint_the_extra_is_not_even_looked_for(artifact_dir):
+    with serving(artifact_dir, code=WITHOUT) as server:
         assert asyncio.run(ask(server.port)).status == 200
         server.stop()
 
@@ -682,7 +684,7 @@ def test_without_an_endpoint_the_extra_is_not_even_looked_for(shelf):
     assert server.complaints == ""
 
 
-def test_a_collector_that_hangs_does_not_hold_up_the_end(shelf):
+def test_a_collector_that_hangs_does_not_hold_up_the_end(artifact_dir):
     async def scenario(server: Process) -> float:
         await ask(server.port)
         server.stop()
@@ -692,7 +694,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(shelf):
 
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         endpoint = f"http://127.0.0.1:{hanging.getsockname()[1]}/v1/traces"
-        with serving(shelf, "--traces-endpoint", endpoint) as server:
+        with serving(artifact_dir, "--traces-endpoint", endpoint) as server:
             took_s = asyncio.run(scenario(server))
 
     assert took_s < 8  # the exporter would wait for ten seconds

@@ -63,8 +63,8 @@ class Outcome:
 Case = Callable[[Path, float], list[Outcome]]
 
 
-def _models(shelf: Path) -> list[Path]:
-    return [shelf / f"tiny-{task}" for task in TASKS]
+def _models(artifact_dir: Path) -> list[Path]:
+    return [artifact_dir / f"tiny-{task}" for task in TASKS]
 
 
 def _count(whole: int, scale: float, least: int) -> int:
@@ -74,10 +74,10 @@ def _count(whole: int, scale: float, least: int) -> int:
 # Hostile requests
 
 
-def hostile(shelf: Path, scale: float) -> list[Outcome]:
+def hostile(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Attacks over HTTP, some of them alone on their connection."""
     count = _count(100_000, scale, 300)
-    with serving(_models(shelf), "echo", "--log-level", "debug") as server:
+    with serving(_models(artifact_dir), "echo", "--log-level", "debug") as server:
         wrong = uvloop.run(_attack(server.port, count))
         alive = server.process.poll() is None
         status = server.stop()
@@ -123,13 +123,13 @@ def _bytes(attack: Attack) -> bytes:
 # Canaries
 
 
-def deliveries(shelf: Path, scale: float) -> list[Outcome]:
+def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Interleaved requests, each with a text of its own, over pipelines of this process: HTTP would take an hour.
 
     The engines are in theirs, which is killed when half of the requests have been made.
     """
     count = _count(1_000_000, scale, 3000)
-    wrong, seen = uvloop.run(_deliver(shelf, count))
+    wrong, seen = uvloop.run(_deliver(artifact_dir, count))
     bound = f"{wrong} ({seen['answered']:,} answered, {seen['failed']:,} faulty, {seen['cancelled']:,} cancelled"
     return [
         Outcome("wrong deliveries", count, bound + f", {seen['refused']:,} refused)", "0", wrong == 0),
@@ -138,8 +138,8 @@ def deliveries(shelf: Path, scale: float) -> list[Outcome]:
     ]
 
 
-async def _deliver(shelf: Path, count: int) -> tuple[int, Counter[str]]:
-    models = tuple(map(str, _models(shelf)))
+async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
+    models = tuple(map(str, _models(artifact_dir)))
     faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)})
     with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # for engine processes, a new one too
         runtime = Runtime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
@@ -211,11 +211,11 @@ def _expected(model: Any, request: Any) -> Any:
 # Restarts
 
 
-def restarts(shelf: Path, scale: float) -> list[Outcome]:
+def restarts(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Servers behind a balancer, replaced one after the other at 70 % of the load that two of them take."""
     rounds = _count(20, scale, 2)
-    rate = 0.7 * asyncio.run(peak(shelf))
-    tally, statuses = asyncio.run(roll(shelf, rounds, rate))
+    rate = 0.7 * asyncio.run(peak(artifact_dir))
+    tally, statuses = asyncio.run(roll(artifact_dir, rounds, rate))
     lost, wrong = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
     shown = f"{lost} lost, {tally.answered} answered at {rate:.0f} requests/s"
     return [
@@ -227,7 +227,7 @@ def restarts(shelf: Path, scale: float) -> list[Outcome]:
 # Slow clients
 
 
-def slow_clients(shelf: Path, scale: float) -> list[Outcome]:
+def slow_clients(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Connections that send a byte now and then, in their head or their body, beside ordinary callers.
 
     Before, the same connections go to a socket that nobody reads: they run on this machine, and what they take of it is
@@ -236,7 +236,7 @@ def slow_clients(shelf: Path, scale: float) -> list[Outcome]:
     count, seconds = _count(2000, scale, 100), max(3.0, 20 * scale)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * count) as sink,
-        serving(_models(shelf), "echo", "--log-level", "error") as server,
+        serving(_models(artifact_dir), "echo", "--log-level", "error") as server,
     ):
         before, during, failed = uvloop.run(_slow(server.port, sink.getsockname()[1], count, seconds))
     more = during / before - 1
@@ -307,10 +307,12 @@ async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float
 # Memory
 
 
-def memory(shelf: Path, scale: float) -> list[Outcome]:
+def memory(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Resident memory over mixed requests, a third of them wrong and some given up, after a warm-up."""
     count = _count(1_000_000, scale, 4000)
-    with serving(_models(shelf), "stand_in", "--log-level", "error", environment={"STAND_IN_FAULTS": "0.01"}) as server:
+    with serving(
+        _models(artifact_dir), "stand_in", "--log-level", "error", environment={"STAND_IN_FAULTS": "0.01"}
+    ) as server:
         samples = uvloop.run(_mix(server, count))
     halves = np.array_split(np.array(samples, float), 2)
     growth = float(np.median(halves[1]) / np.median(halves[0]) - 1)
@@ -353,7 +355,7 @@ async def _mix(server: Served, count: int) -> list[int]:
 # Latency
 
 
-def latency(shelf: Path, scale: float) -> list[Outcome]:  # every case is called so
+def latency(artifact_dir: Path, scale: float) -> list[Outcome]:  # every case is called so
     """One request after the other: what everything but the engine's call takes, in turn with the bare call."""
     count = _count(2000, scale, 100)
     body = {"inputs": "A warm, funny and clever film that never takes itself too seriously."}
@@ -387,7 +389,7 @@ async def _in_turn(port: int, body: bytes, count: int, call: Callable[[], object
 # Overload
 
 
-def overloaded(shelf: Path, scale: float) -> list[Outcome]:  # every case is called so
+def overloaded(artifact_dir: Path, scale: float) -> list[Outcome]:  # every case is called so
     """Three and ten times the capacity of an engine with a known rate, and a burst whose clients send again."""
     seconds = max(3.0, 30 * scale)
     report = overload("stand_in", 1000, seconds, (1.0, 3.0, 10.0))

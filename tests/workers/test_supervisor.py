@@ -44,7 +44,7 @@ def place(tmp_path) -> Path:
 
 
 def start(place: Path, size: int = 2, spare: bool = False) -> ProcessExecutor:
-    executor = ProcessExecutor("faulty", [place / MODEL], size, spare=spare, main="tests.support.faulty_process")
+    executor = ProcessExecutor("faulty", [place / MODEL], size, spare=spare, main="tests.support.worker_process")
     executor.load()
     return executor
 
@@ -354,7 +354,7 @@ from tests.support.fakes import encoding
 from swiftlet_serve.service.workers.supervisor import ProcessExecutor
 
 async def main():
-    executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, main="tests.support.faulty_process")
+    executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, main="tests.support.worker_process")
     executor.load()
     await executor.open()
     print(executor._serving.pid, flush=True)

@@ -1,0 +1,13 @@
+"""Engines for the tests. A server finds them if it runs `TEST_ENGINES` first."""
+
+from tests.support.paths import ROOT, TESTS
+
+TEST_ENGINES = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from swiftlet_serve.service import engines
+from swiftlet_serve.service.workers import supervisor
+engines.__path__.append({str(TESTS / "support/engines")!r})
+supervisor.ProcessExecutor.__init__.__kwdefaults__["main"] = "tests.support.worker_process"
+"""
+"""Code that a server process runs before its command line."""

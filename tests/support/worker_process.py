@@ -1,4 +1,4 @@
-"""The engine process, with the engines of the tests beside the service's own."""
+"""Worker process that finds the test engines beside the engines of the service."""
 
 from pathlib import Path
 

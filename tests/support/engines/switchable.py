@@ -1,5 +1,7 @@
-"""The echo engine with moods, which files beside the artifact set at any time: `broken`, that every call fails; and
-`slow`, which holds how many seconds each row takes."""
+"""The echo engine with faults that files beside the artifact switch on and off at any time.
+
+`broken`: every call fails. `slow`: every row takes as many seconds as the file says.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.types import Batch, Cost, Row
 
 
-class Moody(Echo):
-    cost = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=8)  # so that no call is overdue when it is slow
+class Switchable(Echo):
+    # Small batches keep a slow call below the limit after which the supervisor kills the process.
+    cost = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=8)
 
     def __init__(self, width: int, directory: Path) -> None:
         super().__init__(width)
@@ -21,12 +24,12 @@ class Moody(Echo):
 
     def run(self, batch: Batch) -> Sequence[Row]:
         if (self._directory / "broken").exists():
-            raise RuntimeError("as asked")
+            raise RuntimeError("the file `broken` exists")
         slow = self._directory / "slow"
         if slow.exists():
             time.sleep(len(batch) * float(slow.read_text()))
         return super().run(batch)
 
 
-def create(artifact: Artifact, threads: int) -> Moody:
-    return Moody(artifact.manifest.width, artifact.path.parent)
+def create(artifact: Artifact, threads: int) -> Switchable:
+    return Switchable(artifact.manifest.width, artifact.path.parent)
