@@ -1,5 +1,5 @@
-"""What can be wrong with the files a model is made of."""
+"""The base of all errors about the files that a model is made of."""
 
 
 class ModelError(Exception):
-    """A file or directory cannot be used. Every message is one sentence for a person, and names the culprit."""
+    """Raised when a file or directory cannot be used. The message is one sentence, which names the cause."""

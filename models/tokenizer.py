@@ -1,11 +1,13 @@
-"""Text to token ids and back, with transformers' ids and character offsets, on the `tokenizers` library.
+"""Converts text to token ids and back, with the ids and character offsets of transformers.
 
-Two things differ from transformers on purpose. Text that looks like a special token is text: nobody can smuggle a
-[SEP] into a row (the mask is the exception, where the caller asks for it). And work is bounded before it is done: at
-most `CHARACTERS_PER_TOKEN` characters are read for each token there is room for.
+Two differences from transformers are deliberate:
 
-A `Tokenizer` is never changed after it is made, so threads may share it. All calls go through `encode_batch`, which
-lets go of the interpreter lock; `encode` does not.
+- Text that looks like a special token stays text, so that a client cannot insert a [SEP] into a sequence. The mask
+  token is recognised only if the caller asks for it.
+- The input is cut before it is tokenised, to `CHARACTERS_PER_TOKEN` characters for each token of the limit.
+
+A `Tokenizer` is immutable, so threads may share it. All calls use `encode_batch` of the tokenizers library, which
+releases the GIL; `encode` does not.
 """
 
 from __future__ import annotations
@@ -22,103 +24,102 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from swiftlet_serve.models.vocabulary import TokenizerError, read_directory
+from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, read_directory
 
-CHARACTERS_PER_TOKEN: Final = 32  # English prose has 4 to 5; only floods of blanks or endless words have more
+CHARACTERS_PER_TOKEN: Final = 32  # English prose has 4 to 5
 
 Ids = NDArray[np.int64]
 Text = str | tuple[str, str]
-"""What becomes one row: a text, or a pair of texts."""
+"""The text of one sequence: a single text, or a pair of texts."""
 
 
-class TooLong(Exception):  # a fact about a text, which a task turns into its own error
-    """The text at `index` has more tokens than there is room for, and truncation was not wanted."""
+class TextTooLong(Exception):  # tasks translate it into an error of the API
+    """Raised when the text at `index` exceeds the token limit and truncation is off."""
 
     def __init__(self, index: int):
-        super().__init__(f"Text {index} has more tokens than there is room for.")
+        super().__init__(f"Text {index} exceeds the token limit.")
         self.index = index
 
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """One row for a network, without padding: L tokens, of which the head reads F."""
+    """One sequence for a network, without padding: L tokens, of which the head reads F."""
 
     input_ids: Ids  # (L,)
     token_type_ids: Ids  # (L,)
-    focus: Ids  # (F,): positions whose rows the head reads
+    focus: Ids  # (F,): positions that the head reads
 
 
 @dataclass(frozen=True, eq=False)
 class Window(Encoding):
-    """A question and C consecutive tokens of its context. All L tokens are in focus."""
+    """A question and C consecutive tokens of its context. The head reads all L tokens."""
 
-    item: int  # which question of the request
-    first: int  # the position of the first of the C context tokens
-    tokens: Ids  # (C, 2): where each context token starts and ends in the context, in code points
-    words: Ids  # (C, 2): the same of the word it is part of, as far as the window holds that word
+    question_index: int  # of the question in the request
+    context_start: int  # position of the first context token in the sequence
+    token_spans: Ids  # (C, 2): start and end of each context token in the context, in code points
+    word_spans: Ids  # (C, 2): start and end of the part of its word that the window holds
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """A text as n tokens, before it is framed with special tokens."""
+class TokenizedText:
+    """A text as n tokens, without special tokens."""
 
     ids: Ids  # (n,)
     offsets: Ids  # (n, 2): start and end of each token in code points of the original text
-    words: Ids  # (n,): the number of the word each token is part of; never falls
+    word_ids: Ids  # (n,): index of the word that each token is part of, in ascending order
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One place of a row's frame: a special token, or (when `special` is None) a whole text."""
+class TemplateSlot:
+    """One slot of the sequence template: a special token, or a whole text if `special` is None."""
 
     special: int | None
-    sequence: int  # which text: 0 or 1
+    text_index: int  # 0 for the first text, 1 for the second
     token_type: int
 
 
-def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Cuts `length` tokens into ranges of at most `room`, each repeating the last `stride` of the one before.
+def window_ranges(length: int, size: int, stride: int) -> list[tuple[int, int]]:
+    """Splits `length` tokens into ranges of at most `size` tokens, which overlap by `stride` tokens.
 
-    The ranges cover every token, in order, and only the last may be shorter than `room`; no tokens make one empty
-    range. Equal to `tokenizers.Encoding.truncate`.
+    The ranges cover every token in order. Only the last range may be shorter than `size`. A length of 0 gives one empty
+    range. The result equals that of `tokenizers.Encoding.truncate`.
 
     Raises:
-        ValueError: `stride` is not less than `room`, so that windows would not advance.
+        ValueError: `stride` is not less than `size`, so that the windows would not advance.
     """
-    if not 0 <= stride < room:
-        raise ValueError(f"a stride of {stride} does not fit a window of {room} tokens")
-    step = room - stride
-    starts = range(0, max(length - stride, 1), step)
-    return [(start, min(start + room, length)) for start in starts]
+    if not 0 <= stride < size:
+        raise ValueError(f"a stride of {stride} does not fit a window of {size} tokens")
+    starts = range(0, max(length - stride, 1), size - stride)
+    return [(start, min(start + size, length)) for start in starts]
 
 
-def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of a pair are kept when both must fit `room`: the longer is cut first, then both alike.
+def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Returns the lengths to which a pair of texts is truncated, so that both fit `limit` tokens.
 
-    This is `longest_first` as the tokenizers library (truncation.rs) understands it.
+    The longer text is cut first, then both alike. This is `longest_first` of the tokenizers library (truncation.rs).
     """
-    if first + second <= room:
+    if first + second <= limit:
         return first, second
     short = min(first, second)
-    long = max(short, room - short)
-    if short + long > room:
-        short, long = room // 2, room // 2 + room % 2
+    long = max(short, limit - short)
+    if short + long > limit:
+        short, long = limit // 2, limit // 2 + limit % 2
     return (short, long) if first <= second else (long, short)
 
 
 class Tokenizer:
-    """What a `tokenizer.json` describes, for single texts, pairs and long contexts."""
+    """Tokenises single texts, pairs of texts and long contexts as a `tokenizer.json` describes."""
 
     def __init__(self, document: dict[str, Any]):
-        # Truncation and padding are decided here and by the engine, whatever the file says.
+        # This class truncates and the engine pads, so the settings of the file are dropped.
         self._document = document | {"truncation": None, "padding": None}
         self._whole = _build(self._document)
         self._text = _build(_without_specials(self._document, keep=None))
-        self._frames = {False: self._probe(pair=False), True: self._probe(pair=True)}
-        self.specials = frozenset(token["id"] for token in self._document["added_tokens"] if token["special"])
+        self._templates = {False: self._derive_template(pair=False), True: self._derive_template(pair=True)}
+        self.special_ids = frozenset(token["id"] for token in self._document["added_tokens"] if token["special"])
         self.mask = self._first_known("[MASK]", "<mask>")
         self.mask_id = None if self.mask is None else self._whole.token_to_id(self.mask)
         pad = self._first_known("[PAD]", "<pad>")
@@ -127,177 +128,180 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Reads a `tokenizer.json`, as an artifact holds it.
+        """Reads the `tokenizer.json` of an artifact.
 
         Raises:
-            TokenizerError: the file is not one.
+            TokenizerError: the file cannot be read as a tokenizer.
         """
         try:
             return cls(json.loads(path.read_text("utf-8")))
-        except Exception as error:  # the library raises bare Exception for whatever it cannot read
-            raise TokenizerError(f"{path.name} is not a tokenizer: {error}") from error
+        except Exception as error:  # the library raises bare Exception for any invalid file
+            raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {error}") from error
 
     @classmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Makes the tokenizer of a transformers checkpoint.
+        """Reads the tokenizer of a transformers checkpoint.
 
         Raises:
-            TokenizerError: the directory has none that can be used.
+            TokenizerError: the directory holds no usable tokenizer.
         """
         return cls(json.loads(read_directory(path).to_str()))
 
     def save(self, path: Path) -> None:
-        """Writes a `tokenizer.json` that `load` reads back as the same tokenizer."""
+        """Writes a `tokenizer.json`, from which `load` restores the same tokenizer."""
         path.write_text(json.dumps(self._document, ensure_ascii=False), "utf-8")
 
     def encode(
         self, texts: Sequence[Text], max_tokens: int, *, truncate: bool = True, mask: bool = False
     ) -> list[Encoding]:
-        """One row for each text or pair, of at most `max_tokens` tokens, special tokens included.
+        """Encodes each text or pair as one sequence of at most `max_tokens` tokens, special tokens included.
 
-        In focus is the first token; with `mask`, the places of the mask token, which then is more than text.
+        The head reads the first token. With `mask`, mask tokens are recognised and the head reads their positions.
 
         Raises:
-            TooLong: a text does not fit and `truncate` is false.
+            TextTooLong: a text exceeds the limit and `truncate` is false.
         """
-        most = CHARACTERS_PER_TOKEN * max_tokens
+        max_characters = CHARACTERS_PER_TOKEN * max_tokens
         parts = [(text,) if isinstance(text, str) else text for text in texts]
-        flat = [part[:most] for pair in parts for part in pair]
+        flat = [part[:max_characters] for pair in parts for part in pair]
         encoded = iter((self._masked if mask else self._text).encode_batch_fast(flat, add_special_tokens=False))
-        rows = []
+        encodings = []
         for index, pair in enumerate(parts):
             ids = [next(encoded).ids for _ in pair]
-            kept = self._cut(ids, max_tokens)
-            whole = all(len(part) <= most for part in pair) and list(map(len, ids)) == list(map(len, kept))
-            if not (truncate or whole):
-                raise TooLong(index)
-            rows.append(self._row(kept, mask=mask))
-        return rows
+            kept = self._truncate(ids, max_tokens)
+            complete = all(len(part) <= max_characters for part in pair) and list(map(len, ids)) == list(map(len, kept))
+            if not (truncate or complete):
+                raise TextTooLong(index)
+            encodings.append(self._encoding(kept, mask=mask))
+        return encodings
 
-    def read(self, texts: Sequence[str]) -> list[Reading]:
-        """The tokens of whole texts, however long, with their offsets; the caller bounds the work."""
+    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
+        """Tokenises whole texts of any length, with offsets. The caller limits the length."""
         return [
-            Reading(
+            TokenizedText(
                 ids=_array(encoding.ids),
                 offsets=_array(encoding.offsets).reshape(-1, 2),
-                words=_array(encoding.word_ids),
+                word_ids=_array(encoding.word_ids),
             )
             for encoding in self._text.encode_batch(list(texts), add_special_tokens=False)
         ]
 
-    def room(self, question: Reading, max_tokens: int) -> int:
-        """How many context tokens fit beside a question; may be negative."""
+    def max_context_tokens(self, question: TokenizedText, max_tokens: int) -> int:
+        """Returns how many context tokens fit beside a question. The result may be negative."""
         return max_tokens - self.special_count(pair=True) - len(question)
 
-    def windows(self, question: Reading, context: Reading, item: int, room: int, stride: int) -> list[Window]:
-        """A question before overlapping stretches of its context, each of at most `room` context tokens.
+    def windows(
+        self, question: TokenizedText, context: TokenizedText, question_index: int, size: int, stride: int
+    ) -> list[Window]:
+        """Pairs a question with overlapping windows of its context, of at most `size` context tokens each.
 
         Raises:
-            ValueError: `stride` is not less than `room`.
+            ValueError: `stride` is not less than `size`.
         """
-        return [
-            self._window(question, context, item, start, stop) for start, stop in windows(len(context), room, stride)
-        ]
+        ranges = window_ranges(len(context), size, stride)
+        return [self._window(question, context, question_index, start, stop) for start, stop in ranges]
 
     def special_count(self, *, pair: bool) -> int:
-        """How many special tokens frame a text, or a pair."""
-        return sum(slot.special is not None for slot in self._frames[pair])
+        """Returns the number of special tokens that surround a text, or a pair."""
+        return sum(slot.special is not None for slot in self._templates[pair])
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of exactly this token, None where the vocabulary lacks it."""
+        """Returns the id of a token, or None if the vocabulary lacks it."""
         identity: int | None = self._whole.token_to_id(token)
         return identity
 
     @property
-    def pieces(self) -> list[str]:
-        """Every token there is, by its id."""
+    def tokens(self) -> list[str]:
+        """All tokens of the vocabulary, in the order of their ids."""
         return [self._whole.id_to_token(number) or "" for number in range(self.vocab_size)]
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
-        """The text of each row of ids, as transformers' `decode` gives it."""
+        """Returns the text of each row of ids. Equals `decode` of transformers."""
         texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)
         return texts
 
     @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
-        """Made when first wanted: only fill-mask needs it."""
+        """The tokenizer that recognises the mask. Built on first use, because only fill-mask needs it."""
         return _build(_without_specials(self._document, keep=self.mask))
 
     def _first_known(self, *tokens: str) -> str | None:
         return next((token for token in tokens if self._whole.token_to_id(token) is not None), None)
 
-    def _probe(self, *, pair: bool) -> list[Slot]:
-        """Reads the frame off a tokenised example, which works for every post-processor there is."""
+    def _derive_template(self, *, pair: bool) -> list[TemplateSlot]:
+        """Derives the template from a tokenised example, which works for every post-processor."""
         example = self._text.encode("a", "a" if pair else None)
-        slots: list[Slot] = []
-        for identity, special, sequence, token_type in zip(
+        slots: list[TemplateSlot] = []
+        for token_id, special, text_index, token_type in zip(
             example.ids, example.special_tokens_mask, example.sequence_ids, example.type_ids, strict=True
         ):
-            slot = Slot(identity if special else None, sequence or 0, token_type)
+            slot = TemplateSlot(token_id if special else None, text_index or 0, token_type)
             if special or slot not in slots:
                 slots.append(slot)
         return slots
 
-    def _cut(self, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
-        room = max_tokens - self.special_count(pair=len(ids) == 2)
-        kept = (room,) if len(ids) == 1 else shares(len(ids[0]), len(ids[1]), room)
-        return [part[:length] for part, length in zip(ids, kept, strict=True)]
+    def _truncate(self, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
+        limit = max_tokens - self.special_count(pair=len(ids) == 2)
+        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
+        return [part[:length] for part, length in zip(ids, lengths, strict=True)]
 
-    def _row(self, parts: Sequence[Sequence[int]], *, mask: bool) -> Encoding:
-        input_ids, token_type_ids, _ = self._frame(parts)
+    def _encoding(self, parts: Sequence[Sequence[int]], *, mask: bool) -> Encoding:
+        input_ids, token_type_ids, _ = self._assemble(parts)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
         return Encoding(input_ids, token_type_ids, focus)
 
-    def _window(self, question: Reading, context: Reading, item: int, start: int, stop: int) -> Window:
-        input_ids, token_type_ids, firsts = self._frame([question.ids, context.ids[start:stop]])
-        tokens = context.offsets[start:stop]
+    def _window(
+        self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int
+    ) -> Window:
+        input_ids, token_type_ids, starts = self._assemble([question.ids, context.ids[start:stop]])
+        token_spans = context.offsets[start:stop]
         return Window(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
             focus=np.arange(len(input_ids)),
-            item=item,
-            first=firsts[1],
-            tokens=tokens,
-            words=_word_spans(tokens, context.words[start:stop]),
+            question_index=question_index,
+            context_start=starts[1],
+            token_spans=token_spans,
+            word_spans=_word_spans(token_spans, context.word_ids[start:stop]),
         )
 
-    def _frame(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
-        """Input ids, token type ids, and where each text begins."""
-        slots = self._frames[len(parts) == 2]
-        pieces = [parts[slot.sequence] if slot.special is None else (slot.special,) for slot in slots]
+    def _assemble(self, parts: Sequence[Sequence[int] | Ids]) -> tuple[Ids, Ids, list[int]]:
+        """Returns input ids, token type ids and the start of each text."""
+        slots = self._templates[len(parts) == 2]
+        pieces = [parts[slot.text_index] if slot.special is None else (slot.special,) for slot in slots]
         length, end = sum(map(len, pieces)), 0
-        input_ids, token_type_ids, firsts = np.empty(length, np.int64), np.empty(length, np.int64), []
+        input_ids, token_type_ids, starts = np.empty(length, np.int64), np.empty(length, np.int64), []
         for slot, piece in zip(slots, pieces, strict=True):
             start, end = end, end + len(piece)
             input_ids[start:end], token_type_ids[start:end] = piece, slot.token_type
             if slot.special is None:
-                firsts.append(start)
-        return input_ids, token_type_ids, firsts
+                starts.append(start)
+        return input_ids, token_type_ids, starts
 
 
 def _array(values: Any) -> Ids:
     return np.array(values, np.int64)
 
 
-def _word_spans(tokens: Ids, words: Ids) -> Ids:
-    """For each token, where the word that holds it starts and ends."""
-    first = np.searchsorted(words, words, side="left")
-    last = np.searchsorted(words, words, side="right") - 1
-    return np.stack([tokens[first, 0], tokens[last, 1]], axis=1)
+def _word_spans(token_spans: Ids, word_ids: Ids) -> Ids:
+    """Returns the start and end of each token's word."""
+    first = np.searchsorted(word_ids, word_ids, side="left")
+    last = np.searchsorted(word_ids, word_ids, side="right") - 1
+    return np.stack([token_spans[first, 0], token_spans[last, 1]], axis=1)
 
 
 def _build(document: dict[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
-    tokenizer.encode_special_tokens = True  # "encode" in the sense of: treat as text
+    tokenizer.encode_special_tokens = True  # special tokens in the input are treated as text
     return tokenizer
 
 
 def _without_specials(document: dict[str, Any], keep: str | None) -> dict[str, Any]:
-    """The same tokenizer, for which no special token but `keep` can come out of a text.
+    """Returns the same tokenizer, except that text never yields a special token other than `keep`.
 
-    `encode_special_tokens` does most of it, and leaves alone a token that is not marked as special. A Unigram model
-    also needs its pieces renamed, else it would find `<pad>` in a text by itself: a piece with a space in it never
-    matches, because every space has become `▁` by then.
+    `encode_special_tokens` turns marked special tokens into text. A Unigram model would still find a piece such as
+    `<pad>` in a text, so those pieces get a space in their name. A space never matches, because the normalizer has
+    replaced every space by `▁`.
     """
     document = copy.deepcopy(document)
     added = document["added_tokens"]

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import swiftlet_serve.models
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
+from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.vocabulary import TokenizerError
 from swiftlet_serve.service import plugins, tasks
 from swiftlet_serve.service.errors import (
     SetupError,

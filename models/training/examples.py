@@ -105,21 +105,23 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 def windows(question: Question, tokenizer: Tokenizer, max_tokens: int) -> list[Example]:
     """One example for each window of the context; [CLS] is the answer where a window does not hold it."""
-    asked, context = tokenizer.read([question.question, question.context])
-    room = tokenizer.room(asked, max_tokens)
+    asked, context = tokenizer.tokenize([question.question, question.context])
+    room = tokenizer.max_context_tokens(asked, max_tokens)
     if room <= 1:
         return []
     span = _span(question)
     examples = []
     for window in tokenizer.windows(asked, context, 0, room, min(STRIDE, room // 2)):
-        places = range(window.first, window.first + len(window.tokens))
+        places = range(window.context_start, window.context_start + len(window.token_spans))
         target = (0, 0)
         if span is not None:
-            start = int(np.searchsorted(window.tokens[:, 1], span[0], side="right"))
-            end = int(np.searchsorted(window.tokens[:, 0], span[1], side="left")) - 1
-            inside = len(window.tokens) and window.tokens[0, 0] <= span[0] and span[1] <= window.tokens[-1, 1]
+            start = int(np.searchsorted(window.token_spans[:, 1], span[0], side="right"))
+            end = int(np.searchsorted(window.token_spans[:, 0], span[1], side="left")) - 1
+            inside = (
+                len(window.token_spans) and window.token_spans[0, 0] <= span[0] and span[1] <= window.token_spans[-1, 1]
+            )
             if inside and start <= end:
-                target = (window.first + start, window.first + end)
+                target = (window.context_start + start, window.context_start + end)
         examples.append(Example(window, target, places))
     return examples
 

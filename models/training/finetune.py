@@ -223,7 +223,7 @@ def _say(report: Callable[[str], None], text: str) -> None:
 def _kept(recipe: Recipe, tokenizer: Tokenizer) -> list[int]:
     """The teacher's id of each piece of the student's, so that both read the same tokens."""
     whole = tokenizers.Tokenizer.from_file(str(package_model(recipe.teacher) / "tokenizer.json"))
-    kept = [number for piece in tokenizer.pieces if (number := whole.token_to_id(piece)) is not None]
+    kept = [number for piece in tokenizer.tokens if (number := whole.token_to_id(piece)) is not None]
     if len(kept) < tokenizer.vocab_size:
         raise RecipeError("the teacher does not know all pieces of the student's vocabulary.")
     return kept

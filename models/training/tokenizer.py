@@ -153,7 +153,7 @@ def _lines(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Iterator
 
 
 def _albert_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """As `models.vocabulary` reads it from a checkpoint, but with NFKC itself, not a compiled table of it."""
+    """As `models.checkpoint_tokenizer` reads it from a checkpoint, but with NFKC itself, not a compiled table of it."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]

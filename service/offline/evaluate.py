@@ -275,13 +275,13 @@ def _fill_mask(model: ServedModel, data: Path, skip: int, stop: int | None) -> I
 
 
 def _mask(tokenizer: Tokenizer, manifest: Manifest, text: str, chance: random.Random) -> Iterable[_Case]:
-    (reading,) = tokenizer.read([text])
+    (reading,) = tokenizer.tokenize([text])
     fits = len(reading) + tokenizer.special_count(pair=False) <= manifest.max_tokens
     assert tokenizer.mask is not None  # noqa: S101  # a fill-mask model has one
-    pieces = np.bincount(reading.words)
+    pieces = np.bincount(reading.word_ids)
     whole = [
         i
-        for i, (word, (start, end)) in enumerate(zip(reading.words, reading.offsets, strict=True))
+        for i, (word, (start, end)) in enumerate(zip(reading.word_ids, reading.offsets, strict=True))
         if pieces[word] == 1 and text[start:end].strip().isalnum()  # unigram pieces take the blank before them along
     ]
     chosen = sorted(chance.sample(whole, min(MAX_MASKS, round(MASKED_SHARE * len(reading)), len(whole))))

@@ -131,7 +131,7 @@ def _model(name: str) -> tuple[Model, list[str]]:
     """
     (path,) = locate([name])
     artifact = open_artifact(path)
-    return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).pieces
+    return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).tokens
 
 
 def say_of(report: Callable[[str], None], name: str, text: str) -> None:

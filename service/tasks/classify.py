@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models.artifact import Manifest, Problem
-from swiftlet_serve.models.tokenizer import Encoding, Text, Tokenizer, TooLong
+from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from swiftlet_serve.service.types import Row
@@ -93,7 +93,7 @@ class Classify:
         texts = [_text(item, pointer) for item, pointer in zip(inputs, where, strict=True)]
         try:
             return self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation)
-        except TooLong as error:
+        except TextTooLong as error:
             detail = f"A text has more than {self._max_tokens} tokens."
             raise tasks.input_too_long(where[error.index], detail, self._max_tokens) from None
 

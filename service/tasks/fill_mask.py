@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.tokenizer import Encoding, Ids, Tokenizer, TooLong
+from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Fault, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Strict
@@ -107,7 +107,7 @@ class FillMask:
                 raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
         try:
             encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
-        except TooLong as error:
+        except TextTooLong as error:
             detail = f"A text has more than {self._max_tokens} tokens."
             raise tasks.input_too_long(where[error.index], detail, self._max_tokens) from None
         for encoding, expected, pointer in zip(encodings, masks, where, strict=True):
@@ -186,7 +186,7 @@ class FillMask:
         if targets is None:
             return NOTHING
         words = [targets] if isinstance(targets, str) else targets
-        readings = self._tokenizer.read(words)
+        readings = self._tokenizer.tokenize(words)
         known = [self._tokenizer.token_to_id(word) for word in words]
         found = {
             int(reading.ids[0]) if identity is None else identity

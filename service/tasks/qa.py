@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Reading, Tokenizer, Window
+from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TokenizedText, Tokenizer, Window
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Fault, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
@@ -149,7 +149,7 @@ class Qa:
         asked = questions(request)
         scored: list[list[tuple[Window, Row]]] = [[] for _ in asked]
         for window, row in zip(encodings, rows, strict=True):
-            scored[window.item].append((window, row))
+            scored[window.question_index].append((window, row))
         responses: list[object] = []
         for one, windows in zip(asked, scored, strict=True):
             best = answers(one.context, windows, parameters)
@@ -182,18 +182,18 @@ class Qa:
             raise _wrong("doc_stride", "doc_stride is larger than max_seq_len.", max_seq_len)
         return max_seq_len
 
-    def _room(self, one: Question, question: Reading, context: Reading, max_seq_len: int) -> int:
+    def _room(self, one: Question, question: TokenizedText, context: TokenizedText, max_seq_len: int) -> int:
         """How many tokens of the context a window holds, once it is clear that there is something to read."""
         for text, reading, at in ((one.question, question, one.question_at), (one.context, context, one.context_at)):
             if not text.strip() or not len(reading):
                 raise tasks.empty_input(at)
-        room = self._tokenizer.room(question, max_seq_len)
+        room = self._tokenizer.max_context_tokens(question, max_seq_len)
         if room < 1:
             limit = max_seq_len - self._tokenizer.special_count(pair=True) - 1
             raise tasks.input_too_long(one.question_at, f"A question has more than {limit} tokens.", limit)
         return room
 
-    def _read(self, asked: Sequence[Question], max_seq_len: int) -> dict[str, Reading]:
+    def _read(self, asked: Sequence[Question], max_seq_len: int) -> dict[str, TokenizedText]:
         """Tokenises each different text once, after a look at how much there is of it."""
         total = 0
         for text, at, most in _texts(asked, CHARACTERS_PER_TOKEN * max_seq_len):
@@ -202,7 +202,7 @@ class Qa:
                 limit = min(most, MAX_CHARACTERS)
                 raise tasks.input_too_long(at, f"The texts have more than {limit} characters.", limit)
         texts = list(dict.fromkeys(text for one in asked for text in (one.question, one.context)))
-        return dict(zip(texts, self._tokenizer.read(texts), strict=True))
+        return dict(zip(texts, self._tokenizer.tokenize(texts), strict=True))
 
 
 def questions(request: QaRequest) -> list[Question]:
@@ -245,7 +245,7 @@ def answers(context: str, scored: Sequence[tuple[Window, Row]], parameters: QaPa
     for window, row in scored:
         starts, ends, null_here = probabilities(window, row)
         null = min(null, null_here)
-        places = window.words if parameters.align_to_words else window.tokens
+        places = window.word_spans if parameters.align_to_words else window.token_spans
         for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
             start, end = int(places[first, 0]), int(places[last, 1])
             answer = context[start:end]
@@ -259,8 +259,8 @@ def answers(context: str, scored: Sequence[tuple[Window, Row]], parameters: QaPa
 
 def probabilities(window: Window, row: Row) -> tuple[Floats, Floats, float]:
     """For each context token that an answer starts, and ends, there; and that there is none (the first token)."""
-    last = window.first + len(window.tokens)
-    logits = np.concatenate([row[:1], row[window.first : last]]).astype(np.float64)
+    last = window.context_start + len(window.token_spans)
+    logits = np.concatenate([row[:1], row[window.context_start : last]]).astype(np.float64)
     starts, ends = softmax(logits.T)
     return starts[1:], ends[1:], float(starts[0] * ends[0])
 

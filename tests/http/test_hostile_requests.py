@@ -334,7 +334,7 @@ def test_what_looks_like_a_special_token_is_as_many_tokens_as_its_characters(tex
     (row,) = runtime.tasks["classify"].model.task.encode(
         runtime.tasks["classify"].model.task.Request.model_validate({"inputs": text})
     )
-    specials = runtime.tasks["classify"].model.task._tokenizer.specials
+    specials = runtime.tasks["classify"].model.task._tokenizer.special_ids
 
     assert sum(int(token) in specials for token in row.input_ids) == 2  # of the frame
 

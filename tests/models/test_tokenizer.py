@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Tokenizer, TooLong, shares, windows
-from swiftlet_serve.models.vocabulary import TokenizerError
+from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
+from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TextTooLong, Tokenizer, pair_lengths, window_ranges
 from tests.goldens import cases
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}
@@ -41,7 +41,7 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def read(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    return [(r.ids.tolist(), [tuple(span) for span in r.offsets.tolist()]) for r in tokenizer.read(texts)]
+    return [(r.ids.tolist(), [tuple(span) for span in r.offsets.tolist()]) for r in tokenizer.tokenize(texts)]
 
 
 def reference(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
@@ -131,7 +131,7 @@ def test_the_configuration_overrides_the_tokenizer_json_of_a_bert(tmp_path: Path
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert read(tokenizer, cases.SENTENCES) == reference(theirs, cases.SENTENCES)
-    assert tokenizer.read(["Clara"])[0].ids.tolist() != tokenizer.read(["clara"])[0].ids.tolist()
+    assert tokenizer.tokenize(["Clara"])[0].ids.tolist() != tokenizer.tokenize(["clara"])[0].ids.tolist()
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -169,7 +169,7 @@ def test_text_that_looks_like_a_special_token_is_text(name: str, options: dict[s
     for row in tokenizer.encode([LOOKALIKES, *LOOKALIKES.split()], 100):
         inner = row.input_ids[1:-1].tolist()
         assert len(inner) > 2
-        assert not set(inner) & (tokenizer.specials - unknown)
+        assert not set(inner) & (tokenizer.special_ids - unknown)
 
 
 def test_only_the_mask_is_found_where_masks_are_wanted(ours: Tokenizer) -> None:
@@ -178,7 +178,7 @@ def test_only_the_mask_is_found_where_masks_are_wanted(ours: Tokenizer) -> None:
     assert len(row.focus) == text.count("[MASK]") == 3
     assert (row.input_ids[row.focus] == ours.mask_id).all()
     unknown = {ours.token_to_id("[UNK]"), ours.token_to_id("<unk>")}
-    assert set(row.input_ids[1:-1].tolist()) & ours.specials <= {ours.mask_id} | unknown
+    assert set(row.input_ids[1:-1].tolist()) & ours.special_ids <= {ours.mask_id} | unknown
 
 
 @pytest.mark.parametrize("tidy", [False, True])
@@ -211,7 +211,7 @@ def test_work_is_bounded_before_it_is_done(ours: Tokenizer, monkeypatch: pytest.
     for text in ("word " * 800_000, "x" * 4_000_000, " " * 4_000_000, "!" * 4_000_000):
         (row,) = ours.encode([text], 128)
         assert len(row.input_ids) <= 128
-        with pytest.raises(TooLong):
+        with pytest.raises(TextTooLong):
             ours.encode([text], 128, truncate=False)
     assert max(handed) <= CHARACTERS_PER_TOKEN * 128
 
@@ -219,7 +219,7 @@ def test_work_is_bounded_before_it_is_done(ours: Tokenizer, monkeypatch: pytest.
 def test_a_text_that_does_not_fit_is_named_where_truncation_is_off(ours: Tokenizer) -> None:
     fits = ours.encode(["a a a"], 512)[0].input_ids
     assert len(ours.encode(["a a a"], len(fits), truncate=False)) == 1
-    with pytest.raises(TooLong) as caught:
+    with pytest.raises(TextTooLong) as caught:
         ours.encode(["a", "a a a"], len(fits) - 1, truncate=False)
     assert caught.value.index == 1
 
@@ -227,7 +227,7 @@ def test_a_text_that_does_not_fit_is_named_where_truncation_is_off(ours: Tokeniz
 @given(length=st.integers(0, 200), room=st.integers(1, 40), data=st.data())
 def test_windows_cover_every_token_and_overlap_by_the_stride(length: int, room: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(0, room - 1))
-    found = windows(length, room, stride)
+    found = window_ranges(length, room, stride)
     assert found[0][0] == 0
     assert found[-1][1] == length
     assert all(stop - start == room for start, stop in found[:-1])
@@ -242,7 +242,7 @@ def test_windows_cover_every_token_and_overlap_by_the_stride(length: int, room: 
 @pytest.mark.parametrize(("room", "stride"), [(0, 0), (4, 4), (4, 5), (4, -1)])
 def test_windows_that_would_not_advance_are_refused(room: int, stride: int) -> None:
     with pytest.raises(ValueError, match="stride"):
-        windows(10, room, stride)
+        window_ranges(10, room, stride)
 
 
 @given(first=st.integers(0, 50), second=st.integers(0, 50), room=st.integers(0, 60))
@@ -251,32 +251,32 @@ def test_a_pair_shares_its_room_as_the_library_shares_it(first: int, second: int
     library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     library.enable_truncation(room)
     row = library.encode("a " * first, "a " * second)
-    assert shares(first, second, room) == (row.sequence_ids.count(0), row.sequence_ids.count(1))
+    assert pair_lengths(first, second, room) == (row.sequence_ids.count(0), row.sequence_ids.count(1))
 
 
 @given(text=st.text())
 @settings(deadline=None)
 def test_windows_hold_what_the_library_says_of_words_and_offsets(ours: Tokenizer, text: str) -> None:
-    question, context = ours.read(["Who is it?", text])
+    question, context = ours.tokenize(["Who is it?", text])
     whole = ours._text.encode_batch([text], add_special_tokens=False)[0]
     whole.truncate(7, stride=2)
-    found = ours.windows(question, context, item=3, room=7, stride=2)
+    found = ours.windows(question, context, question_index=3, room=7, stride=2)
     for window, part in zip(found, [whole, *whole.overflowing], strict=True):
-        assert window.tokens.tolist() == [list(span) for span in part.offsets]
-        assert window.words.tolist() == [list(part.word_to_chars(word)) for word in part.word_ids]
-        assert window.input_ids[window.first :][: len(part.ids)].tolist() == part.ids
+        assert window.token_spans.tolist() == [list(span) for span in part.offsets]
+        assert window.word_spans.tolist() == [list(part.word_to_chars(word)) for word in part.word_ids]
+        assert window.input_ids[window.context_start :][: len(part.ids)].tolist() == part.ids
         assert len(window.input_ids) == len(question) + len(part.ids) + 3 == len(window.focus)
-        assert window.item == 3
+        assert window.question_index == 3
 
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @settings(deadline=None, max_examples=300)
 def test_offsets_stay_within_the_text_and_never_go_back(ours: Tokenizer, text: str) -> None:
-    (reading,) = ours.read([text])
-    assert ((reading.offsets >= 0) & (reading.offsets <= len(text))).all()
-    assert (reading.offsets[:, 0] <= reading.offsets[:, 1]).all()
-    assert (np.diff(reading.offsets, axis=0) >= 0).all()
-    assert (np.diff(reading.words) >= 0).all()
+    (tokenized,) = ours.tokenize([text])
+    assert ((tokenized.offsets >= 0) & (tokenized.offsets <= len(text))).all()
+    assert (tokenized.offsets[:, 0] <= tokenized.offsets[:, 1]).all()
+    assert (np.diff(tokenized.offsets, axis=0) >= 0).all()
+    assert (np.diff(tokenized.word_ids) >= 0).all()
 
 
 def test_threads_may_share_a_tokenizer(ours: Tokenizer) -> None:
@@ -300,10 +300,10 @@ def test_threads_may_share_a_tokenizer(ours: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("nothing.txt", b"", "has none of"),
+        ("nothing.txt", b"", "holds none of"),
         ("vocab.txt", b"a\nb\n[CLS]\n[UNK]\n", "lacks the token"),
-        ("tokenizer.json", b"{", "is not a tokenizer"),
-        ("spiece.model", b"x", "is not a tokenizer"),
+        ("tokenizer.json", b"{", "cannot be read as a tokenizer"),
+        ("spiece.model", b"x", "cannot be read as a tokenizer"),
         ("tokenizer_config.json", b"{", "is not valid JSON"),
     ],
 )
@@ -317,5 +317,5 @@ def test_a_directory_that_cannot_be_used_is_refused_in_a_sentence(
 
 def test_a_file_that_is_no_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[]")
-    with pytest.raises(TokenizerError, match=r"tokenizer.json is not a tokenizer"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read as a tokenizer"):
         Tokenizer.load(tmp_path / "tokenizer.json")

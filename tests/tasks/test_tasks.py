@@ -235,7 +235,7 @@ def test_every_answer_is_the_slice_it_claims_to_be(answerer: qa.Qa, context: str
     parameters = {"top_k": 20, "align_to_words": aligned, "max_seq_len": 16, "doc_stride": 2}
     inputs = {"question": "Who?", "context": context}
     request = qa.QaRequest.model_validate({"inputs": inputs, "parameters": parameters})
-    if not context.strip() or not len(answerer._tokenizer.read([context])[0]):
+    if not context.strip() or not len(answerer._tokenizer.tokenize([context])[0]):
         assert refusal(answerer, inputs) == ("empty_input", "/inputs/context", None)
         return
     windows = answerer.encode(request)
@@ -255,10 +255,10 @@ def point_at(windows: Any, context: str, answer: str) -> list[Any]:
     rows = []
     for window in windows:
         row = np.full((len(window.focus), 2), -20, np.float32)
-        inside = window.first + np.arange(len(window.tokens))
-        row[inside[(window.tokens[:, 0] <= start) & (start < window.tokens[:, 1])], 0] = 20
+        inside = window.context_start + np.arange(len(window.token_spans))
+        row[inside[(window.token_spans[:, 0] <= start) & (start < window.token_spans[:, 1])], 0] = 20
         end = start + len(answer)
-        row[inside[(window.tokens[:, 0] < end) & (end <= window.tokens[:, 1])], 1] = 20
+        row[inside[(window.token_spans[:, 0] < end) & (end <= window.token_spans[:, 1])], 1] = 20
         rows.append(row)
     return rows
 
@@ -344,7 +344,7 @@ def test_the_texts_of_a_request_are_bounded_together_before_they_are_read(
 def test_a_context_asked_about_often_is_read_once(answerer: qa.Qa) -> None:
     context = " ".join(cases.SENTENCES[:9])
     windows = encode(answerer, {"question": [f"{i}?" for i in range(3)], "context": context})
-    assert {window.item for window in windows} == {0, 1, 2}
+    assert {window.question_index for window in windows} == {0, 1, 2}
 
 
 # ---- fill-mask
@@ -357,7 +357,7 @@ def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: 
     tokenizer = filler._tokenizer
     rows = [np.zeros((len(encoding.focus), tokenizer.vocab_size), np.float32) for encoding in encodings]
     for row in rows:
-        row[:, tokenizer.read([wanted])[0].ids[-1]] = 20
+        row[:, tokenizer.tokenize([wanted])[0].ids[-1]] = 20
     return filler.decode(request, encodings, Batch.of(encodings).split(np.concatenate(rows)))
 
 

@@ -307,7 +307,7 @@ def test_the_teacher_reads_the_students_tokens_as_its_own(folder, tokenizer):
     small, kept = cut(folder)
 
     assert finetuning._kept(recipe(), tokenizer) == kept
-    assert tokenizer.pieces == [small.id_to_token(number) for number in range(len(kept))]
+    assert tokenizer.tokens == [small.id_to_token(number) for number in range(len(kept))]
     assert len(kept) < len(dict.fromkeys(PIECES))
 
 

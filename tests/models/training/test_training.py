@@ -795,11 +795,11 @@ def test_targets_are_where_the_answer_stands(question, max_tokens):
     for example in examples:
         window = example.encoding
         assert len(window.input_ids) <= max_tokens
-        assert example.context == range(window.first, window.first + len(window.tokens))
+        assert example.context == range(window.context_start, window.context_start + len(window.token_spans))
         if example.target == (0, 0):
-            assert not (window.tokens[0, 0] <= start and start + len(answer) <= window.tokens[-1, 1])
+            assert not (window.token_spans[0, 0] <= start and start + len(answer) <= window.token_spans[-1, 1])
         else:
-            first, last = (window.tokens[place - window.first] for place in example.target)
+            first, last = (window.token_spans[place - window.context_start] for place in example.target)
             assert (first[0], question.context[first[0] : last[1]]) == (start, answer)
             assert all(place in example.context for place in example.target)
             holding += 1

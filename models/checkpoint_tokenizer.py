@@ -1,6 +1,6 @@
-"""What a transformers checkpoint calls its tokenizer, as one of the `tokenizers` library.
+"""Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
-Source: transformers 4.57.1, `convert_slow_tokenizer.py` (`BertConverter`, `AlbertConverter`); same ids, same offsets.
+Ids and offsets equal those of transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`, `AlbertConverter`).
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _Reader = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 
 class TokenizerError(ModelError):
-    """A file or directory holds no tokenizer that can be used; the message is one sentence."""
+    """Raised when a file or directory holds no usable tokenizer. The message is one sentence."""
 
 
 def read_directory(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a checkpoint: `tokenizer.json`, else `vocab.txt` (WordPiece), else `spiece.model` (ALBERT).
+    """Reads `tokenizer.json`, else `vocab.txt` (WordPiece), else `spiece.model` (ALBERT).
 
-    Options come from `tokenizer_config.json`, with the defaults transformers has.
+    Options come from `tokenizer_config.json`. Missing options have the defaults of transformers.
 
     Raises:
-        TokenizerError: none of the files is there, or one cannot be used.
+        TokenizerError: the directory has none of these files, or the file is invalid.
     """
     config = _read_config(path / "tokenizer_config.json")
     for name, read in _READERS.items():
         if (path / name).is_file():
-            tokenizer = _attempt(read, path / name, config)
+            tokenizer = _read(read, path / name, config)
             break
     else:
-        raise TokenizerError(f"{path.name} has none of {', '.join(_READERS)}.")
-    if config.get("clean_up_tokenization_spaces", name == "vocab.txt"):  # the default of 4.57.1
-        tokenizer.decoder = _tidying(tokenizer.decoder)
+        raise TokenizerError(f"{path.name} holds none of {', '.join(_READERS)}.")
+    if config.get("clean_up_tokenization_spaces", name == "vocab.txt"):  # the default of transformers 4.57.1
+        tokenizer.decoder = _with_cleanup(tokenizer.decoder)
     return tokenizer
 
 
-def _attempt(read: _Reader, path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+def _read(reader: _Reader, path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
-        return read(path, config)
+        return reader(path, config)
     except (TokenizerError, ImportError):
         raise
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        raise TokenizerError(f"{path.name} is not a tokenizer: {error}") from error
+    except Exception as error:  # the library raises bare Exception for any invalid file
+        raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {error}") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _from_tokenizer_json(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    named = config.get("tokenizer_class") or "Bert"
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and "Bert" in named:
-        tokenizer.normalizer = _bert_normalizer(config)  # transformers lets the configuration override the file
+    class_name = config.get("tokenizer_class") or "Bert"
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and "Bert" in class_name:
+        tokenizer.normalizer = _bert_normalizer(config)  # as in transformers, the configuration overrides the file
     return tokenizer
 
 
@@ -76,13 +76,13 @@ def _bert_normalizer(config: dict[str, Any]) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),  # None: as lower-casing does
+        strip_accents=config.get("strip_accents"),  # None: only with lower-casing
         lowercase=config.get("do_lower_case", True),
     )
 
 
 def _from_vocab(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """What transformers' `BertConverter` makes of a WordPiece vocabulary, one token a line."""
+    """Reads a WordPiece vocabulary with one token per line. Equals `BertConverter` of transformers."""
     with path.open(encoding="utf-8") as lines:
         vocab = {line.rstrip("\n"): index for index, line in enumerate(lines)}
     for token in ("[UNK]", "[CLS]", "[SEP]"):
@@ -100,14 +100,14 @@ def _from_vocab(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """What transformers 4.57.1's `AlbertConverter` makes of a SentencePiece unigram model.
+    """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
 
-    Its 5.x tokenizers drop the lone `▁` before a user-defined symbol; SentencePiece itself, with which ALBERT was
-    trained, and 4.57.1 do not.
+    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, with which
+    ALBERT was trained, keeps it.
     """
     from sentencepiece import sentencepiece_model_pb2
 
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(path.read_bytes())
     if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
         raise TokenizerError(f"{path.name} is not a unigram model.")
@@ -124,7 +124,7 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokeni
     control, user_defined = proto.SentencePiece.CONTROL, proto.SentencePiece.USER_DEFINED
     tokenizer.add_tokens(
         [
-            # The mask is a word of its own and takes the space before it along.
+            # The mask token includes the space before it.
             AddedToken(p.piece, normalized=False, special=p.type == control, lstrip=p.piece == "[MASK]")
             for p in proto.pieces
             if p.type in (control, user_defined)
@@ -135,7 +135,7 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokeni
 
 
 def _albert_score(piece: str, score: float) -> float:
-    """Pieces like `9,` are all but forbidden: ALBERT keeps the comma after a number apart."""
+    """Penalises pieces such as `9,`, because ALBERT separates a number from the comma after it."""
     return score - 100 if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit() else score
 
 
@@ -159,10 +159,10 @@ def _template(cls: int, sep: int) -> processors.PostProcessor:
     )
 
 
-def _tidying(decoder: decoders.Decoder) -> decoders.Decoder:
-    """A decoder followed by transformers' `clean_up_tokenization`, so that `tokenizer.json` says it all."""
-    untidy = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-    replacements = [decoders.Replace(text, text.strip()) for text in untidy]
+def _with_cleanup(decoder: decoders.Decoder) -> decoders.Decoder:
+    """Appends `clean_up_tokenization` of transformers, so that `tokenizer.json` is complete."""
+    separated = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+    replacements = [decoders.Replace(text, text.strip()) for text in separated]
     return decoders.Sequence([decoder, decoders.Fuse(), *replacements])
 
 
