@@ -1,25 +1,28 @@
-"""Everything that can go wrong with a request, as one tree. Each error carries its own status and code.
+"""Errors of the service.
+
+Every error of a request is a `SwiftletError`. Its class sets the HTTP status and the title; the instance adds a code
+and a detail:
 
     SwiftletError
-    ├── InvalidRequest 400        bad_framing, invalid_json, invalid_utf8
-    ├── Unauthorized 401          missing_key, bad_key
-    ├── NotFound 404              unknown_route, unknown_model
-    ├── MethodNotAllowed 405      method_not_allowed
-    ├── ReceiveTimeout 408        receive_timeout
-    ├── BodyTooLarge 413          body_too_large
-    ├── UriTooLong 414            uri_too_long
-    ├── UnsupportedMedia 415      unsupported_media_type, unsupported_encoding
-    ├── Unprocessable 422         validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
-    │                             answer_too_large
-    ├── TooManyRequests 429       quota_exceeded
-    ├── HeadersTooLarge 431       headers_too_large
-    ├── Internal 500              internal, invalid_engine_output
-    ├── Unavailable 503           overloaded, draining, engine_unavailable
-    └── DeadlineExceeded 504      deadline_exceeded
+    ├── InvalidRequest 400           bad_framing, invalid_json, invalid_utf8
+    ├── Unauthorized 401             missing_key, bad_key
+    ├── NotFound 404                 unknown_route, unknown_model
+    ├── MethodNotAllowed 405         method_not_allowed
+    ├── RequestTimeout 408           receive_timeout
+    ├── PayloadTooLarge 413          body_too_large
+    ├── UriTooLong 414               uri_too_long
+    ├── UnsupportedMediaType 415     unsupported_media_type, unsupported_encoding
+    ├── Unprocessable 422            validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
+    │                                answer_too_large
+    ├── TooManyRequests 429          quota_exceeded
+    ├── HeadersTooLarge 431          headers_too_large
+    ├── Internal 500                 internal, invalid_engine_output
+    ├── Unavailable 503              overloaded, draining, engine_unavailable
+    └── DeadlineExceeded 504         deadline_exceeded
 
-The code is the contract: it never changes meaning. No message ever holds any of the caller's text.
+Codes are part of the API: their meaning never changes. No message contains text from the request.
 
-What is wrong with the installation rather than with a request is a `SetupError`; it ends the process.
+Errors of the installation are a `SetupError`, which ends the process.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One thing wrong in a request body."""
+class FieldError:
+    """An invalid value in a request body."""
 
-    pointer: str  # JSON Pointer (RFC 6901) to the offending value
-    code: str  # the rule that was broken
-    limit: int | float | None = None  # the bound, where the rule has one
+    pointer: str  # JSON Pointer (RFC 6901) to the value
+    code: str  # the rule that the value breaks
+    limit: int | float | None = None  # the bound of the rule, if it has one
 
 
 class SwiftletError(Exception):
-    """The root: a status, a code from a closed list, and a sentence for a person."""
+    """Base class of all request errors."""
 
     status: ClassVar[int]
     title: ClassVar[str]
@@ -53,71 +56,80 @@ class SwiftletError(Exception):
         code: str,
         detail: str,
         *,
-        faults: Sequence[Fault] = (),
+        field_errors: Sequence[FieldError] = (),
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        assert code in self.codes, code  # noqa: S101  # a programming error, caught by the tests
+        """Creates an error of one of the class's `codes`.
+
+        Args:
+            code: the error code that clients compare.
+            detail: one or two sentences: what is wrong, and what the client can do.
+            field_errors: the invalid values of the request body.
+            retry_after: seconds until the client may retry.
+            headers: additional headers of the response.
+        """
+        assert code in self.codes, code  # noqa: S101  # a programming error, which the tests find
         super().__init__(detail)
         self.code = code
         self.detail = detail
-        self.faults = tuple(faults)
-        self.retry_after = retry_after  # seconds
-        self.headers = dict(headers or {})  # that the response shall have
+        self.field_errors = tuple(field_errors)
+        self.retry_after = retry_after
+        self.headers = dict(headers or {})
 
 
 class InvalidRequest(SwiftletError):
     status = 400
-    title = "The request could not be read"
+    title = "Bad request"
     codes = frozenset({"bad_framing", "invalid_json", "invalid_utf8"})
 
 
 class Unauthorized(SwiftletError):
     status = 401
-    title = "This request needs an API key"
+    title = "Unauthorized"
     codes = frozenset({"missing_key", "bad_key"})
 
 
 class NotFound(SwiftletError):
     status = 404
-    title = "There is no such thing here"
+    title = "Not found"
     codes = frozenset({"unknown_route", "unknown_model"})
 
 
 class MethodNotAllowed(SwiftletError):
     status = 405
-    title = "This address does not take that method"
+    title = "Method not allowed"
     codes = frozenset({"method_not_allowed"})
 
 
-class ReceiveTimeout(SwiftletError):
+class RequestTimeout(SwiftletError):
     status = 408
-    title = "The request did not arrive in time"
+    title = "Request timeout"
     codes = frozenset({"receive_timeout"})
     retryable = True
 
 
-class BodyTooLarge(SwiftletError):
+class PayloadTooLarge(SwiftletError):
     status = 413
-    title = "The request body is too large"
+    title = "Payload too large"
     codes = frozenset({"body_too_large"})
 
 
 class UriTooLong(SwiftletError):
     status = 414
-    title = "The address is too long"
+    title = "URI too long"
     codes = frozenset({"uri_too_long"})
 
 
-class UnsupportedMedia(SwiftletError):
+class UnsupportedMediaType(SwiftletError):
     status = 415
-    title = "The request body is of a kind that is not read here"
+    title = "Unsupported media type"
     codes = frozenset({"unsupported_media_type", "unsupported_encoding"})
 
 
 class Unprocessable(SwiftletError):
     status = 422
-    title = "The request was understood but cannot be answered"
+    title = "Unprocessable content"
     codes = frozenset(
         {"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks", "answer_too_large"}
     )
@@ -125,60 +137,61 @@ class Unprocessable(SwiftletError):
 
 class TooManyRequests(SwiftletError):
     status = 429
-    title = "This client sends more than its share"
+    title = "Rate limit exceeded"
     codes = frozenset({"quota_exceeded"})
     retryable = True
 
 
 class HeadersTooLarge(SwiftletError):
     status = 431
-    title = "The request's head is too large"
+    title = "Request headers too large"
     codes = frozenset({"headers_too_large"})
 
 
 class Internal(SwiftletError):
     status = 500
-    title = "Something went wrong on the server"
+    title = "Internal server error"
     codes = frozenset({"internal", "invalid_engine_output"})
 
 
 class Unavailable(SwiftletError):
     status = 503
-    title = "The server cannot take this request now"
+    title = "Service unavailable"
     codes = frozenset({"overloaded", "draining", "engine_unavailable"})
     retryable = True
 
 
 class DeadlineExceeded(SwiftletError):
     status = 504
-    title = "The answer was not ready within the deadline"
+    title = "Deadline exceeded"
     codes = frozenset({"deadline_exceeded"})
     retryable = True
 
 
 def draining() -> Unavailable:
-    """Nothing new is taken."""
-    return Unavailable("draining", "The server is shutting down.", retry_after=1.0)
+    """Returns the error of a request that arrives during shutdown."""
+    return Unavailable("draining", "The server is shutting down. Retry on another server.", retry_after=1.0)
 
 
-def no_engine() -> Unavailable:
-    """There is none that works; it is looked at again every second."""
-    return Unavailable("engine_unavailable", "The engine does not work at the moment.", retry_after=1.0)
+def engine_unavailable() -> Unavailable:
+    """Returns the error of a request that arrives while no engine is ready. The supervisor checks every second."""
+    return Unavailable("engine_unavailable", "No engine is ready. Retry in one second.", retry_after=1.0)
 
 
-def too_late() -> DeadlineExceeded:
-    """The caller's time is up."""
-    return DeadlineExceeded("deadline_exceeded", "The answer was not ready within the deadline.")
+def deadline_exceeded() -> DeadlineExceeded:
+    """Returns the error of a request whose deadline has passed."""
+    detail = "The deadline passed before the response was ready. Retry later, or with a longer X-Request-Timeout-Ms."
+    return DeadlineExceeded("deadline_exceeded", detail)
 
 
 class SetupError(Exception):
-    """The service cannot be started as asked; the message is one sentence that says what to change."""
+    """Raised when the service cannot start. The message says what to change."""
 
 
-def report(log: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs an unexpected error by its type and its frames, but not its message.
+def log_exception(log: logging.Logger, message: str, error: BaseException) -> None:
+    """Logs an unexpected error with its type and stack frames, without its own message.
 
-    The message of somebody else's exception may quote what it was given, and that may be a user's text.
+    The message of a third-party exception may quote its input, which can be a user's text.
     """
     frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s: %s\n%s", what, type(error).__name__, frames)
+    log.error("%s: %s\n%s", message, type(error).__name__, frames)

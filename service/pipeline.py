@@ -13,10 +13,10 @@ from pydantic import BaseModel
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import partial_results, tasks
 from swiftlet_serve.service.errors import (
-    Fault,
+    FieldError,
     Internal,
     Unprocessable,
-    too_late,
+    deadline_exceeded,
 )
 from swiftlet_serve.service.loading import ServedModel
 from swiftlet_serve.service.telemetry import request_record
@@ -62,7 +62,7 @@ class Pipeline:
                     light = sum(map(_weight, encodings, outcomes)) <= LIGHT
                     return await self._run(light, partial_results.decode, task, parts, outcomes)
         except TimeoutError:
-            raise too_late() from None
+            raise deadline_exceeded() from None
 
     async def _run(self, light: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `function`; on a thread unless it is light, so that nobody else waits for a long text."""
@@ -77,9 +77,9 @@ class Pipeline:
             (sum(len(encoding.input_ids) for encoding in encodings), self._max_tokens, "tokens"),
         ):
             if count > limit:
-                fault = Fault("/inputs", "input_too_long", limit)
+                fault = FieldError("/inputs", "input_too_long", limit)
                 detail = f"The inputs come to more than {limit} {unit}, the most that one request may bring."
-                raise Unprocessable("input_too_long", detail, faults=[fault])
+                raise Unprocessable("input_too_long", detail, field_errors=[fault])
 
 
 def _weight(encoding: Encoding, outcome: Row | Internal) -> int:

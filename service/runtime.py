@@ -12,7 +12,7 @@ from swiftlet_serve.service.errors import (
     NotFound,
     SetupError,
     draining,
-    no_engine,
+    engine_unavailable,
 )
 from swiftlet_serve.service.loading import LoadedModel, ServedModel, load_model, locate, open_model
 from swiftlet_serve.service.pipeline import Pipeline
@@ -113,7 +113,7 @@ class Runtime:
         if self.leaving or self.draining:
             raise draining()
         if not self._executor.ready:
-            raise no_engine()
+            raise engine_unavailable()
 
     @property
     def tasks(self) -> dict[str, Pipeline]:

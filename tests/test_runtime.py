@@ -248,6 +248,6 @@ def test_a_request_that_could_never_be_admitted_is_not_told_to_come_again(artifa
             )
 
         assert refusal.value.code == "input_too_long"
-        assert refusal.value.faults[0].limit == 4
+        assert refusal.value.field_errors[0].limit == 4
 
     asyncio.run(scenario())

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import Fault, MethodNotAllowed, NotFound, Unprocessable
+from swiftlet_serve.service.errors import FieldError, MethodNotAllowed, NotFound, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, playground, status
 from swiftlet_serve.service.http.api_keys import Keys
 from swiftlet_serve.service.http.middleware import Edge, Observer, Reception
@@ -200,7 +200,7 @@ def _check_answer(size: int, most: int) -> None:
     """
     if size > most:
         detail = f"The answer has more than {most} bytes: ask for fewer, or send fewer inputs."
-        raise Unprocessable("answer_too_large", detail, faults=[Fault("", "answer_too_large", most)])
+        raise Unprocessable("answer_too_large", detail, field_errors=[FieldError("", "answer_too_large", most)])
 
 
 def _listing(runtime: Runtime) -> Handler:

@@ -15,7 +15,13 @@ from pydantic_core import ErrorDetails
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from swiftlet_serve.service.errors import BodyTooLarge, Fault, InvalidRequest, Unprocessable, UnsupportedMedia
+from swiftlet_serve.service.errors import (
+    FieldError,
+    InvalidRequest,
+    PayloadTooLarge,
+    Unprocessable,
+    UnsupportedMediaType,
+)
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -30,8 +36,8 @@ async def read(request: Request, max_bytes: int) -> bytes:
     """The body as it came.
 
     Raises:
-        UnsupportedMedia: it is declared to be something other than plain JSON in UTF-8.
-        BodyTooLarge: as declared, or as soon as more than `max_bytes` have come. The connection is closed then.
+        UnsupportedMediaType: it is declared to be something other than plain JSON in UTF-8.
+        PayloadTooLarge: as declared, or as soon as more than `max_bytes` have come. The connection is closed then.
         starlette.requests.ClientDisconnect: the client hung up.
     """
     _check_media(request.headers)
@@ -67,39 +73,39 @@ def parse(model: type[RequestT], body: bytes) -> RequestT:
         errors = error.errors(include_url=False, include_input=False)
         if errors[0]["type"] == "json_invalid":  # the only one there is then
             raise InvalidRequest("invalid_json", "The body is not JSON.") from None
-        faults = list(dict.fromkeys(_fault(one, _names(model)) for one in errors))
-        raise Unprocessable("validation_failed", "The body is not as described.", faults=faults) from None
+        field_errors = list(dict.fromkeys(_field_error(one, _names(model)) for one in errors))
+        raise Unprocessable("validation_failed", "The body is not as described.", field_errors=field_errors) from None
 
 
 def _check_media(headers: Headers) -> None:
     """A missing content type is taken for JSON, since some clients send none."""
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         detail = "Compressed bodies are not read."
-        raise UnsupportedMedia(
+        raise UnsupportedMediaType(
             "unsupported_encoding", detail, headers={"accept-encoding": "identity", "connection": "close"}
         )
     media, *parameters = headers.get("content-type", "application/json").lower().split(";")
     charsets = {name.strip().removeprefix("charset=").strip('"') for name in parameters if name.strip()}
     if media.strip() != "application/json" or not charsets <= {"utf-8", "utf8"}:
         detail = "The body has to be application/json in UTF-8."
-        raise UnsupportedMedia(
+        raise UnsupportedMediaType(
             "unsupported_media_type", detail, headers={"accept": "application/json", "connection": "close"}
         )
 
 
-def _too_large(max_bytes: int) -> BodyTooLarge:
+def _too_large(max_bytes: int) -> PayloadTooLarge:
     detail = f"The body is larger than {max_bytes} bytes."
-    return BodyTooLarge("body_too_large", detail, headers={"connection": "close"})
+    return PayloadTooLarge("body_too_large", detail, headers={"connection": "close"})
 
 
-def _fault(error: ErrorDetails, names: frozenset[str]) -> Fault:
+def _field_error(error: ErrorDetails, names: frozenset[str]) -> FieldError:
     context = error.get("ctx", {})
     limit = next((context[bound] for bound in BOUNDS if isinstance(context.get(bound), int | float)), None)
     # Of the path only indices and our own names: the rest is pydantic's naming of a union's branches, or a key that the
     # caller made up.
     path = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
     pointer = "".join(f"/{step}" for step in path if isinstance(step, int) or step in names)
-    return Fault(pointer, error["type"], limit)
+    return FieldError(pointer, error["type"], limit)
 
 
 @functools.cache

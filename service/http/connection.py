@@ -43,7 +43,7 @@ from swiftlet_serve.service.errors import (
     HeadersTooLarge,
     InvalidRequest,
     MethodNotAllowed,
-    ReceiveTimeout,
+    RequestTimeout,
     SwiftletError,
     Unavailable,
     UriTooLong,
@@ -471,7 +471,7 @@ class Connection(HttpToolsProtocol):
             self._leave()
         else:
             limit = self.limits.head_s if self._phase is HEAD else self.limits.receipt_s
-            self._refuse(ReceiveTimeout("receive_timeout", f"The request did not arrive within {limit:g} seconds."))
+            self._refuse(RequestTimeout("receive_timeout", f"The request did not arrive within {limit:g} seconds."))
 
     def _refuse(self, error: SwiftletError) -> None:
         """Answers the request being received with an error, and ends the connection."""

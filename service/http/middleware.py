@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swiftlet_serve.service.errors import Internal, SwiftletError, draining, report
+from swiftlet_serve.service.errors import Internal, SwiftletError, draining, log_exception
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.request_guard import RequestGuard
 from swiftlet_serve.service.runtime import Runtime
@@ -68,7 +68,7 @@ class Reception:
         elif isinstance(error, asyncio.CancelledError):  # the server leaves without waiting any longer
             failure = draining()
         else:
-            report(log, f"request {record.id} failed", error)
+            log_exception(log, f"request {record.id} failed", error)
             failure = Internal("internal", "The server made a mistake. The log has more under this request's id.")
         record.code = failure.code
         return problem_details.render(failure, record.id)
@@ -92,7 +92,7 @@ class Reception:
             try:
                 observe(record)
             except Exception as error:
-                report(log, f"request {record.id} could not be noted", error)
+                log_exception(log, f"request {record.id} could not be noted", error)
 
 
 class Edge:

@@ -10,15 +10,15 @@ from typing import Annotated, Final
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from swiftlet_serve.service.errors import Fault, Internal, SwiftletError, report
+from swiftlet_serve.service.errors import FieldError, Internal, SwiftletError, log_exception
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
-MAX_FAULTS: Final = 16
+MAX_FIELD_ERRORS: Final = 16
 
 
-class FaultBody(BaseModel):
+class FieldErrorBody(BaseModel):
     """One thing wrong in the request body."""
 
     pointer: Annotated[str, Field(description="JSON Pointer to the value at fault; empty for the whole body.")]
@@ -39,7 +39,7 @@ class Problem(BaseModel):
     error: Annotated[str, Field(description="The detail again, where Hugging Face's clients look for it.")]
     error_type: Annotated[str, Field(description="The code again, where TEI's clients look for it.")]
     errors: Annotated[
-        list[FaultBody] | None, Field(description=f"What is wrong in the body: at most {MAX_FAULTS} of it.")
+        list[FieldErrorBody] | None, Field(description=f"What is wrong in the body: at most {MAX_FIELD_ERRORS} of it.")
     ] = None
 
 
@@ -48,13 +48,13 @@ def render(error: SwiftletError, request_id: str) -> Response:
     try:
         return _render(error, request_id)
     except Exception as mistake:
-        report(log, f"the error of request {request_id} could not be rendered", mistake)
+        log_exception(log, f"the error of request {request_id} could not be rendered", mistake)
         return Response(LAST_RESORT, 500, media_type=MEDIA_TYPE)
 
 
 def _render(error: SwiftletError, request_id: str) -> Response:
-    faults = error.faults[:MAX_FAULTS]
-    before, after = _around_id(error.code, error.title, error.status, error.retryable, error.detail, faults)
+    field_errors = error.field_errors[:MAX_FIELD_ERRORS]
+    before, after = _around_id(error.code, error.title, error.status, error.retryable, error.detail, field_errors)
     headers = error.headers
     if error.retry_after is not None:
         headers = headers | {"retry-after": str(math.ceil(error.retry_after))}
@@ -63,7 +63,7 @@ def _render(error: SwiftletError, request_id: str) -> Response:
 
 @lru_cache(maxsize=128)
 def _around_id(
-    code: str, title: str, status: int, retryable: bool, detail: str, faults: tuple[Fault, ...]
+    code: str, title: str, status: int, retryable: bool, detail: str, field_errors: tuple[FieldError, ...]
 ) -> tuple[bytes, bytes]:
     """A problem's JSON before and after the request's id; that of an overload is wanted thousands of times a second."""
     problem = Problem(
@@ -76,7 +76,7 @@ def _around_id(
         retryable=retryable,
         error=detail,
         error_type=code,
-        errors=[FaultBody(**vars(fault)) for fault in faults] or None,
+        errors=[FieldErrorBody(**vars(fault)) for fault in field_errors] or None,
     )
     before, _, after = problem.model_dump_json(exclude_none=True).encode().partition(b"\\u0000")
     return before, after

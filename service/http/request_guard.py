@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from swiftlet_serve.service.errors import Fault, TooManyRequests, Unauthorized, Unprocessable, too_late
+from swiftlet_serve.service.errors import FieldError, TooManyRequests, Unauthorized, Unprocessable, deadline_exceeded
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import Keys
 from swiftlet_serve.service.http.proxies import client, is_trusted
@@ -47,7 +47,7 @@ class RequestContext(NamedTuple):
     def check(self, now: float) -> None:
         """Raises DeadlineExceeded where the client's time is up."""
         if now >= self.deadline:
-            raise too_late()
+            raise deadline_exceeded()
 
 
 class RequestGuard:
@@ -158,7 +158,9 @@ def _timeout_ms(headers: Mapping[str, str], default: int) -> int:
         return default
     if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_TIMEOUT_MS:
         detail = f"X-Request-Timeout-Ms has to be a whole number from 1 to {MAX_TIMEOUT_MS}."
-        raise Unprocessable("validation_failed", detail, faults=[Fault("", "timeout_header", MAX_TIMEOUT_MS)])
+        raise Unprocessable(
+            "validation_failed", detail, field_errors=[FieldError("", "timeout_header", MAX_TIMEOUT_MS)]
+        )
     return int(value)
 
 
@@ -171,7 +173,7 @@ def _priority(headers: Mapping[str, str]) -> Priority:
     priority = PRIORITIES.get(headers.get(PRIORITY_HEADER, "interactive"))
     if priority is None:
         detail = f"X-Request-Priority has to be one of: {', '.join(PRIORITIES)}."
-        raise Unprocessable("validation_failed", detail, faults=[Fault("", "priority_header")])
+        raise Unprocessable("validation_failed", detail, field_errors=[FieldError("", "priority_header")])
     return priority
 
 

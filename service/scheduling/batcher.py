@@ -35,7 +35,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal, SwiftletError, Unavailable, draining, report, too_late
+from swiftlet_serve.service.errors import (
+    Internal,
+    SwiftletError,
+    Unavailable,
+    deadline_exceeded,
+    draining,
+    log_exception,
+)
 from swiftlet_serve.service.scheduling.admission import Load, Pace, admissible, retry_after_s
 from swiftlet_serve.service.scheduling.queue import Line, QueuedSequence
 from swiftlet_serve.service.telemetry import request_record
@@ -178,7 +185,7 @@ class Batcher:
                 continue
             line.discard(item)
             if not item.answer.done():
-                item.answer.set_exception(too_late())
+                item.answer.set_exception(deadline_exceeded())
         batch = [item for item in wanted if item.suspect][:1] if suspects else []
         if not batch and (others := [item for item in wanted if not item.suspect]):
             lengths = [len(item) for item in others]
@@ -380,7 +387,7 @@ class Dispatcher:
                 batcher, batch = found
                 self._start(batcher, batch)
             except Exception as error:  # only a fault of ours; the oldest fails, so that the rest gets on
-                report(log, "a batch could not be started", error)
+                log_exception(log, "a batch could not be started", error)
                 for item in batch or self._give_up():
                     if not item.answer.done():
                         item.answer.set_exception(Internal("internal", "The model failed."))
@@ -449,7 +456,7 @@ class Dispatcher:
         except SwiftletError as error:
             outcomes = [error] * len(batch)
         except (Exception, asyncio.CancelledError) as error:  # only a fault of ours
-            report(log, "an engine call was lost", error)
+            log_exception(log, "an engine call was lost", error)
             outcomes = [Internal("internal", "The model failed.") for _ in batch]
         for item, outcome in zip(batch, outcomes, strict=True):
             item.finished, item.engine_s, item.rows = now, engine_s, len(batch)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_serve.service.errors import Fault, Unprocessable
+from swiftlet_serve.service.errors import FieldError, Unprocessable
 
 MAX_INPUTS: Final = 64  # texts or questions in one request
 
@@ -71,12 +71,12 @@ def characters(inputs: object) -> int:
 
 def empty_input(pointer: str) -> Unprocessable:
     """There is nothing to read at `pointer`."""
-    return Unprocessable("empty_input", "A text is empty.", faults=[Fault(pointer, "empty_input")])
+    return Unprocessable("empty_input", "A text is empty.", field_errors=[FieldError(pointer, "empty_input")])
 
 
 def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
     """What is at `pointer` exceeds `limit`, in the unit that `detail` names."""
-    return Unprocessable("input_too_long", detail, faults=[Fault(pointer, "input_too_long", limit)])
+    return Unprocessable("input_too_long", detail, field_errors=[FieldError(pointer, "input_too_long", limit)])
 
 
 def pointers(inputs: object) -> list[str]:

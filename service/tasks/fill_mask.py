@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import Fault, Unprocessable
+from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Strict
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
 from swiftlet_serve.service.types import Row
@@ -104,7 +104,7 @@ class FillMask:
         for count, pointer in zip(masks, where, strict=True):
             if count == 0:
                 detail = f"A text has no {self.mask}, the mask token of this model."
-                raise Unprocessable("no_mask", detail, faults=[Fault(pointer, "no_mask")])
+                raise Unprocessable("no_mask", detail, field_errors=[FieldError(pointer, "no_mask")])
         try:
             encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
         except TextTooLong as error:
@@ -141,14 +141,16 @@ class FillMask:
         masks = [text.count(self.mask) for text in texts]
         if sum(masks) > MAX_MASKS:
             detail = f"The texts have more than {MAX_MASKS} masks."
-            raise Unprocessable("too_many_masks", detail, faults=[Fault("/inputs", "too_many_masks", MAX_MASKS)])
+            raise Unprocessable(
+                "too_many_masks", detail, field_errors=[FieldError("/inputs", "too_many_masks", MAX_MASKS)]
+            )
         # Each token comes with the whole text: a few kilobytes could ask for megabytes.
         read = [min(len(text), USUAL_CHARACTERS * self._max_tokens) for text in texts]
         once = sum(count * length for count, length in zip(masks, read, strict=True))
         if once * top_k > MAX_WRITTEN:
             detail = f"The answer would repeat the texts to more than {MAX_WRITTEN} characters."
-            fault = Fault("/parameters/top_k", "answer_too_large", MAX_WRITTEN // once)
-            raise Unprocessable("answer_too_large", detail, faults=[fault])
+            fault = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // once)
+            raise Unprocessable("answer_too_large", detail, field_errors=[fault])
         return masks
 
     def _fill(self, encoding: Encoding, ranking: Ranking) -> list[Any]:
@@ -194,8 +196,8 @@ class FillMask:
             if identity is not None or len(reading)
         }
         if not found:
-            fault = Fault("/parameters/targets", "no_target")
-            raise Unprocessable("validation_failed", "No target is a token of this model.", faults=[fault])
+            fault = FieldError("/parameters/targets", "no_target")
+            raise Unprocessable("validation_failed", "No target is a token of this model.", field_errors=[fault])
         return np.array(sorted(found), np.int64)
 
 

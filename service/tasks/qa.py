@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TokenizedText, Tokenizer, Window
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import Fault, Unprocessable
+from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from swiftlet_serve.service.types import Row
 
@@ -225,8 +225,8 @@ def questions(request: QaRequest) -> list[Question]:
             for i, question in enumerate(inputs.question)
         ]
     if len(inputs.context) != len(inputs.question):
-        fault = Fault("/inputs/context", "wrong_length", len(inputs.question))
-        raise Unprocessable("validation_failed", "There must be as many contexts as questions.", faults=[fault])
+        fault = FieldError("/inputs/context", "wrong_length", len(inputs.question))
+        raise Unprocessable("validation_failed", "There must be as many contexts as questions.", field_errors=[fault])
     return [
         Question(question, context, f"/inputs/question/{i}", f"/inputs/context/{i}")
         for i, (question, context) in enumerate(zip(inputs.question, inputs.context, strict=True))
@@ -302,5 +302,5 @@ def _stride(parameters: QaParameters, max_seq_len: int, room: int) -> int:
 
 
 def _wrong(name: str, detail: str, limit: int) -> Unprocessable:
-    fault = Fault(f"/parameters/{name}", "less_than_equal", limit)
-    return Unprocessable("validation_failed", detail, faults=[fault])
+    fault = FieldError(f"/parameters/{name}", "less_than_equal", limit)
+    return Unprocessable("validation_failed", detail, field_errors=[fault])

@@ -17,7 +17,7 @@ import numpy as np
 from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.errors import Internal, report
+from swiftlet_serve.service.errors import Internal, log_exception
 from swiftlet_serve.service.topk import is_of
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, Engine, Outcome, Row, TimedCall
 from swiftlet_serve.service.workers.golden import rehearse, replay
@@ -116,14 +116,14 @@ def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
         rows = model.engine.run(batch)
     except Exception as error:
         if len(batch) == 1:
-            report(log, "the engine failed on one encoding", error)
+            log_exception(log, "the engine failed on one encoding", error)
             return [_fault("internal")]
         encodings, half = batch.encodings(), len(batch) // 2
         return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
     try:
         return _inspect(rows, batch, model.width)
     except Exception as error:  # what an engine gives may be anything
-        report(log, "the engine gave what are no rows", error)
+        log_exception(log, "the engine gave what are no rows", error)
         return [_fault("invalid_engine_output") for _ in range(len(batch))]
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal, SetupError, no_engine
+from swiftlet_serve.service.errors import Internal, SetupError, engine_unavailable
 from swiftlet_serve.service.types import BatchResult, Cost, TimedCall, WorkerLost
 from swiftlet_serve.service.workers.circuit_breaker import Breaker
 from swiftlet_serve.service.workers.worker_client import Process
@@ -137,10 +137,10 @@ class ProcessExecutor:
     async def _late(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> BatchResult:
         """Waits for a process, unless none is expected soon."""
         if self._breaker.open:
-            raise no_engine()
+            raise engine_unavailable()
         while self._serving is None:
             if self._closed or self._failures >= TRIES:
-                raise no_engine()
+                raise engine_unavailable()
             await self._changed.wait()
         return await self._call(self._serving, model, encodings, patience_s)
 

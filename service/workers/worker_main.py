@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_serve.models.artifact import ArtifactError, open_artifact
-from swiftlet_serve.service.errors import SetupError, report
+from swiftlet_serve.service.errors import SetupError, log_exception
 from swiftlet_serve.service.memory import give_back
 from swiftlet_serve.service.telemetry import log_format
 from swiftlet_serve.service.types import Cost, TimedCall
@@ -97,7 +97,7 @@ def _serve(line: socket.socket, models: Sequence[HostedModel]) -> None:
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:
-        report(log, "the engine process made a mistake", error)
+        log_exception(log, "the engine process made a mistake", error)
         os._exit(1)
 
 

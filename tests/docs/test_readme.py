@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from swiftlet_serve.models.artifact import CARD, find_artifacts
 from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.cli import main
-from swiftlet_serve.service.errors import Fault, SwiftletError, Unprocessable
+from swiftlet_serve.service.errors import FieldError, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import ANSWER_SHARE, create_app
 from swiftlet_serve.service.http.limits import MOST_CONNECTIONS, Limits
@@ -238,7 +238,7 @@ def _flat(answer: Any, path: str = "") -> dict[str, Any]:
 
 def test_the_error_shown_is_what_the_server_sends():
     detail = "A text has no [MASK], the mask token of this model."
-    error = Unprocessable("no_mask", detail, faults=[Fault("/inputs", "no_mask")])
+    error = Unprocessable("no_mask", detail, field_errors=[FieldError("/inputs", "no_mask")])
     (shown,) = re.findall(r'^```json\n(\{\n  "type".*?)^```$', README, re.MULTILINE | re.DOTALL)
 
     assert json.loads(shown) == json.loads(render(error, "4f1d2c").body)

@@ -65,7 +65,7 @@ def refusal(task: Any, inputs: object, **parameters: object) -> tuple[str, str, 
     """Code, pointer and limit of the error that a request meets."""
     with pytest.raises(Unprocessable) as caught:
         encode(task, inputs, **parameters)
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.field_errors
     return caught.value.code, fault.pointer, fault.limit
 
 

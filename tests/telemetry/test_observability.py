@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.errors import Unavailable, too_late
+from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
 from swiftlet_serve.service.http.app import create_admin, create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
@@ -351,7 +351,7 @@ def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(artifact_di
 def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(artifact_dir, monkeypatch):
     """Whoever brings none has the server's; and what can wait and is shed is told elsewhere."""
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
-    errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), too_late()]
+    errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), deadline_exceeded()]
     short, long, bulk = ["50", "interactive"], ["2000", "interactive"], ["20", "bulk"]
 
     def refuse(*_, **__):
