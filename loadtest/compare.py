@@ -32,13 +32,14 @@ from statistics import median
 from typing import Any, Final
 
 from loadtest import wrk
-from loadtest.generator import Client, closed_loop, payload, percentile
+from loadtest.generator import Client, closed_loop, payload
 from loadtest.released import VOCABULARY, make
 from loadtest.served import announced, resident_kib, serving, settle
 from loadtest.workload import TASKS, mix, read, route
 from loadtest.wrk import Result
 from swiftlet_serve.service.benchmark.bench import EMBEDDED
 from swiftlet_serve.service.offline.environment import Setting, other_work, setting
+from swiftlet_serve.service.percentile import percentile
 
 HERE: Final = Path(__file__).parent
 LONG_BYTES: Final = 400  # of a body that is called long

@@ -153,9 +153,3 @@ async def closed_loop(callers: int, seconds: float, send: Callable[[float], Awai
             await send(now)
 
     await asyncio.gather(*(call() for _ in range(callers)))
-
-
-def percentile(values: list[float], share: float) -> float:
-    """NaN where there are none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtest.generator import percentile
 from loadtest.verdict import SHARE, Run
+from swiftlet_serve.service.percentile import percentile
 
 BUSY: Final = 0.9  # of a core: a generator that takes more has none left
 SLICES: Final = 10

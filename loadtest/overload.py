@@ -32,9 +32,10 @@ from typing import Any, Final
 import uvloop
 
 from loadtest.arrivals import poisson
-from loadtest.generator import Client, Lost, closed_loop, open_loop, payload, percentile
+from loadtest.generator import Client, Lost, closed_loop, open_loop, payload
 from loadtest.served import Served, serving
 from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.settings import Settings
 
 MODEL: Final = "mobilebert-sst2"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
+from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.telemetry.request_stats import ModelStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 
@@ -80,15 +79,10 @@ def _model(name: str, account: ModelStats, now: float) -> ModelStatus:
         in_flight=account.in_flight,
         recent=Recent(
             answers=len(took),
-            p50_ms=_ms(quantile(took, 0.50)) if took else None,
-            p99_ms=_ms(quantile(took, 0.99)) if took else None,
+            p50_ms=_ms(percentile(took, 0.50)) if took else None,
+            p99_ms=_ms(percentile(took, 0.99)) if took else None,
         ),
     )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Of values in rising order the smallest that at least `share` of them, in (0, 1], do not exceed."""
-    return values[math.ceil(share * len(values)) - 1]
 
 
 def _ms(seconds: float) -> float:

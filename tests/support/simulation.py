@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
+from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.scheduling.batcher import Batcher, Dispatcher
 from swiftlet_serve.service.types import BatchResult, Cost, Priority, Scheduler, TimedCall
 from tests.support import virtual
@@ -172,7 +172,7 @@ def summary(results: Sequence[Result], until: float) -> dict[str, float]:
         "tokens": sum(one.length for one in good) / until,
         "late": sum(one.outcome == "late" for one in results) / len(results),
         "refused": sum(one.outcome == "refused" for one in results) / len(results),
-        "p99": statistics.quantiles([one.seconds for one in good], n=100)[98] if len(good) > 1 else math.nan,
+        "p99": percentile([one.seconds for one in good], 0.99),
         "ratio": accepted[max(accepted)] / (accepted[min(accepted)] or math.nan),
     }
 
