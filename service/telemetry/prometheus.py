@@ -82,7 +82,7 @@ class Metrics(Collector):
             ["task", "model", "outcome"],
         )
         seconds = _histogram(
-            "request_seconds",
+            "request_duration_seconds",
             "From an accepted request's head to its answer.",
             ["task", "model", "outcome"],
         )
@@ -91,10 +91,10 @@ class Metrics(Collector):
                 finished.add_metric([*labels, ending], account.seconds[ending].count)
                 _add(seconds, [*labels, ending], account.seconds[ending])
         yield finished
-        yield self._gauge("in_flight", "Accepted requests that have not ended.", lambda a: a.in_flight)
+        yield self._gauge("requests_in_flight", "Accepted requests that have not ended.", lambda a: a.in_flight)
         yield seconds
         stages = _histogram(
-            "stage_seconds",
+            "request_stage_duration_seconds",
             "Of accepted requests: parse, bytes to a request; encode, text to tokens; queue, waiting for a core; "
             "batch, the call beside the engine's own time; infer, the engine's own time; decode, numbers to an answer. "
             "Where a request has several encodings, of the slowest.",
@@ -105,18 +105,18 @@ class Metrics(Collector):
                 _add(stages, [*labels, stage], account.stages[stage])
         yield stages
         yield _by_reason(
-            "refusals",
+            "requests_refused",
             "Requests that ended before they were accepted, by the code of the error, or as the client hung up.",
             (*CODES, DISCONNECTED),
             stats.refusals,
         )
-        shed = _counter("bulk_shed", "Of the refusals as overloaded, those of requests of the priority bulk.")
+        shed = _counter("bulk_requests_shed", "Of the refusals as overloaded, those of requests of the priority bulk.")
         shed.add_metric([], stats.bulk_shed)
         yield shed
         yield _by_reason(
-            "failures", "Accepted requests that failed, by the code of the error.", FAILURES, stats.failures
+            "requests_failed", "Accepted requests that failed, by the code of the error.", FAILURES, stats.failures
         )
-        late = _counter("deadline_misses", "Requests, accepted or not, that were answered 504.")
+        late = _counter("deadline_exceeded", "Requests, accepted or not, that were answered 504.")
         late.add_metric([], stats.late)
         yield late
         unmet = _histogram(
@@ -130,7 +130,7 @@ class Metrics(Collector):
         yield unmet
 
     def _batches(self) -> Iterator[Metric]:
-        rows = _histogram("batch_rows", "Encodings of a call to the engine.", ["task", "model"])
+        rows = _histogram("batch_size", "Encodings of a call to the engine.", ["task", "model"])
         tokens = _histogram("batch_tokens", "Tokens of a call to the engine, without padding.", ["task", "model"])
         for labels, account in self._accounts:
             _add(rows, labels, account.rows)
@@ -148,10 +148,12 @@ class Metrics(Collector):
         yield _value(
             "queue_wait_seconds", "How long an interactive request that comes now waits, at least.", queue.wait_s
         )
-        yield _value("queue_age_seconds", "How long the oldest of what waits for a core has waited.", queue.age_s)
-        yield _value("queue_rows", "Encodings that wait for a core.", queue.rows)
+        yield _value(
+            "queue_oldest_age_seconds", "How long the oldest of what waits for a core has waited.", queue.age_s
+        )
+        yield _value("queue_sequences", "Encodings that wait for a core.", queue.rows)
         yield _value("queue_tokens", "Tokens that wait for a core.", queue.tokens)
-        yield _value("calls", "Calls to the engine that run.", queue.running)
+        yield _value("batches_running", "Calls to the engine that run.", queue.running)
         yield _value("cores", "Calls to the engine that may run at the same time.", self._snapshot.cores)
         busy = _counter("engine_busy_seconds", "Time that all cores together have spent in calls.")
         busy.add_metric([], queue.busy_s)

@@ -139,7 +139,8 @@ class World:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-MONTH = ("SwiftletErrorBudgetSpent", "SwiftletErrorsBurnSlowly", "SwiftletSlowBurnsSlowly")  # they remember for days
+# These alerts look back over days, so they keep firing.
+MONTH = ("SwiftletErrorBudgetExhausted", "SwiftletErrorBudgetBurnSlow", "SwiftletLatencyBudgetBurnSlow")
 
 
 @needs_prometheus
@@ -171,38 +172,38 @@ def test_the_rules_fire_when_they_should_and_not_otherwise(artifact_dir, tmp_pat
 
         with world.mood("broken"):
             await world.until_firing(
-                "SwiftletErrorsBurnFast", "SwiftletEngineDown", allowed=("SwiftletEngineRestarts", *MONTH)
+                "SwiftletErrorBudgetBurnFast", "SwiftletEngineDown", allowed=("SwiftletEngineRestarts", *MONTH)
             )
         await world.until_quiet(*MONTH)
 
         await world.offer(clients=2, interval_s=0.5)
         with world.mood("slow", "0.4"):
-            await world.until_firing("SwiftletSlowBurnsFast", allowed=("SwiftletSaturated", *MONTH))
+            await world.until_firing("SwiftletLatencyBudgetBurnFast", allowed=("SwiftletSaturated", *MONTH))
         await world.offer(clients=10, interval_s=0.2)
         await world.until_quiet(*MONTH)
 
         # A core that is idle takes in whatever has any time left, and here none has enough.
-        late = ("SwiftletSlowBurnsFast", "SwiftletDeadlinesMissed", "SwiftletErrorsBurnFast", *MONTH)
+        late = ("SwiftletLatencyBudgetBurnFast", "SwiftletDeadlinesExceeded", "SwiftletErrorBudgetBurnFast", *MONTH)
         await world.offer(2, 0.5, "X-Request-Timeout-Ms: 200")
         with world.mood("slow", "0.4"):
-            shed = ("SwiftletSheds", "SwiftletSaturated")
-            await world.until_firing("SwiftletDeadlinesMissed", "SwiftletErrorsBurnFast", allowed=(*late, *shed))
+            shed = ("SwiftletLoadShedding", "SwiftletSaturated")
+            await world.until_firing("SwiftletDeadlinesExceeded", "SwiftletErrorBudgetBurnFast", allowed=(*late, *shed))
 
         with world.mood("slow", "0.05"):
             await world.offer(clients=150, interval_s=1.5)
-            await world.until_firing("SwiftletSheds", "SwiftletSaturated", "SwiftletQueueWaits", allowed=late)
+            await world.until_firing("SwiftletLoadShedding", "SwiftletSaturated", "SwiftletQueueWaitHigh", allowed=late)
         await world.offer(clients=10, interval_s=0.2)
         await world.until_quiet(*MONTH)
         await world.until_firing(*MONTH)
 
         assert (await ask(server.port, headers=["X-Request-Id: forget-me"])).status == 200
-        await world.until_firing("SwiftletBooksDoNotBalance", allowed=MONTH)
+        await world.until_firing("SwiftletCountersDoNotBalance", allowed=MONTH)
 
         down = (
-            "SwiftletBooksDoNotBalance",
+            "SwiftletCountersDoNotBalance",
             "SwiftletEngineRestarts",
             "SwiftletEngineDown",
-            "SwiftletQueueWaits",
+            "SwiftletQueueWaitHigh",
             *late,
         )
         async with asyncio.timeout(2 * PATIENCE_S):

@@ -44,7 +44,7 @@ MODELS = ("tiny-classify", "tiny-qa")
 ACCEPTED, FINISHED, FLYING = (
     "swiftlet_requests_accepted_total",
     "swiftlet_requests_finished_total",
-    "swiftlet_in_flight",
+    "swiftlet_requests_in_flight",
 )
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -268,17 +268,17 @@ def test_the_books_balance_at_every_scrape_under_load_cancels_and_faults(artifac
     assert flying > 1
     answers = sum((one.statuses for one in loads), Counter())
     codes = "invalid_json", "unknown_route"
-    refused = {code: total(series, "swiftlet_refusals_total", reason=code) for code in codes}
+    refused = {code: total(series, "swiftlet_requests_refused_total", reason=code) for code in codes}
     answered = total(series, FINISHED, outcome="answered")
     assert 50 < answers[200] <= answered <= answers[200] + sum(one.gone for one in loads)
     assert total(series, FINISHED, outcome="cancelled") > 0
     assert total(series, FINISHED, outcome="failed") > 0
     assert refused["invalid_json"] == answers[400] > 0
     assert refused["unknown_route"] == answers[404] > 0
-    assert total(series, "swiftlet_deadline_misses_total") == answers[504]
+    assert total(series, "swiftlet_deadline_exceeded_total") == answers[504]
     assert total(series, "swiftlet_engine_restarts_total") > 0
     # Whoever aborted before the server read the request is all that may be missing.
-    known = total(series, ACCEPTED) + total(series, "swiftlet_refusals_total")
+    known = total(series, ACCEPTED) + total(series, "swiftlet_requests_refused_total")
     assert sum(answers.values()) <= known <= sum(one.sent for one in loads)
 
 
@@ -316,16 +316,20 @@ def test_metrics_say_what_was_done(artifact_dir):
         series = read(client.get("/metrics").text)
 
     one = {"task": "classify", "model": "tiny-classify"}
-    rows = total(series, "swiftlet_batch_rows_sum", **one)
-    calls = total(series, "swiftlet_batch_rows_count", **one)
+    rows = total(series, "swiftlet_batch_size_sum", **one)
+    calls = total(series, "swiftlet_batch_size_count", **one)
     assert (rows, total(series, "swiftlet_batch_tokens_sum", **one)) == (2, 4 + 8)
     assert total(series, "swiftlet_padding_tokens_total", **one) == (4 if calls == 1 else 0)
     for stage in STAGES:
-        assert total(series, "swiftlet_stage_seconds_count", stage=stage, **one) == 1, stage
-    seconds = total(series, "swiftlet_request_seconds_sum", outcome="answered", **one)
-    assert 0 < sum(total(series, "swiftlet_stage_seconds_sum", stage=stage, **one) for stage in STAGES) <= seconds
-    assert total(series, "swiftlet_request_seconds_bucket", le="+Inf", outcome="answered", **one) == 1
-    assert total(series, "swiftlet_refusals_total", reason="empty_input") == 1
+        assert total(series, "swiftlet_request_stage_duration_seconds_count", stage=stage, **one) == 1, stage
+    seconds = total(series, "swiftlet_request_duration_seconds_sum", outcome="answered", **one)
+    assert (
+        0
+        < sum(total(series, "swiftlet_request_stage_duration_seconds_sum", stage=stage, **one) for stage in STAGES)
+        <= seconds
+    )
+    assert total(series, "swiftlet_request_duration_seconds_bucket", le="+Inf", outcome="answered", **one) == 1
+    assert total(series, "swiftlet_requests_refused_total", reason="empty_input") == 1
     info = {"architecture": "table", "precision": "fp32", "engine": "onnx_cpu", "version": "1"}
     assert total(series, "swiftlet_model_info", **info) == 2
     assert total(series, "swiftlet_engine_ready") == 1
@@ -344,8 +348,8 @@ def test_what_can_wait_and_is_refused_for_want_of_room_is_told_apart(artifact_di
             assert answer.status_code == status
         series = read(client.get("/metrics").text)
 
-    assert total(series, "swiftlet_refusals_total", reason="overloaded") == 3
-    assert total(series, "swiftlet_bulk_shed_total") == 2
+    assert total(series, "swiftlet_requests_refused_total", reason="overloaded") == 3
+    assert total(series, "swiftlet_bulk_requests_shed_total") == 2
 
 
 def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(artifact_dir, monkeypatch):
@@ -371,7 +375,7 @@ def test_deadlines_that_were_not_met_are_told_apart_by_how_long_they_were(artifa
     assert total(series, f"{name}_count", reason="overloaded") == 2
     assert total(series, f"{name}_bucket", reason="deadline_exceeded", le="0.05") == 2
     assert total(series, f"{name}_count", reason="deadline_exceeded") == 3
-    assert total(series, "swiftlet_deadline_misses_total") == 4
+    assert total(series, "swiftlet_deadline_exceeded_total") == 4
 
 
 def test_a_deadline_that_was_missed_counts_whether_or_not_the_request_was_accepted():
@@ -445,7 +449,7 @@ def test_requests_that_the_application_never_sees_are_counted(artifact_dir):
     with serving(artifact_dir) as server:
         series = asyncio.run(scenario(server))
 
-    assert total(series, "swiftlet_refusals_total", reason="bad_framing") == 2
+    assert total(series, "swiftlet_requests_refused_total", reason="bad_framing") == 2
 
 
 def test_servers_on_one_port_each_have_their_own_books_on_their_own_port(artifact_dir):
