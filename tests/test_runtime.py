@@ -99,7 +99,7 @@ def test_a_broken_tokenizer_is_refused_by_name(tmp_path):
     artifact.file(TOKENIZER).write_text("{}")
     path = reseal(artifact)
 
-    with pytest.raises(ArtifactError, match=r"tiny-classify: tokenizer\.json is not a tokenizer"):
+    with pytest.raises(ArtifactError, match=r"tiny-classify: tokenizer\.json cannot be read as a tokenizer"):
         load_model(path, "onnx_cpu")
 
 

@@ -1,4 +1,4 @@
-"""Text becomes the ids and offsets transformers gives it, and no special token comes out of a text."""
+"""Tokenizer: parity of ids and offsets with transformers, special tokens as text, windows and truncation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checkpoint(path: Path, name: str, **options: Any) -> Path:
 
 
 @pytest.fixture(scope="module", params=list(FILES))
-def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_directory(checkpoint(tmp_path_factory.mktemp("t"), request.param))
 
 
@@ -45,15 +45,15 @@ def read(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], list[t
 
 
 def reference(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """What a transformers tokenizer makes of texts in which special tokens are text."""
+    """Returns ids and offsets of a transformers tokenizer that treats special tokens as text."""
     found = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     return list(zip(found["input_ids"], [list(map(tuple, spans)) for spans in found["offset_mapping"]], strict=True))
 
 
 def albert(path: Path, **options: Any) -> Any:
-    """transformers' own conversion of a SentencePiece model, the same code in 4.57.1 and 5.23.0.
+    """Returns the tokenizer that transformers converts from a SentencePiece model. 4.57.1 and 5.23.0 share the code.
 
-    The 5.x class `AlbertTokenizer` does not use it, and differs: it loses the blank before a user-defined symbol.
+    The class `AlbertTokenizer` of 5.x does not use it: it drops the space before a user-defined symbol.
     """
     slow = SimpleNamespace(
         vocab_file=str(path / "spiece.model"),
@@ -71,36 +71,36 @@ def looks_special(text: str) -> bool:
 
 
 @pytest.mark.parametrize("variant", list(cases.VARIANTS))
-def test_ids_and_offsets_are_those_of_transformers_4_57_1(variant: str, tmp_path: Path) -> None:
+def test_tokenize_equals_transformers_4_57_1(variant: str, tmp_path: Path) -> None:
     name, options = cases.VARIANTS[variant]
     tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, **options))
     texts = cases.strings(600)
     golden = np.load(cases.HERE / "tokens.npz")[variant]
     for text, (ids, spans), expected in zip(texts, read(tokenizer, texts), golden, strict=True):
         if name == "spiece" and looks_special(text):
-            continue  # transformers finds special tokens in it
+            continue  # transformers recognises special tokens in it
         assert zlib.crc32(f"{ids} {spans}".encode()) == expected, text
 
 
 @pytest.mark.parametrize("variant", list(cases.VARIANTS))
-def test_ids_and_offsets_are_those_of_the_installed_transformers(variant: str, tmp_path: Path) -> None:
+def test_tokenize_equals_installed_transformers(variant: str, tmp_path: Path) -> None:
     name, options = cases.VARIANTS[variant]
     tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, **options))
     texts = cases.strings(10_000 if not options else 1000)
     if name == "spiece":
-        theirs = albert(tmp_path, **options)
+        reference_tokenizer = albert(tmp_path, **options)
         texts = [text for text in texts if not looks_special(text)]
     else:
-        theirs = transformers.BertTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
-    assert read(tokenizer, texts) == reference(theirs, texts)
+        reference_tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
+    assert read(tokenizer, texts) == reference(reference_tokenizer, texts)
 
 
-def test_ids_and_offsets_are_equal_on_the_data_sets(tmp_path: Path) -> None:
+def test_tokenize_equals_transformers_on_data_sets(tmp_path: Path) -> None:
     if not cases.DATA.is_dir():
-        pytest.skip("the data sets are not here")
+        pytest.skip("the data sets are absent")
     shutil.copy(cases.DATA / "bert-base-uncased-vocab.txt", tmp_path / "vocab.txt")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    theirs = transformers.BertTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
+    reference_tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
     texts = [line.split("\t")[-1] for line in (cases.DATA / "sst2" / "dev.tsv").read_text("utf-8").splitlines()]
     texts += (cases.DATA / "nsmc" / "test.tsv").read_text("utf-8").splitlines()[:4000]
     texts += sorted({sample["context"] for sample in cases.squad_questions(10_000, 1)})
@@ -108,62 +108,62 @@ def test_ids_and_offsets_are_equal_on_the_data_sets(tmp_path: Path) -> None:
         with lzma.open(cases.DATA / "corpora" / f"{corpus}.txt.xz", "rt", encoding="utf-8") as lines:
             texts += islice(lines, 2500)
     assert len(texts) > 10_000
-    assert read(Tokenizer.from_directory(tmp_path), texts) == reference(theirs, texts)
+    assert read(Tokenizer.from_directory(tmp_path), texts) == reference(reference_tokenizer, texts)
 
 
-def test_a_tokenizer_json_is_read_as_it_is(ours: Tokenizer, tmp_path: Path) -> None:
-    ours.save(tmp_path / "tokenizer.json")
-    theirs = transformers.PreTrainedTokenizerFast(
+def test_tokenizer_json_is_read_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    reference_tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"), split_special_tokens=True
     )
     texts = [text for text in cases.strings(1000) if not looks_special(text)]
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    expected = reference(theirs, texts)
-    assert read(ours, texts) == expected
+    expected = reference(reference_tokenizer, texts)
+    assert read(tokenizer, texts) == expected
     assert read(Tokenizer.load(tmp_path / "tokenizer.json"), texts) == expected
     assert read(Tokenizer.from_directory(tmp_path), texts) == expected
 
 
-def test_the_configuration_overrides_the_tokenizer_json_of_a_bert(tmp_path: Path) -> None:
+def test_bert_configuration_overrides_tokenizer_json(tmp_path: Path) -> None:
     Tokenizer.from_directory(checkpoint(tmp_path, "vocab")).save(tmp_path / "tokenizer.json")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
+    reference_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
     tokenizer = Tokenizer.from_directory(tmp_path)
-    assert read(tokenizer, cases.SENTENCES) == reference(theirs, cases.SENTENCES)
+    assert read(tokenizer, cases.SENTENCES) == reference(reference_tokenizer, cases.SENTENCES)
     assert tokenizer.tokenize(["Clara"])[0].ids.tolist() != tokenizer.tokenize(["clara"])[0].ids.tolist()
 
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("max_tokens", [8, 9, 31, 512])
-def test_rows_are_framed_and_cut_as_transformers_does(
-    ours: Tokenizer, tmp_path: Path, pair: bool, max_tokens: int
+def test_encode_adds_special_tokens_and_truncates_as_transformers(
+    tokenizer: Tokenizer, tmp_path: Path, pair: bool, max_tokens: int
 ) -> None:
-    ours.save(tmp_path / "tokenizer.json")
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    reference_tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     firsts = [*cases.SENTENCES, " ".join(cases.SENTENCES), ""]
     seconds = [*cases.SENTENCES[7:], *cases.SENTENCES[:7], "x", " ".join(cases.SENTENCES)] if pair else None
-    expected = theirs(firsts, seconds, truncation=True, max_length=max_tokens, return_token_type_ids=True)
+    expected = reference_tokenizer(firsts, seconds, truncation=True, max_length=max_tokens, return_token_type_ids=True)
     texts = firsts if seconds is None else list(zip(firsts, seconds, strict=True))
-    found = ours.encode(texts, max_tokens)
+    found = tokenizer.encode(texts, max_tokens)
     assert [row.input_ids.tolist() for row in found] == expected["input_ids"]
     assert [row.token_type_ids.tolist() for row in found] == expected["token_type_ids"]
     assert all(row.focus.tolist() == [0] for row in found)
 
 
-def test_a_padded_truncating_tokenizer_json_neither_pads_nor_truncates(ours: Tokenizer, tmp_path: Path) -> None:
-    ours.save(tmp_path / "tokenizer.json")
+def test_padding_and_truncation_settings_of_tokenizer_json_are_ignored(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     backend.enable_padding(length=64)
     backend.enable_truncation(4)
     backend.save(str(tmp_path / "tokenizer.json"))
     again = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert read(again, cases.SENTENCES) == read(ours, cases.SENTENCES)
+    assert read(again, cases.SENTENCES) == read(tokenizer, cases.SENTENCES)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_lower_case": False}])
 @pytest.mark.parametrize("name", list(FILES))
-def test_text_that_looks_like_a_special_token_is_text(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_encode_treats_special_token_lookalikes_as_text(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, **options))
     unknown = {tokenizer.token_to_id("[UNK]"), tokenizer.token_to_id("<unk>")}
     for row in tokenizer.encode([LOOKALIKES, *LOOKALIKES.split()], 100):
@@ -172,95 +172,95 @@ def test_text_that_looks_like_a_special_token_is_text(name: str, options: dict[s
         assert not set(inner) & (tokenizer.special_ids - unknown)
 
 
-def test_only_the_mask_is_found_where_masks_are_wanted(ours: Tokenizer) -> None:
+def test_encode_with_mask_recognises_only_the_mask_token(tokenizer: Tokenizer) -> None:
     text = f"a [MASK] b[MASK]. {LOOKALIKES}"
-    (row,) = ours.encode([text], 200, mask=True)
+    (row,) = tokenizer.encode([text], 200, mask=True)
     assert len(row.focus) == text.count("[MASK]") == 3
-    assert (row.input_ids[row.focus] == ours.mask_id).all()
-    unknown = {ours.token_to_id("[UNK]"), ours.token_to_id("<unk>")}
-    assert set(row.input_ids[1:-1].tolist()) & ours.special_ids <= {ours.mask_id} | unknown
+    assert (row.input_ids[row.focus] == tokenizer.mask_id).all()
+    unknown = {tokenizer.token_to_id("[UNK]"), tokenizer.token_to_id("<unk>")}
+    assert set(row.input_ids[1:-1].tolist()) & tokenizer.special_ids <= {tokenizer.mask_id} | unknown
 
 
-@pytest.mark.parametrize("tidy", [False, True])
+@pytest.mark.parametrize("cleanup", [False, True])
 @pytest.mark.parametrize("name", list(FILES))
-def test_ids_are_decoded_as_transformers_does(name: str, tidy: bool, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, clean_up_tokenization_spaces=tidy))
+def test_decode_equals_transformers(name: str, cleanup: bool, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(checkpoint(tmp_path, name, clean_up_tokenization_spaces=cleanup))
     if name == "spiece":
-        theirs = albert(tmp_path)
-        theirs.clean_up_tokenization_spaces = tidy
+        reference_tokenizer = albert(tmp_path)
+        reference_tokenizer.clean_up_tokenization_spaces = cleanup
     else:
-        theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+        reference_tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path)
     texts = [*cases.SENTENCES, "it ' s n't , is it ? do n't 've 're . ! 'm", ""]
     rows = [row.input_ids.tolist() for row in tokenizer.encode(texts, 512)]
     for skip in (False, True):
-        expected = [theirs.decode(row, skip_special_tokens=skip) for row in rows]
+        expected = [reference_tokenizer.decode(row, skip_special_tokens=skip) for row in rows]
         assert tokenizer.decode(rows, skip_specials=skip) == expected
 
 
-def test_work_is_bounded_before_it_is_done(ours: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four million characters only what there is room for reaches the library."""
+def test_encode_cuts_text_before_tokenising(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of four million characters reaches the library cut to the limit."""
     handed: list[int] = []
-    plain = ours._text
+    plain = tokenizer._text
 
     class Spy:
         def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
             handed.extend(map(len, texts))
             return plain.encode_batch_fast(texts, **options)
 
-    monkeypatch.setattr(ours, "_text", Spy())
+    monkeypatch.setattr(tokenizer, "_text", Spy())
     for text in ("word " * 800_000, "x" * 4_000_000, " " * 4_000_000, "!" * 4_000_000):
-        (row,) = ours.encode([text], 128)
+        (row,) = tokenizer.encode([text], 128)
         assert len(row.input_ids) <= 128
         with pytest.raises(TextTooLong):
-            ours.encode([text], 128, truncate=False)
+            tokenizer.encode([text], 128, truncate=False)
     assert max(handed) <= CHARACTERS_PER_TOKEN * 128
 
 
-def test_a_text_that_does_not_fit_is_named_where_truncation_is_off(ours: Tokenizer) -> None:
-    fits = ours.encode(["a a a"], 512)[0].input_ids
-    assert len(ours.encode(["a a a"], len(fits), truncate=False)) == 1
+def test_encode_without_truncation_names_the_long_text(tokenizer: Tokenizer) -> None:
+    fits = tokenizer.encode(["a a a"], 512)[0].input_ids
+    assert len(tokenizer.encode(["a a a"], len(fits), truncate=False)) == 1
     with pytest.raises(TextTooLong) as caught:
-        ours.encode(["a", "a a a"], len(fits) - 1, truncate=False)
+        tokenizer.encode(["a", "a a a"], len(fits) - 1, truncate=False)
     assert caught.value.index == 1
 
 
-@given(length=st.integers(0, 200), room=st.integers(1, 40), data=st.data())
-def test_windows_cover_every_token_and_overlap_by_the_stride(length: int, room: int, data: st.DataObject) -> None:
-    stride = data.draw(st.integers(0, room - 1))
-    found = window_ranges(length, room, stride)
+@given(length=st.integers(0, 200), size=st.integers(1, 40), data=st.data())
+def test_window_ranges_cover_every_token_and_overlap_by_stride(length: int, size: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(0, size - 1))
+    found = window_ranges(length, size, stride)
     assert found[0][0] == 0
     assert found[-1][1] == length
-    assert all(stop - start == room for start, stop in found[:-1])
+    assert all(stop - start == size for start, stop in found[:-1])
     assert all(before[1] - after[0] == stride for before, after in pairwise(found))
     encoding = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     encoding.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     row = encoding.encode("a " * length)
-    row.truncate(room, stride=stride)
+    row.truncate(size, stride=stride)
     assert [stop - start for start, stop in found] == [len(part.ids) for part in [row, *row.overflowing]]
 
 
-@pytest.mark.parametrize(("room", "stride"), [(0, 0), (4, 4), (4, 5), (4, -1)])
-def test_windows_that_would_not_advance_are_refused(room: int, stride: int) -> None:
+@pytest.mark.parametrize(("size", "stride"), [(0, 0), (4, 4), (4, 5), (4, -1)])
+def test_window_ranges_reject_stride_without_advance(size: int, stride: int) -> None:
     with pytest.raises(ValueError, match="stride"):
-        window_ranges(10, room, stride)
+        window_ranges(10, size, stride)
 
 
-@given(first=st.integers(0, 50), second=st.integers(0, 50), room=st.integers(0, 60))
-def test_a_pair_shares_its_room_as_the_library_shares_it(first: int, second: int, room: int) -> None:
+@given(first=st.integers(0, 50), second=st.integers(0, 50), size=st.integers(0, 60))
+def test_pair_lengths_equal_tokenizers_library(first: int, second: int, size: int) -> None:
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    library.enable_truncation(room)
+    library.enable_truncation(size)
     row = library.encode("a " * first, "a " * second)
-    assert pair_lengths(first, second, room) == (row.sequence_ids.count(0), row.sequence_ids.count(1))
+    assert pair_lengths(first, second, size) == (row.sequence_ids.count(0), row.sequence_ids.count(1))
 
 
 @given(text=st.text())
 @settings(deadline=None)
-def test_windows_hold_what_the_library_says_of_words_and_offsets(ours: Tokenizer, text: str) -> None:
-    question, context = ours.tokenize(["Who is it?", text])
-    whole = ours._text.encode_batch([text], add_special_tokens=False)[0]
+def test_windows_equal_library_offsets_and_word_spans(tokenizer: Tokenizer, text: str) -> None:
+    question, context = tokenizer.tokenize(["Who is it?", text])
+    whole = tokenizer._text.encode_batch([text], add_special_tokens=False)[0]
     whole.truncate(7, stride=2)
-    found = ours.windows(question, context, question_index=3, room=7, stride=2)
+    found = tokenizer.windows(question, context, question_index=3, size=7, stride=2)
     for window, part in zip(found, [whole, *whole.overflowing], strict=True):
         assert window.token_spans.tolist() == [list(span) for span in part.offsets]
         assert window.word_spans.tolist() == [list(part.word_to_chars(word)) for word in part.word_ids]
@@ -271,23 +271,23 @@ def test_windows_hold_what_the_library_says_of_words_and_offsets(ours: Tokenizer
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @settings(deadline=None, max_examples=300)
-def test_offsets_stay_within_the_text_and_never_go_back(ours: Tokenizer, text: str) -> None:
-    (tokenized,) = ours.tokenize([text])
+def test_offsets_stay_within_text_and_ascend(tokenizer: Tokenizer, text: str) -> None:
+    (tokenized,) = tokenizer.tokenize([text])
     assert ((tokenized.offsets >= 0) & (tokenized.offsets <= len(text))).all()
     assert (tokenized.offsets[:, 0] <= tokenized.offsets[:, 1]).all()
     assert (np.diff(tokenized.offsets, axis=0) >= 0).all()
     assert (np.diff(tokenized.word_ids) >= 0).all()
 
 
-def test_threads_may_share_a_tokenizer(ours: Tokenizer) -> None:
-    expected = [row.input_ids.tolist() for row in ours.encode(cases.SENTENCES, 20)]
+def test_tokenizer_is_thread_safe(tokenizer: Tokenizer) -> None:
+    expected = [row.input_ids.tolist() for row in tokenizer.encode(cases.SENTENCES, 20)]
     wrong: list[object] = []
 
     def work() -> None:
-        for turn in range(30):
-            found = ours.encode(cases.SENTENCES, 20, mask=turn % 2 == 0)
+        for iteration in range(30):
+            found = tokenizer.encode(cases.SENTENCES, 20, mask=iteration % 2 == 0)
             if [row.input_ids.tolist() for row in found] != expected:
-                wrong.append(turn)
+                wrong.append(iteration)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -307,15 +307,13 @@ def test_threads_may_share_a_tokenizer(ours: Tokenizer) -> None:
         ("tokenizer_config.json", b"{", "is not valid JSON"),
     ],
 )
-def test_a_directory_that_cannot_be_used_is_refused_in_a_sentence(
-    name: str, content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_from_directory_rejects_unusable_directory(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_directory(tmp_path)
 
 
-def test_a_file_that_is_no_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_load_rejects_invalid_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read as a tokenizer"):
         Tokenizer.load(tmp_path / "tokenizer.json")

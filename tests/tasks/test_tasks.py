@@ -334,7 +334,7 @@ def test_the_texts_of_a_request_are_bounded_together_before_they_are_read(
     def read(_: object) -> None:
         raise AssertionError("was tokenised")
 
-    monkeypatch.setattr(answerer._tokenizer, "read", read)
+    monkeypatch.setattr(answerer._tokenizer, "tokenize", read)
     samples = [{"question": "a", "context": f"{i} " * 10_000} for i in range(40)]
     code, pointer, limit = refusal(answerer, samples)
     assert (code, limit) == ("input_too_long", qa.MAX_CHARACTERS)
