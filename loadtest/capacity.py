@@ -14,7 +14,7 @@ import asyncio
 import json
 
 from loadtest.generator import Client, closed_loop, payload
-from loadtest.served import Served, cpu_seconds, serving
+from loadtest.server_process import Served, cpu_seconds, serving
 from swiftlet_serve.service.offline.environment import setting
 
 LENGTHS = (16, 32, 64, 128, 256, 512)

@@ -33,8 +33,8 @@ from typing import Any, Final
 
 from loadtest import wrk
 from loadtest.generator import Client, closed_loop, payload
-from loadtest.released import VOCABULARY, make
-from loadtest.served import announced, resident_kib, serving, settle
+from loadtest.released_mobilebert import VOCABULARY, make
+from loadtest.server_process import announced, resident_kib, serving, settle
 from loadtest.workload import TASKS, mix, read, route
 from loadtest.wrk import Result
 from swiftlet_serve.service.benchmark.bench import EMBEDDED
@@ -256,9 +256,11 @@ def main() -> None:
         for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
             served = stack.enter_context(serving(models, engine, *QUIET))
             servers.append(Server(name, served.port, served.process.pid))
-        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "loadtest.plain", *models)))
+        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx", *models)))
         if arguments.checkpoint:
-            servers.append(stack.enter_context(peer(PIPELINE, "loadtest.pipeline", arguments.checkpoint)))
+            servers.append(
+                stack.enter_context(peer(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint))
+            )
         points = []
         print(head())
         for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):

@@ -25,8 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.generator import Connection, Lost, payload
-from loadtest.scraping import DASHBOARD, Prometheus, expressions, prometheus
-from loadtest.served import Served, serving
+from loadtest.prometheus_server import DASHBOARD, Prometheus, expressions, prometheus
+from loadtest.server_process import Served, serving
 
 SCRAPE_S, STEP_S = 1.0, 1.0
 PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests a second

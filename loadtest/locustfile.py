@@ -26,7 +26,7 @@ from locust.exception import StopUser
 
 from loadtest.arrivals import SHAPES, read_trace, replayed, shaped
 from loadtest.backoff import AGAIN, pause
-from loadtest.levels import Record
+from loadtest.measurement import Record
 from loadtest.workload import TASKS, Body, mix, read
 
 SOAK_S: Final = 1800.0

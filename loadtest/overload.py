@@ -33,7 +33,7 @@ import uvloop
 
 from loadtest.arrivals import poisson
 from loadtest.generator import Client, Lost, closed_loop, open_loop, payload
-from loadtest.served import Served, serving
+from loadtest.server_process import Served, serving
 from swiftlet_serve.service.offline.environment import setting
 from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.settings import Settings
@@ -310,7 +310,7 @@ def main() -> None:
     reports = []
     cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]
     if arguments.released is not None:
-        from loadtest.released import VOCABULARY, make  # needs torch
+        from loadtest.released_mobilebert import VOCABULARY, make  # needs torch
 
         cases += [
             (engine, make("classify", arguments.released, VOCABULARY)) for engine, _ in cases if engine != "stand_in"

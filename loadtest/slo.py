@@ -39,8 +39,8 @@ from loadtest.locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of
 from locust.env import Environment
 
 from loadtest import report, wrk
-from loadtest.levels import Level, bound, tell
-from loadtest.served import announced, serving
+from loadtest.measurement import Level, bound, tell
+from loadtest.server_process import announced, serving
 from loadtest.verdict import FLOOR, SHARE, estimate, judge, next_rate
 from swiftlet_serve.service.offline.environment import setting
 from swiftlet_serve.service.settings import Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from loadtest.scraping import CONFIG, DASHBOARD, RULES, Prometheus, expressions, hurried, installed, prometheus
+from loadtest.prometheus_server import CONFIG, DASHBOARD, RULES, Prometheus, expressions, hurried, installed, prometheus
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings

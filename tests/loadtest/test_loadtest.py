@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from loadtest import report
 from loadtest.arrivals import BURST, SHAPES, read_trace, replayed, shaped
 from loadtest.backoff import FIRST_S, MOST_S, pause
-from loadtest.levels import Level, Record, bound, tell
-from loadtest.served import serving
+from loadtest.measurement import Level, Record, bound, tell
+from loadtest.server_process import serving
 from loadtest.verdict import MOST_RUNS, SHARE, Estimate, Run, crossing, estimate, fit, judge, next_rate
 from loadtest.workload import MASK, TASKS, Body, mix, read, route
 from tests.support.paths import ROOT

@@ -27,7 +27,7 @@ import swiftlet_serve.service.engines
 from loadtest.arrivals import poisson
 from loadtest.generator import Client, Lost, open_loop, payload
 from loadtest.overload import run as overload
-from loadtest.served import STAND_IN, Served, serving
+from loadtest.server_process import STAND_IN, Served, serving
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.loading import load_model, locate
 from swiftlet_serve.service.percentile import percentile

@@ -1,6 +1,7 @@
 """What most people write instead: transformers' own pipeline in a FastAPI handler. For comparison only.
 
-Run as `python loadtest/pipeline.py CHECKPOINT`, in an environment that has transformers and torch; prints its address.
+Run as `python -m loadtest.baseline_transformers_pipeline CHECKPOINT`. It needs transformers and torch, and prints its
+address.
 """
 
 import sys
@@ -9,7 +10,7 @@ import transformers
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from loadtest import peer
+from loadtest import baseline_server
 
 pipeline = transformers.pipeline("text-classification", model=sys.argv[1])
 app = FastAPI()
@@ -24,4 +25,4 @@ def classify(body: Body) -> list[list[dict[str, object]]]:
     return [pipeline(body.inputs, truncation=True, top_k=None)]
 
 
-peer.serve(app)
+baseline_server.serve(app)

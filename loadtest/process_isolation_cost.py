@@ -1,6 +1,6 @@
 """What it costs to run an engine in a process of its own: the same calls to a thread and to a process, side by side.
 
-    python loadtest/isolation.py
+    python loadtest/process_isolation_cost.py
 
 The engine does nothing, so that what is measured is the way there and back. The process is asked over a socket pair,
 with the numbers either sent as raw bytes or left in shared memory, where a byte on the socket says that they are

@@ -1,6 +1,6 @@
 """MobileBERT in its released shape, with random weights, as artifacts: speed does not depend on weights.
 
-python loadtest/released.py DIRECTORY [--vocabulary FILE] [--only TASK ...]
+python loadtest/released_mobilebert.py DIRECTORY [--vocabulary FILE] [--only TASK ...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What it costs to keep the stats: the same requests to servers that keep them and to servers that do not, in turns.
 
-    python loadtest/observing.py [ROUNDS]
+    python loadtest/telemetry_cost.py [ROUNDS]
 
 The engine does nothing, so that there is little else to be measured. All servers run at the same time and are asked in
 turns, over kept connections; the system says how much processor time each HTTP process took. That tells a difference of
@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from loadtest.generator import Connection, payload
-from loadtest.served import Served, serving
-from swiftlet_serve.service.telemetry.request_record import STAGES, Record
+from loadtest.server_process import Served, serving
+from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
 CLIENTS, WARM, REQUESTS = 8, 800, 400
@@ -62,7 +62,7 @@ def measure(server: Served) -> float:
 
 def booking_us() -> float:
     """Microseconds of processor time that the stats themselves take for a request with all stages, and its call."""
-    stats, record = RequestStats({"model": "classify"}), Record(model="model")
+    stats, record = RequestStats({"model": "classify"}), RequestRecord(model="model")
     for stage in STAGES:
         record.note(stage, 0.0, 0.001)
     record.accepted, record.status, record.ended = True, 200, record.began + 0.005

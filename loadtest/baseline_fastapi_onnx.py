@@ -1,6 +1,6 @@
 """What many people write: FastAPI, ONNX Runtime with stock int8, a thread for each core. For comparison only.
 
-    python loadtest/plain.py ARTIFACT [ARTIFACT ...]
+    python loadtest/baseline_fastapi_onnx.py ARTIFACT [ARTIFACT ...]
 
 It prints its address. It reads and writes text as Swiftlet does, and runs each row by itself: what differs is HTTP,
 queueing and batching.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from fastapi import Body, FastAPI
 
-from loadtest import peer
+from loadtest import baseline_server
 from swiftlet_serve.service.benchmark.baselines import CONTENDERS, opened
 from swiftlet_serve.service.loading import locate, open_model
 from swiftlet_serve.service.settings import Settings
@@ -49,4 +49,4 @@ def serve(name: str) -> None:
 
 for artifact in sys.argv[1:]:
     serve(artifact)
-peer.serve(app)
+baseline_server.serve(app)

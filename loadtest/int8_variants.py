@@ -1,7 +1,7 @@
 """The ways to compute in int8 that ONNX Runtime offers, side by side: how fast, and how near to fp32.
 
-    python loadtest/int8_forms.py [--data ../shared/data] [--seconds 1] [--out TABLE.md]
-    python loadtest/int8_forms.py --part albert --shape 1x16 --form "ragged, fp32" --form served    # some of it
+    python loadtest/int8_variants.py [--data ../shared/data] [--seconds 1] [--out TABLE.md]
+    python loadtest/int8_variants.py --part albert --shape 1x16 --form "ragged, fp32" --form served    # some of it
 
 Speed: milliseconds of the processor for a call on one core, on MobileBERT and ALBERT-base in their released shapes with
 random weights. Every round calls every form once, so that a busy machine is unfair to all alike; each number is the
