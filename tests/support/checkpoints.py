@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from swiftlet_serve.models.artifact import Task
-from swiftlet_serve.models.convert import Converted, convert
+from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
 from swiftlet_serve.models.heads import Model
 
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
@@ -176,7 +176,7 @@ def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any
     return model
 
 
-def conversion(model: Any, task: Task) -> Converted:
+def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
     """What `convert` makes of the checkpoint that transformers writes of a model."""
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
