@@ -40,7 +40,7 @@ def serve(name: str) -> None:
         request = task.Request.model_validate(body)
         encodings = task.encode(request)
         batches = [Batch.of([encoding]) for encoding in encodings]
-        return task.decode(request, encodings, [batch.split(np.asarray(call(batch)[0]))[0] for batch in batches])
+        return task.decode(request, encodings, [batch.split_rows(np.asarray(call(batch)[0]))[0] for batch in batches])
 
     @app.post(f"/{model.manifest.task}")
     def ask(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI's way

@@ -82,14 +82,14 @@ class Session:
 
     title = "under test"
     cost = Cost(padded=False, padded_attention=True, call_tokens=16, max_tokens=512, max_rows=64)
-    faithful = True
-    rounding = 0.0
+    runs_network = True
+    extra_tolerance = 0.0
 
     def __init__(self, call: Callable[[Batch], np.ndarray]) -> None:
         self._call = call
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return batch.split(self._call(batch))
+        return batch.split_rows(self._call(batch))
 
     def close(self) -> None:
         pass
@@ -247,7 +247,7 @@ def _openvino(model: Any) -> Engine:
 
     settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
     request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
-    return Session(lambda batch: np.array(request.infer(batch.rectangle()._asdict())["rows"]))
+    return Session(lambda batch: np.array(request.infer(batch.padded()._asdict())["rows"]))
 
 
 def openvino_fp32(subject: Subject) -> Engine:
@@ -264,7 +264,7 @@ def openvino_int8(subject: Subject) -> Engine:
     fp32 = of(in_fp32)(subject)
 
     def observed(batch: Batch) -> np.ndarray:
-        samples.append(batch.rectangle()._asdict())
+        samples.append(batch.padded()._asdict())
         return np.concatenate(fp32.run(batch))
 
     subject.calibrate(Session(observed))

@@ -30,8 +30,8 @@ NOTHING: Final[Ids] = np.zeros(0, np.int64)
 class Ranked(Encoding):
     """An encoding of whose rows the largest numbers are wanted."""
 
-    most: int  # K, if there are as many; at least 1
-    among: Ids  # (M,): the columns that count, each once; empty: all
+    top_k: int  # K, if there are as many; at least 1
+    candidates: Ids  # (M,): the columns that count, each once; empty: all
 
 
 class Ranking(NamedTuple):
@@ -47,9 +47,9 @@ class Ranking(NamedTuple):
         return cls(row[:, :1], row[:, 1 : _middle(row)], row[:, _middle(row) :].astype(np.int64))
 
 
-def width(most: int, among: int, outputs: int) -> int:
+def width(top_k: int, candidates: int, outputs: int) -> int:
     """How long the ranked row is for O outputs, where M of them count; O itself where nothing is ranked."""
-    return 1 + 2 * min(most, among or outputs) if most else outputs
+    return 1 + 2 * min(top_k, candidates or outputs) if top_k else outputs
 
 
 def is_of(row: Floats, outputs: int) -> bool:
@@ -64,10 +64,10 @@ def _middle(row: Floats) -> int:
     return (length + 1) // 2
 
 
-def rank(rows: Floats, most: int, among: Ids) -> Floats:
+def rank(rows: Floats, top_k: int, candidates: Ids) -> Floats:
     """(F, O) ranked. Of equal numbers, any may come first."""
-    found = top(rows[:, among] if len(among) else rows, most)
-    columns = among[found] if len(among) else found
+    found = top(rows[:, candidates] if len(candidates) else rows, top_k)
+    columns = candidates[found] if len(candidates) else found
     return np.concatenate([_total(rows), np.take_along_axis(rows, columns, axis=1), columns], axis=1, dtype=np.float32)
 
 
@@ -79,27 +79,27 @@ def _total(rows: Floats) -> Floats:
     return np.where(np.isfinite(rows).all(axis=1, keepdims=True), total, np.nan)
 
 
-def top(rows: Floats, most: int) -> Ids:
-    """(F, K): in each row, where the K largest stand, largest first; K is at most `most`.
+def top(rows: Floats, top_k: int) -> Ids:
+    """(F, K): in each row, where the K largest stand, largest first; K is at most `top_k`.
 
     They stand in the K groups with the largest maxima, and only those are ranked: of 30,522 numbers the five largest
     are found in 55 µs rather than 480.
     """
-    most = min(most, rows.shape[1])
+    top_k = min(top_k, rows.shape[1])
     groups = rows.shape[1] // GROUP
-    if groups <= most:
-        return _top(rows, most)
+    if groups <= top_k:
+        return _top(rows, top_k)
     grouped = GROUP * groups
     highest = rows[:, :grouped].reshape(len(rows), GROUP, groups).max(axis=1)
-    members = _top(highest, most)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
+    members = _top(highest, top_k)[:, None, :] + groups * np.arange(GROUP)[:, None]  # (F, GROUP, K)
     rest = np.broadcast_to(np.arange(grouped, rows.shape[1]), (len(rows), rows.shape[1] - grouped))
-    found = np.concatenate([members.reshape(len(rows), GROUP * most), rest], axis=1)
-    order = _top(np.take_along_axis(rows, found, axis=1), most)
+    found = np.concatenate([members.reshape(len(rows), GROUP * top_k), rest], axis=1)
+    order = _top(np.take_along_axis(rows, found, axis=1), top_k)
     return np.asarray(np.take_along_axis(found, order, axis=1))
 
 
-def _top(rows: Floats, most: int) -> Ids:
+def _top(rows: Floats, top_k: int) -> Ids:
     """The same, by comparing all."""
-    found = np.argpartition(-rows, most - 1, axis=1)[:, :most]
+    found = np.argpartition(-rows, top_k - 1, axis=1)[:, :top_k]
     order = np.argsort(-np.take_along_axis(rows, found, axis=1), axis=1, kind="stable")
     return np.asarray(np.take_along_axis(found, order, axis=1))

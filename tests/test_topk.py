@@ -28,27 +28,27 @@ ROWS = st.builds(
 )
 
 
-@given(rows=ROWS, most=st.integers(1, 100))
-def test_the_largest_are_found_among_few_and_among_many(rows, most):
-    for row, places in zip(rows, top(rows, most), strict=True):
-        assert len(set(places.tolist())) == min(most, rows.shape[1])
-        np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:most])
+@given(rows=ROWS, top_k=st.integers(1, 100))
+def test_the_largest_are_found_among_few_and_among_many(rows, top_k):
+    for row, places in zip(rows, top(rows, top_k), strict=True):
+        assert len(set(places.tolist())) == min(top_k, rows.shape[1])
+        np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:top_k])
 
 
-@given(rows=ROWS, most=st.integers(1, 100), data=st.data())
-def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows, most, data):
+@given(rows=ROWS, top_k=st.integers(1, 100), data=st.data())
+def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows, top_k, data):
     columns = st.sampled_from(range(rows.shape[1]))
-    among = np.array(data.draw(st.lists(columns, max_size=20, unique=True)), np.int64)
-    ranked = rank(rows, most, among)
+    candidates = np.array(data.draw(st.lists(columns, max_size=20, unique=True)), np.int64)
+    ranked = rank(rows, top_k, candidates)
     total, largest, found = Ranking.of(ranked)
 
     assert ranked.dtype == np.float32
-    assert ranked.shape == (len(rows), width(most, len(among), rows.shape[1]))
+    assert ranked.shape == (len(rows), width(top_k, len(candidates), rows.shape[1]))
     for row, own_total, own_largest, own_found in zip(rows, total, largest, found, strict=True):
-        counting = row[among] if len(among) else row
-        assert own_largest.tolist() == np.sort(counting)[::-1][:most].tolist()
+        counting = row[candidates] if len(candidates) else row
+        assert own_largest.tolist() == np.sort(counting)[::-1][:top_k].tolist()
         assert own_largest.tolist() == row[own_found].tolist()
-        assert not len(among) or set(own_found.tolist()) <= set(among.tolist())
+        assert not len(candidates) or set(own_found.tolist()) <= set(candidates.tolist())
         odds = np.exp(row.astype(np.float64))
         np.testing.assert_allclose(
             np.exp(own_largest.astype(np.float64) - own_total), odds[own_found] / odds.sum(), 1e-5
@@ -60,11 +60,11 @@ def test_no_rows_are_ranked_to_none():
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("among", [NOTHING, np.array([3])])
-def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, among):
+@pytest.mark.parametrize("candidates", [NOTHING, np.array([3])])
+def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, candidates):
     rows = numbers(2, 300, seed=0, coarse=False)
     rows[1, 123] = wrong
-    ranked = rank(rows, 5, among)
+    ranked = rank(rows, 5, candidates)
 
     assert np.isfinite(ranked[0]).all()
     assert not np.isfinite(ranked[1]).all()
@@ -76,9 +76,9 @@ def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
     chosen = Ranked(*vars(plain).values(), 9, np.array([4, 1]))
     batch = Batch.of([plain, ranked, chosen, plain])
     rows = numbers(8, 10, seed=1, coarse=False)
-    split = batch.split(rows)
+    split = batch.split_rows(rows)
 
-    assert batch.shapes(10) == [(2, 10), (2, 5), (2, 5), (2, 10)]
+    assert batch.row_shapes(10) == [(2, 10), (2, 5), (2, 5), (2, 10)]
     assert [row.shape for row in split] == [(2, 10), (2, 5), (2, 5), (2, 10)]
     np.testing.assert_array_equal(split[0], rows[:2])
     np.testing.assert_array_equal(split[1], rank(rows[2:4], 2, NOTHING))
@@ -86,5 +86,5 @@ def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
     np.testing.assert_array_equal(split[3], rows[6:])
     assert not any(np.shares_memory(row, rows) for row in split)
     for wrong in (7, 9):
-        shapes = [row.shape for row in batch.split(numbers(wrong, 10, seed=1, coarse=False))]
-        assert shapes != batch.shapes(10)
+        shapes = [row.shape for row in batch.split_rows(numbers(wrong, 10, seed=1, coarse=False))]
+        assert shapes != batch.row_shapes(10)

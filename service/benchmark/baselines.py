@@ -221,7 +221,7 @@ def _load_stock(network: Network) -> Loaded:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = ort.InferenceSession(_prepare_stock(network), options, providers=["CPUExecutionProvider"])
-    return Loaded("ONNX Runtime, stock int8", lambda batch: session.run(["rows"], batch.rectangle()._asdict()))
+    return Loaded("ONNX Runtime, stock int8", lambda batch: session.run(["rows"], batch.padded()._asdict()))
 
 
 # --- OpenVINO
@@ -234,7 +234,7 @@ def _prepare_openvino_int8(network: Network) -> Path:
     file = network.artifact.path / "openvino-int8.xml"
     if not file.exists():
         nncf.set_log_level(logging.ERROR)
-        samples = [dict(batch_of(2, 64, seed).rectangle()._asdict()) for seed in range(8)]
+        samples = [dict(batch_of(2, 64, seed).padded()._asdict()) for seed in range(8)]
         graph = openvino.Core().read_model(network.graph)
         kind = nncf.ModelType.TRANSFORMER
         with contextlib.redirect_stdout(sys.stderr):  # it draws bars
@@ -253,7 +253,7 @@ def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Callable[[N
         request = compiled.create_infer_request()
         rest = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()  # bf16 where the CPU has it
         title = f"OpenVINO {kind}{rest}"
-        return Loaded(title, lambda batch: list(request.infer(batch.rectangle()._asdict()).values()))
+        return Loaded(title, lambda batch: list(request.infer(batch.padded()._asdict()).values()))
 
     return load
 

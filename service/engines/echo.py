@@ -21,14 +21,14 @@ from swiftlet_serve.service.types import Batch, Cost, Row
 class Echo:
     title: ClassVar[str] = "echo"
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=0, max_tokens=4096, max_rows=64)
-    faithful: ClassVar[bool] = False
-    rounding: ClassVar[float] = 0.0
+    runs_network: ClassVar[bool] = False
+    extra_tolerance: ClassVar[float] = 0.0
 
     def __init__(self, width: int) -> None:
         self.width = width
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return batch.split(np.concatenate([self.numbers(encoding) for encoding in batch.encodings()]))
+        return batch.split_rows(np.concatenate([self.numbers(encoding) for encoding in batch.encodings()]))
 
     def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
         """The head's, (F, width)."""

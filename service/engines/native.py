@@ -104,9 +104,9 @@ class Library:
 class Native:
     # A call costs what it holds, and little besides: the weights come by once for all tokens of it.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
-    faithful: ClassVar[bool] = True
+    runs_network: ClassVar[bool] = True
     # Beyond the tolerance of ONNX Runtime's int8: weights have one scale for a whole output, not one for each block.
-    rounding: ClassVar[float] = 0.05
+    extra_tolerance: ClassVar[float] = 0.05
 
     def __init__(self, library: Library, folded: Folded) -> None:
         """Raises MemoryError."""
@@ -136,14 +136,14 @@ class Native:
     def run(self, batch: Batch) -> Sequence[Row]:
         """Raises ValueError for a batch that is none: ids out of range, rows empty or too long, focus elsewhere."""
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
-        offsets = batch.offsets, batch.focus_offsets, batch.among_offsets
-        if len(batch.token_type_ids) != tokens or len(batch.most) != rows or {*map(len, offsets)} != {rows + 1}:
+        offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
+        if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
             raise ValueError(FAULTS[2])
-        shapes = batch.shapes(self._outputs)
+        shapes = batch.row_shapes(self._outputs)
         # Nothing of the batch is known to be right yet; of one that is, no row is longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
-        counts = rows, tokens, len(batch.focus), len(batch.among)
+        counts = rows, tokens, len(batch.focus), len(batch.candidates)
         # As one array, since each that is handed over takes two microseconds.
         given = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         _check(self._c.swiftlet_run(self._model, *counts, given, numbers))

@@ -37,8 +37,8 @@ class OnnxCpu:
     # batch of about 512 padded tokens reaches the most sequences a second on short and on mixed text alike. A larger
     # one is no faster, makes everyone in it wait, and is several times slower where lengths differ.
     cost: ClassVar[Cost] = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
-    faithful: ClassVar[bool] = True
-    rounding: ClassVar[float] = 0.0
+    runs_network: ClassVar[bool] = True
+    extra_tolerance: ClassVar[float] = 0.0
 
     def __init__(self, model: Path, threads: int) -> None:
         """Raises ArtifactError for a file that is no network, or not one that is served here."""
@@ -53,8 +53,8 @@ class OnnxCpu:
             raise ArtifactError(f"{model.parent.name}: {model.name} has inputs or outputs of other names.")
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        (rows,) = self._session.run(["rows"], batch.rectangle()._asdict())
-        return batch.split(rows)
+        (rows,) = self._session.run(["rows"], batch.padded()._asdict())
+        return batch.split_rows(rows)
 
     def close(self) -> None:
         del self._session
@@ -66,7 +66,7 @@ class Ragged:
     title: ClassVar[str] = "onnx_cpu"
     # Measured on one core with MobileBERT int8 (ONNX Runtime 1.31): a call costs about as much as 16 tokens.
     cost: ClassVar[Cost] = Cost(padded=False, padded_attention=True, call_tokens=16, max_tokens=512, max_rows=64)
-    faithful: ClassVar[bool] = True
+    runs_network: ClassVar[bool] = True
 
     def __init__(self, folded: Folded, multiply: Multiply, threads: int) -> None:
         """Raises FoldingError where ONNX Runtime does not know its activation."""
@@ -75,14 +75,14 @@ class Ragged:
         self._outputs = folded.outputs
         # Beyond the tolerance, which is that of weights with a scale for each block: what is in 8 bits here has one for
         # each output.
-        self.rounding = 0.0 if multiply is in_fp32 else 0.05
+        self.extra_tolerance = 0.0 if multiply is in_fp32 else 0.05
 
     def run(self, batch: Batch) -> Sequence[Row]:
         if not len(batch.focus):
-            return batch.split(np.empty((0, self._outputs), np.float32))
+            return batch.split_rows(np.empty((0, self._outputs), np.float32))
         given = inputs(batch)
         (rows,) = self._session.run(["rows"], {name: given[name] for name in self._inputs})
-        return batch.split(rows)
+        return batch.split_rows(rows)
 
     def close(self) -> None:
         del self._session

@@ -20,7 +20,7 @@ from swiftlet_serve.service.types import Batch, Cost, PaddedBatch, Row
 class OpenVino:
     # As of a padded graph in `onnx_cpu`.
     cost: ClassVar[Cost] = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
-    faithful: ClassVar[bool] = True
+    runs_network: ClassVar[bool] = True
 
     def __init__(self, model: Path, threads: int, calls: int) -> None:
         """For so many calls at the same time, of so many threads each.
@@ -46,11 +46,11 @@ class OpenVino:
             raise ArtifactError(f"{model.parent.name}: {model.name} has inputs or outputs of other names.")
         precision = self._network.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         self.title = f"openvino ({precision})"
-        self.rounding = 0.0 if precision == "f32" else 0.05  # bf16 keeps 8 bits, and layers add up
+        self.extra_tolerance = 0.0 if precision == "f32" else 0.05  # bf16 keeps 8 bits, and layers add up
         self._own = threading.local()
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        return batch.split(self._request().infer(batch.rectangle()._asdict())["rows"])
+        return batch.split_rows(self._request().infer(batch.padded()._asdict())["rows"])
 
     def _request(self) -> Any:
         """This thread's: a request is for one call at a time."""

@@ -21,7 +21,7 @@ from swiftlet_serve.service.types import Batch, Cost, Row
 
 
 class Torch:
-    faithful: ClassVar[bool] = True
+    runs_network: ClassVar[bool] = True
 
     def __init__(self, network: Model, device: torch.device) -> None:
         self._device = device
@@ -33,7 +33,7 @@ class Torch:
         return f"torch ({self._device.type})"
 
     @property
-    def rounding(self) -> float:
+    def extra_tolerance(self) -> float:
         return 0.05 if self._device.type == "cuda" else 0.0  # bf16 keeps 8 bits, and layers add up
 
     @property
@@ -45,9 +45,9 @@ class Torch:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sequence[Row]:
-        rectangle = batch.rectangle()
-        rows = self._network(*(torch.from_numpy(array).to(self._device) for array in rectangle))
-        return batch.split(rows.float().cpu().numpy())
+        padded = batch.padded()
+        rows = self._network(*(torch.from_numpy(array).to(self._device) for array in padded))
+        return batch.split_rows(rows.float().cpu().numpy())
 
     def close(self) -> None:
         del self._network

@@ -116,7 +116,7 @@ class Batcher:
     def pace(self) -> Pace:
         """What its calls take. The executor knows its engine once that is loaded."""
         pace = Pace(self._pool.executor.cost(self.model))
-        for tokens, seconds in self._pool.executor.timed(self.model):
+        for tokens, seconds in self._pool.executor.timed_calls(self.model):
             pace.learn([tokens], seconds)
         return pace
 
@@ -447,9 +447,9 @@ class Dispatcher:
             outcomes, engine_s = future.result()
             ended = True
         except WorkerLost as lost:
-            if not (lost.suspects and batch[0].suspect):
+            if not (lost.suspect and batch[0].suspect):
                 for item in batch:
-                    item.suspect |= lost.suspects
+                    item.suspect |= lost.suspect
                 batcher.put_back(batch)
                 return
             outcomes = [Internal("internal", "The model failed on this input.")]

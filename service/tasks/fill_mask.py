@@ -114,7 +114,7 @@ class FillMask:
             if len(encoding.focus) < expected:
                 detail = f"A mask stands beyond the {self._max_tokens} tokens that are read."
                 raise tasks.input_too_long(pointer, detail, self._max_tokens)
-        return [Ranked(**vars(encoding), most=parameters.top_k, among=targets) for encoding in encodings]
+        return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
 
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:  # noqa: ARG002  # a task's shape
         """For each mask of each text its tokens, best first; without the outer list where there is only one."""

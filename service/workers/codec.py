@@ -2,8 +2,8 @@
 
 A message is its length in bytes as one int64, then that many bytes. A call is int64 throughout:
 
-    id, model, B, offsets (B + 1), focus_offsets (B + 1), among_offsets (B + 1), most (B),
-    input_ids (T), token_type_ids (T), focus (N), among (M)
+    id, model, B, offsets (B + 1), focus_offsets (B + 1), candidate_offsets (B + 1), top_k (B),
+    input_ids (T), token_type_ids (T), focus (N), candidates (M)
 
 The names are those of `Batch`; `model` counts the models in the order in which they were hosted. Its answer is int64,
 then float32:
@@ -56,10 +56,14 @@ def unpack_call(message: bytearray) -> tuple[int, int, Batch]:
         at += count
         return numbers[at - count : at]
 
-    offsets, focus_offsets, among_offsets, most = take(size + 1), take(size + 1), take(size + 1), take(size)
-    tokens, read, choices = int(offsets[-1]), int(focus_offsets[-1]), int(among_offsets[-1])
-    input_ids, token_type_ids, focus, among = take(tokens), take(tokens), take(read), take(choices)
-    return id_, model, Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, most, among, among_offsets)
+    offsets, focus_offsets, candidate_offsets, top_k = take(size + 1), take(size + 1), take(size + 1), take(size)
+    tokens, read, choices = int(offsets[-1]), int(focus_offsets[-1]), int(candidate_offsets[-1])
+    input_ids, token_type_ids, focus, candidates = take(tokens), take(tokens), take(read), take(choices)
+    return (
+        id_,
+        model,
+        Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, top_k, candidates, candidate_offsets),
+    )
 
 
 def pack_answer(id_: int, ran: BatchResult) -> bytes:

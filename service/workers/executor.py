@@ -51,8 +51,8 @@ def host(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float | Non
     """
     # One thread a call and one call a core: two calls side by side do more than two threads in one call.
     engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
-    deviation = replay(artifact, engine) if engine.faithful else None
-    timed = rehearse(artifact, engine) if engine.faithful else []
+    deviation = replay(artifact, engine) if engine.runs_network else None
+    timed = rehearse(artifact, engine) if engine.runs_network else []
     return HostedModel(engine, artifact.manifest.width, timed), deviation
 
 
@@ -74,7 +74,7 @@ class ThreadExecutor:
     def cost(self, model: str) -> Cost:
         return self._models[model].engine.cost
 
-    def timed(self, model: str) -> Sequence[TimedCall]:
+    def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return self._models[model].timed
 
     async def open(self) -> None:
@@ -129,13 +129,13 @@ def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
 
 def _inspect(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
     """Rows whose number or shapes are wrong are all refused, since there is no telling whose they are."""
-    found, expected = [np.shape(row) for row in rows], batch.shapes(width)
+    found, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
     if found != expected:
         log.error("engine gave rows of shapes %s for %s", found, expected)
         return [_fault("invalid_engine_output") for _ in expected]
     fine = [
-        np.isfinite(row).all() and (not most or is_of(row, width))
-        for row, most in zip(rows, batch.most.tolist(), strict=True)
+        np.isfinite(row).all() and (not top_k or is_of(row, width))
+        for row, top_k in zip(rows, batch.top_k.tolist(), strict=True)
     ]
     return [row if good else _fault("invalid_engine_output") for row, good in zip(rows, fine, strict=True)]
 

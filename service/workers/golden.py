@@ -32,10 +32,10 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     arrays = _load(artifact)
     rows = arrays.pop("rows")
     try:
-        worst = _worst(engine, artifact.manifest.width, rows, arrays.pop("columns"), Batch.whole(**arrays))
+        worst = _worst(engine, artifact.manifest.width, rows, arrays.pop("columns"), Batch.without_top_k(**arrays))
     except Exception as error:  # arrays of any content and an engine of any kind meet here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
-    tolerance = artifact.manifest.tolerance + engine.rounding * float(np.abs(rows).max(initial=0.0))
+    tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
     if worst > tolerance:
         raise ArtifactError(
             f"{artifact.path.name}: the engine's answers differ from the golden ones by {worst:.3g}, "
@@ -52,7 +52,7 @@ def encodings(artifact: Artifact) -> list[Encoding]:
     """
     arrays = _load(artifact)
     del arrays["rows"], arrays["columns"]
-    return Batch.whole(**arrays).encodings()
+    return Batch.without_top_k(**arrays).encodings()
 
 
 def rehearse(artifact: Artifact, engine: Engine) -> list[TimedCall]:
@@ -71,7 +71,7 @@ def rehearse(artifact: Artifact, engine: Engine) -> list[TimedCall]:
 
 def _worst(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> float:
     worst = 0.0
-    for encoding, golden in zip(batch.encodings(), batch.split(rows), strict=True):
+    for encoding, golden in zip(batch.encodings(), batch.split_rows(rows), strict=True):
         (row,) = engine.run(Batch.of([encoding]))
         if row.shape != (len(encoding.focus), width):
             raise ValueError(f"rows of shape {row.shape} instead of {len(encoding.focus), width}")
@@ -83,7 +83,7 @@ def _worst(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArr
 
 def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
     """Raises ValueError where the engine does not rank the numbers of this row as they are."""
-    ranked = engine.run(Batch.of([Ranked(**vars(encoding), most=RANKED, among=NOTHING)]))[0]
+    ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=RANKED, candidates=NOTHING)]))[0]
     found, expected = Ranking.of(ranked), Ranking.of(rank(row, RANKED, NOTHING))
     for ours, theirs in zip(found[:2], expected[:2], strict=True):  # of equal numbers, any column may come first
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True):

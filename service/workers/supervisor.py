@@ -101,7 +101,7 @@ class ProcessExecutor:
     def cost(self, model: str) -> Cost:
         return self._models[model][1].cost
 
-    def timed(self, model: str) -> Sequence[TimedCall]:
+    def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return self._models[model][1].timed
 
     async def open(self) -> None:
@@ -155,7 +155,7 @@ class ProcessExecutor:
         if call.cancelled():
             return
         if isinstance(lost := call.exception(), WorkerLost):
-            if lost.suspects:
+            if lost.suspect:
                 self._note(False, model, patience_s)
         else:
             self._note(not all(isinstance(one, Internal) for one in call.result().outcomes), model, patience_s)

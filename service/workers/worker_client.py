@@ -241,6 +241,6 @@ class Line(asyncio.Protocol):
     def cut(self, *, suspects: bool) -> None:
         """Ends the connection, and the call under way as `WorkerLost`."""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(WorkerLost(suspects=suspects))
+            self._answer.set_exception(WorkerLost(suspect=suspects))
         self._answer = None
         self._transport.abort()

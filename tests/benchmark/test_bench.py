@@ -233,8 +233,8 @@ def test_all_of_a_row_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "encodings", lambda *_: found)
     (text,) = bench._texts(model, tmp_path)
 
-    assert Batch.of(found).shapes(8192) != [(1, 8192)]
-    assert Batch.of([text]).shapes(8192) == [(1, 8192)]
+    assert Batch.of(found).row_shapes(8192) != [(1, 8192)]
+    assert Batch.of([text]).row_shapes(8192) == [(1, 8192)]
 
 
 # --- what is told

@@ -43,20 +43,20 @@ def test_a_batch_holds_its_encodings(given_encodings):
 
 
 @given(st.lists(encodings(), min_size=1, max_size=8))
-def test_a_rectangle_is_the_encodings_and_zeros(given_encodings):
-    rectangle = Batch.of(given_encodings).rectangle()
-    flat = rectangle.input_ids.reshape(-1)
+def test_padded_batch_holds_the_encodings_and_zeros(given_encodings):
+    padded = Batch.of(given_encodings).padded()
+    flat = padded.input_ids.reshape(-1)
 
     longest = max(len(e.input_ids) for e in given_encodings)
-    assert rectangle.input_ids.shape == rectangle.token_type_ids.shape == (len(given_encodings), longest)
-    for encoding, ids, types, length in zip(given_encodings, *rectangle[:3], strict=True):
+    assert padded.input_ids.shape == padded.token_type_ids.shape == (len(given_encodings), longest)
+    for encoding, ids, types, length in zip(given_encodings, *padded[:3], strict=True):
         assert length == len(encoding.input_ids)
         assert ids[:length].tolist() == encoding.input_ids.tolist()
         assert types[:length].tolist() == encoding.token_type_ids.tolist()
         assert not ids[length:].any()
         assert not types[length:].any()
     read = np.concatenate([e.input_ids[e.focus] for e in given_encodings])
-    assert flat[rectangle.focus].tolist() == read.tolist()
+    assert flat[padded.focus].tolist() == read.tolist()
 
 
 @pytest.fixture(scope="module")

@@ -302,14 +302,18 @@ WRONG = {
     "focus offsets that go down": broken(focus_offsets=put(1, 6)),
     "a row more than offsets say": broken(offsets=lambda array: array[:-1]),
     "fewer types than ids": broken(token_type_ids=lambda array: array[:-1]),
-    "a negative number of the largest": broken(most=put(1, -1)),
-    "more of the largest than memory holds": broken(most=put(1, 2**62)),
-    "the largest of more rows than there are": broken(most=lambda array: np.append(array, 1)),
-    "a column that is none": broken(among=lambda _: np.array([2]), among_offsets=lambda _: np.array([0, 0, 1, 1])),
-    "a negative column": broken(among=lambda _: np.array([-1]), among_offsets=lambda _: np.array([0, 1, 1, 1])),
-    "columns that nobody wants": broken(among=lambda _: np.array([1])),
-    "offsets of columns that go down": broken(among_offsets=put(1, 1)),
-    "fewer offsets of columns than of rows": broken(among_offsets=lambda array: array[:-1]),
+    "a negative number of the largest": broken(top_k=put(1, -1)),
+    "more of the largest than memory holds": broken(top_k=put(1, 2**62)),
+    "the largest of more rows than there are": broken(top_k=lambda array: np.append(array, 1)),
+    "a column that is none": broken(
+        candidates=lambda _: np.array([2]), candidate_offsets=lambda _: np.array([0, 0, 1, 1])
+    ),
+    "a negative column": broken(
+        candidates=lambda _: np.array([-1]), candidate_offsets=lambda _: np.array([0, 1, 1, 1])
+    ),
+    "columns that nobody wants": broken(candidates=lambda _: np.array([1])),
+    "offsets of columns that go down": broken(candidate_offsets=put(1, 1)),
+    "fewer offsets of columns than of rows": broken(candidate_offsets=lambda array: array[:-1]),
     "no rows": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
     "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
     "a row that is too long": Batch.of([encoding(POSITIONS + 1, [0], 1)]),

@@ -32,7 +32,7 @@ def artifact_dir(tmp_path_factory) -> Path:
 
 def far(engine: OpenVino) -> float:
     """By how much its rows may be off: by the order of sums, or by what bf16 keeps."""
-    return 1e-5 if engine.rounding == 0 else 0.02
+    return 1e-5 if engine.extra_tolerance == 0 else 0.02
 
 
 def rows(engine: OpenVino, task: str) -> list[np.ndarray]:

@@ -227,7 +227,7 @@ def test_without_data_the_card_says_how_fast_the_native_engine_is(out):
 @needs_kernels
 def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
     said: list[str] = []
-    with mock.patch.object(native.Native, "rounding", -1.0):
+    with mock.patch.object(native.Native, "extra_tolerance", -1.0):
         card = make(out, draft("bert", "classify"), report=said.append).card()
 
     assert "the engine's answers differ from the golden ones" in card["native"]["refused"]

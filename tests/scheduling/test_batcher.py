@@ -500,7 +500,7 @@ def poisoned(executor: ScriptedCrew, poison: set[int]) -> asyncio.Task:
             call = await executor.calls.get()
             asked = executor.asked[-1]
             if poison & set(asked):
-                call.set_exception(WorkerLost(suspects=True))
+                call.set_exception(WorkerLost(suspect=True))
             else:
                 call.set_result([row_of(tag) for tag in asked])
 
@@ -531,7 +531,7 @@ def test_suspects_run_one_at_a_time_and_others_beside_them():
         work = [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (0, 1)]
         await settle()
         for _ in range(2):
-            (await executor.calls.get()).set_exception(WorkerLost(suspects=True))
+            (await executor.calls.get()).set_exception(WorkerLost(suspect=True))
         await settle()
         work.append(asyncio.ensure_future(submit(batcher, encoding(2), soon())))
         await settle()
@@ -557,7 +557,7 @@ def test_what_was_lost_by_the_fault_of_another_call_runs_again_first_and_as_a_ba
         work += [asyncio.ensure_future(submit(batcher, encoding(tag), soon())) for tag in (3, 4)]
         work[1].cancel()
         await settle()
-        (await executor.calls.get()).set_exception(WorkerLost(suspects=False))
+        (await executor.calls.get()).set_exception(WorkerLost(suspect=False))
         (await executor.calls.get()).set_result([row_of(9)] * 4)
         await asyncio.wait(work)
 
@@ -575,7 +575,7 @@ def test_what_was_lost_and_is_late_is_not_tried_again():
         call = await executor.calls.get()
         with pytest.raises(DeadlineExceeded):
             await work
-        call.set_exception(WorkerLost(suspects=True))
+        call.set_exception(WorkerLost(suspect=True))
         await settle()
 
         assert executor.asked == [[0]]

@@ -77,7 +77,7 @@ class Scheduling(RuleBasedStateMachine):
     def cost(self, model: str) -> Cost:
         return COST
 
-    def timed(self, model: str) -> Sequence[TimedCall]:
+    def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return ()
 
     async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> BatchResult:
@@ -169,7 +169,7 @@ class Scheduling(RuleBasedStateMachine):
         elif how in ("suspects", "innocent"):
             for tag in call.tags:
                 self.asked[tag].suspect |= how == "suspects"
-            call.answer.set_exception(WorkerLost(suspects=how == "suspects"))
+            call.answer.set_exception(WorkerLost(suspect=how == "suspects"))
         else:
             call.answer.set_result(rows if how == "rows" else [Internal("internal", "It failed."), *rows[1:]])
 

@@ -68,7 +68,7 @@ class Call:
 class GatedEngine:
     """Tells the test of each call, and answers when told to."""
 
-    faithful = False
+    runs_network = False
 
     def __init__(self, cost: Cost = RAGGED):
         self.cost = cost
@@ -90,7 +90,7 @@ class GatedEngine:
 class Engine:
     """Answers at once with `answer(tags)`, and remembers what it was asked."""
 
-    faithful = False
+    runs_network = False
     cost = RAGGED
 
     def __init__(self, answer=lambda asked: [row_of(tag) for tag in asked]):
@@ -120,7 +120,7 @@ class ScriptedCrew:
     def cost(self, model: str) -> Cost:
         return self._cost
 
-    def timed(self, model: str) -> Sequence[TimedCall]:
+    def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return ()
 
     async def open(self) -> None:

@@ -124,7 +124,7 @@ def encoding(length: int, focus: Sequence[int], seed: int) -> Encoding:
 @torch.no_grad()
 def torch_rows(model: Model, batch: Batch) -> np.ndarray:
     """What torch computes, (N, O)."""
-    return model(*(torch.from_numpy(array) for array in batch.rectangle())).numpy()
+    return model(*(torch.from_numpy(array) for array in batch.padded())).numpy()
 
 
 ACTIVATIONS = {

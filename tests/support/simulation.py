@@ -46,7 +46,7 @@ class Executor:
     def cost(self, model: str) -> Cost:
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
 
-    def timed(self, model: str) -> Sequence[TimedCall]:
+    def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return [TimedCall(tokens, self.takes_s([tokens])) for tokens in self.golden]
 
     async def open(self) -> None:

@@ -86,7 +86,7 @@ def ask(task: Any, case: Case, network: Callable[[Encoding], Row]) -> Any:
     request = task.Request(inputs=case.inputs, parameters=case.parameters)
     encodings = task.encode(request)
     rows = np.concatenate([network(encoding) for encoding in encodings])
-    return task.decode(request, encodings, Batch.of(encodings).split(rows))
+    return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
 
 
 def flatten(nested: Any) -> list[Any]:

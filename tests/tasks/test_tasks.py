@@ -77,7 +77,7 @@ def test_the_example_of_every_task_can_be_answered(
         request = task.Request.model_validate(example)
         encodings = task.encode(request)
         batch = Batch.of(encodings)
-        rows = batch.split(np.zeros((len(batch.focus), width), np.float32))
+        rows = batch.split_rows(np.zeros((len(batch.focus), width), np.float32))
         assert json.loads(json.dumps(task.decode(request, encodings, rows)))
 
 
@@ -358,7 +358,7 @@ def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: 
     rows = [np.zeros((len(encoding.focus), tokenizer.vocab_size), np.float32) for encoding in encodings]
     for row in rows:
         row[:, tokenizer.tokenize([wanted])[0].ids[-1]] = 20
-    return filler.decode(request, encodings, Batch.of(encodings).split(np.concatenate(rows)))
+    return filler.decode(request, encodings, Batch.of(encodings).split_rows(np.concatenate(rows)))
 
 
 def test_one_mask_is_answered_by_a_flat_list(filler: fill_mask.FillMask) -> None:

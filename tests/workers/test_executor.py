@@ -48,7 +48,7 @@ def test_a_failure_has_the_sentence_of_its_code():
 
 @pytest.mark.parametrize("column", [-1, 10, 2.0**33])
 def test_a_column_that_is_none_is_no_answer(column):
-    asked = Ranked(**vars(encoding(1)), most=1, among=NOTHING)
+    asked = Ranked(**vars(encoding(1)), top_k=1, candidates=NOTHING)
     rows = [np.array([[0.5, 0.25, place]], np.float32) for place in (9, column)]
     outcomes = run_batch(HostedModel(Engine(lambda _: rows), 10), Batch.of([asked, asked]))
 
@@ -58,8 +58,8 @@ def test_a_column_that_is_none_is_no_answer(column):
 class Odd(Echo):
     """An engine that is off in one way, which its subclass says."""
 
-    faithful = True
-    rounding = 0.0
+    runs_network = True
+    extra_tolerance = 0.0
 
 
 class Wide(Odd):
@@ -70,7 +70,7 @@ class Wide(Odd):
 class Disorderly(Odd):
     def run(self, batch):
         rows = super().run(batch)
-        return [-row if most else row for row, most in zip(rows, batch.most, strict=True)]
+        return [-row if most else row for row, most in zip(rows, batch.top_k, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_where_the_process_dies_every_call_may_have_been_the_cause(how, place):
             await until((place / "once").exists)
             outcomes = await asyncio.gather(ask(executor, how), beside, return_exceptions=True)
 
-            assert [(type(one), one.suspects) for one in outcomes] == [(WorkerLost, True)] * 2
+            assert [(type(one), one.suspect) for one in outcomes] == [(WorkerLost, True)] * 2
             assert not executor.ready
             assert await ask(executor, 1) == rows(1)
             assert executor.ready
@@ -147,7 +147,7 @@ def test_a_call_that_hangs_is_ended_with_its_process_and_the_others_are_not_to_b
             with pytest.raises(WorkerLost) as other:
                 await beside
 
-            assert (lost.value.suspects, other.value.suspects) == (True, False)
+            assert (lost.value.suspect, other.value.suspect) == (True, False)
             await until(lambda: not alive(died))
             assert await ask(executor, 1) == rows(1)
 
@@ -439,13 +439,13 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
     artifact = open_artifact(BUNDLED / name)
     with np.load(artifact.file(GOLDEN)) as file:
         arrays = {key: file[key] for key in file if key not in ("rows", "columns")}
-    encodings = Batch.whole(**arrays).encodings()
+    encodings = Batch.without_top_k(**arrays).encodings()
 
     async def scenario():
         threads = ThreadExecutor({name: HostedModel(*host(artifact, "onnx_cpu")[0])}, 1)
         executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
         executor.load()
-        for timed in (threads.timed(name), executor.timed(name)):
+        for timed in (threads.timed_calls(name), executor.timed_calls(name)):
             assert [call.tokens for call in timed] == [len(one.input_ids) for one in encodings]
             assert all(call.seconds > 0 for call in timed)
         async with opened(executor):

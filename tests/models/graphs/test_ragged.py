@@ -13,10 +13,11 @@ import torch
 from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.models.folding import FoldingError
 from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8, in_mixed, of_int8, ragged
+from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import onnx_cpu
 from swiftlet_serve.service.engines.onnx_cpu import Ragged
 from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.types import Batch, Encoding
+from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.golden import replay
 from tests.support.checkpoints import relative_error
 from tests.support.native_kernels import NETWORKS, encoding, folded, network, torch_rows
@@ -112,7 +113,7 @@ def test_an_artifact_of_a_known_network_is_folded(name, precision, rounding):
     )
 
     assert isinstance(engine, Ragged)
-    assert engine.rounding == rounding
+    assert engine.extra_tolerance == rounding
     assert replay(made, engine) <= made.manifest.tolerance
 
 

@@ -25,8 +25,8 @@ FOREVER_S = 1000
 
 class Faulty:
     cost = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)
-    faithful = False
-    rounding = 0.0
+    runs_network = False
+    extra_tolerance = 0.0
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

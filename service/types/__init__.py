@@ -1,0 +1,27 @@
+"""The data types and protocols that the packages of the service share."""
+
+from swiftlet_serve.service.types.batch import Batch, PaddedBatch, Row
+from swiftlet_serve.service.types.engine import Cost, Engine, TimedCall
+from swiftlet_serve.service.types.executor import BatchResult, Executor, Outcome, WorkerLost
+from swiftlet_serve.service.types.request import Deadline, Priority, Scheduler, Submit
+from swiftlet_serve.service.types.task import EncodingT, RequestT, Task
+
+__all__ = [
+    "Batch",
+    "BatchResult",
+    "Cost",
+    "Deadline",
+    "EncodingT",
+    "Engine",
+    "Executor",
+    "Outcome",
+    "PaddedBatch",
+    "Priority",
+    "RequestT",
+    "Row",
+    "Scheduler",
+    "Submit",
+    "Task",
+    "TimedCall",
+    "WorkerLost",
+]

@@ -1,0 +1,63 @@
+"""The protocol of engines, and the cost model that an engine declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from swiftlet_serve.service.types.batch import Batch, Row
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a batch, in tokens, and the limits of a batch."""
+
+    padded: bool  # whether a batch costs rows times the longest length, and not the sum of the lengths
+    call_tokens: int  # fixed cost of a call, as a number of tokens
+    max_tokens: int  # limit of a batch, as charged
+    max_rows: int  # limit of a batch
+    padded_attention: bool = False  # whether attention alone costs rows times the longest length
+    calls: int | None = None  # useful number of concurrent calls; None: one for each core
+
+
+class TimedCall(NamedTuple):
+    """A call with one sequence, and its duration."""
+
+    tokens: int
+    seconds: float
+
+
+class Engine(Protocol):
+    """A network in some runtime. It knows no task, and no architecture by name.
+
+    `service/engines/<name>.py` creates one with `create(artifact: Artifact, threads: int)`, where `threads` is the
+    number of threads that one call may use.
+    """
+
+    @property
+    def title(self) -> str:
+        """The runtime that the engine chose, for people: one engine may have several and fall back to another."""
+        ...
+
+    @property
+    def cost(self) -> Cost: ...
+
+    runs_network: ClassVar[bool]
+    """Whether the engine computes the artifact's network. Golden answers are replayed only on such an engine."""
+
+    @property
+    def extra_tolerance(self) -> float:
+        """Tolerance for rounding errors on top of the artifact's, relative to the largest golden answer."""
+        ...
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        """Runs the batch and returns one row for each sequence, as from `batch.split_rows`.
+
+        Blocks until the batch is done. Several threads may call it concurrently.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases the engine's resources. No call may follow."""
+        ...
