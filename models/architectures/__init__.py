@@ -1,8 +1,11 @@
-"""The networks. The file is the registration: `models/architectures/bert.py` is architecture "bert".
+"""The architectures. A file is its registration: `models/architectures/bert.py` is architecture "bert".
 
-Every architecture module gives `Config` (a frozen dataclass), `Encoder` (a module from tokens to hidden states), and
-how transformers writes the same thing down: `NAMES` of parameters, settings that are `FIXED` because nothing else is
-built or `IMPLIED` by their absence, and parameters that may be `UNREAD` or are `TRANSPOSED`.
+An architecture file has two parts:
+
+- The description needs no torch: `Config` (a frozen dataclass, with its `traits()`) and the names that transformers
+  uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only one value is
+  implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and those `TRANSPOSED`.
+- The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
 """
 
 from __future__ import annotations
@@ -10,18 +13,31 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from swiftlet_serve.models.architectures import layers
+from swiftlet_serve.models.architectures.traits import Traits
 
-_HELPERS = frozenset({"layers"})
+_HELPERS: Final = frozenset({"descriptions", "layers", "traits"})
+
+
+class Config(Protocol):
+    """The configuration of an architecture, as everything but its own network sees it."""
+
+    def traits(self) -> Traits: ...
+
+
+class Description(Protocol):
+    """An architecture without its network."""
+
+    @property
+    def Config(self) -> Callable[..., Config]: ...  # noqa: N802  # the name of a class
 
 
 class Architecture(Protocol):
-    """One module of this package."""
+    """An architecture with its network."""
 
     Config: type[Any]
-    Encoder: Callable[[Any], layers.Encoder]
+    Encoder: Callable[[Any], Any]
     NAMES: Sequence[tuple[str, str]]
     FIXED: Mapping[str, Any]
     IMPLIED: Mapping[str, Any]
@@ -30,18 +46,31 @@ class Architecture(Protocol):
 
 
 def names() -> list[str]:
-    """The architectures there are."""
+    """Returns the names of all architectures, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
 
 
-def load(name: str) -> Architecture:
-    """One architecture's module.
+def describe(name: str) -> Description:
+    """Imports an architecture without its network, and therefore without torch.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no architecture of this name.
     """
+    description: Any = _import("descriptions.", name)
+    return description  # type: ignore[no-any-return]
+
+
+def load(name: str) -> Architecture:
+    """Imports an architecture with its network.
+
+    Raises:
+        ValueError: there is no architecture of this name.
+    """
+    architecture: Any = _import("", name)
+    return architecture  # type: ignore[no-any-return]
+
+
+def _import(package: str, name: str) -> Any:
     if name not in names():
         raise ValueError(f"architecture {name!r} is not one of {', '.join(names())}.")
-    module: Any = importlib.import_module(f"{__name__}.{name}")
-    architecture: Architecture = module
-    return architecture
+    return importlib.import_module(f"{__name__}.{package}{name}")

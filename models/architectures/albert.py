@@ -1,27 +1,23 @@
 """ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with a factorised embedding (section 3.1) and shared layers.
 
-The word table is V x E with E much smaller than H, and E -> H is one projection after the embedding's LayerNorm. The
-L layers are applications of G groups (`num_hidden_groups`, 1 in every released model) of `inner_group_num` layers
-each, so that 12 layers have the parameters of one. Follows `modeling_albert.py` of transformers. Shape letters: see
-`layers.py`.
+The word table is V x E with E much smaller than H. One projection E -> H follows the embedding's LayerNorm. The L
+layers apply G groups (`num_hidden_groups`, 1 in every released model) of `inner_group_num` layers each, so that 12
+layers have the parameters of one. Follows `modeling_albert.py` of transformers. Shape letters: see `layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-
-from swiftlet_serve.models.architectures import layers
-from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
+from swiftlet_serve.models.architectures.descriptions import describing
+from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
 
 
 @dataclass(frozen=True)
 class Config:
-    """Names as in transformers; the defaults are the released base.
+    """The settings, named as in transformers. The defaults are the released base.
 
     The other released shapes are large (H 1024, L 24, A 16, I 4096), xlarge (H 2048, L 24, A 16, I 8192) and xxlarge
     (H 4096, L 12, A 64, I 16384).
@@ -44,87 +40,99 @@ class Config:
     def __post_init__(self) -> None:
         check_heads(self.hidden_size, self.num_attention_heads)
 
-    # What the heads ask of every architecture.
+    def traits(self) -> Traits:
+        # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
+        layers_per_group = self.num_hidden_layers / self.num_hidden_groups
+        groups = [int(depth / layers_per_group) for depth in range(self.num_hidden_layers)]
+        return Traits(
+            layers=tuple(f"groups.{group}.{i}" for group in groups for i in range(self.inner_group_num)),
+            heads=self.num_attention_heads,
+            activation=self.hidden_act,
+            epsilon=self.layer_norm_eps,
+            feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm"),),
+            embedding=EmbeddingTraits(projection="sum"),
+        )
+
+    # Read by the heads, for every architecture.
     @property
     def pooler(self) -> bool:
         return True
 
     @property
     def prediction_size(self) -> int:
-        """Width of the masked-LM head just before the vocabulary."""
+        """The width of the masked-LM head before the vocabulary."""
         return self.embedding_size
 
 
-class Embeddings(layers.Embeddings):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.word = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.embedding_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.embedding_size)
-        self.norm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+if not describing(__name__):
+    import torch
+    from torch import Tensor, nn
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        out: Tensor = self.projection(self.dropout(self.narrow(input_ids, token_type_ids)))  # (B, S, H)
-        return out
+    from swiftlet_serve.models.architectures import layers
+    from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, padding_bias
 
-    def narrow(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        """What is projected: (B, S, E)."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x: Tensor = self.norm(self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions))
-        return x
+    class Embeddings(layers.Embeddings):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.word = nn.Embedding(config.vocab_size, config.embedding_size)
+            self.position = nn.Embedding(config.max_position_embeddings, config.embedding_size)
+            self.token_type = nn.Embedding(config.type_vocab_size, config.embedding_size)
+            self.norm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
+            self.projection = nn.Linear(config.embedding_size, config.hidden_size)
 
+        def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+            out: Tensor = self.projection(self.dropout(self.narrow(input_ids, token_type_ids)))  # (B, S, H)
+            return out
 
-class Layer(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        h = config.hidden_size
-        self.heads = config.num_attention_heads
-        self.act = ACTIVATIONS[config.hidden_act]
-        self.query = nn.Linear(h, h)
-        self.key = nn.Linear(h, h)
-        self.value = nn.Linear(h, h)
-        self.output = nn.Linear(h, h)
-        self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
-        self.ffn_in = nn.Linear(h, config.intermediate_size)
-        self.ffn_out = nn.Linear(config.intermediate_size, h)
-        self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        def narrow(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+            """Returns the normalised sum before the projection, (B, S, E)."""
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            x: Tensor = self.norm(self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions))
+            return x
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
-        x = self.attention_norm(x + self.dropout(attended))
-        widened = self.act(self.ffn_in(x))  # (B, S, I)
-        out: Tensor = self.ffn_norm(x + self.ffn_out(widened))  # no dropout here, as in the reference
-        return out
+    class Layer(layers.Layer):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            h = config.hidden_size
+            self.heads = config.num_attention_heads
+            self.act = ACTIVATIONS[config.hidden_act]
+            self.query = nn.Linear(h, h)
+            self.key = nn.Linear(h, h)
+            self.value = nn.Linear(h, h)
+            self.output = nn.Linear(h, h)
+            self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.ffn_in = nn.Linear(h, config.intermediate_size)
+            self.ffn_out = nn.Linear(config.intermediate_size, h)
+            self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
+            x = self.attention_norm(x + self.dropout(attended))
+            widened = self.act(self.ffn_in(x))  # (B, S, I)
+            out: Tensor = self.ffn_norm(x + self.ffn_out(widened))  # no dropout here, as in the reference
+            return out
 
-class Encoder(layers.Encoder):
-    embeddings: Embeddings
+    class Encoder(layers.Encoder):
+        embeddings: Embeddings
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
-        self.depth = config.num_hidden_layers
-        self.embeddings = Embeddings(config)
-        self.groups = nn.ModuleList(
-            nn.ModuleList(Layer(config) for _ in range(config.inner_group_num)) for _ in range(config.num_hidden_groups)
-        )
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.embeddings = Embeddings(config)
+            self.groups = nn.ModuleList(
+                nn.ModuleList(Layer(config) for _ in range(config.inner_group_num))
+                for _ in range(config.num_hidden_groups)
+            )
 
-    def layers(self) -> Iterator[nn.Module]:
-        """The layers in the order they are applied; a shared one comes up again and again."""
-        for depth in range(self.depth):
-            # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
-            yield from self.groups[int(depth / (self.depth / len(self.groups)))].children()
-
-    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
-        x = self.embeddings(input_ids, token_type_ids)
-        bias = padding_bias(mask, x.dtype)
-        features = [x]
-        for layer in self.layers():
-            features.append(layer(features[-1], bias))
-        return features
+        def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+            x = self.embeddings(input_ids, token_type_ids)
+            bias = padding_bias(mask, x.dtype)
+            features = [x]
+            for layer in self.applied_layers():
+                features.append(layer(features[-1], bias))
+            return features
 
 
 # How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.

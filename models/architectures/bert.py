@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805): the post-norm transformer encoder that the others derive from.
+"""BERT (Devlin et al. 2018, arXiv:1810.04805): a transformer encoder with a norm after each residual addition.
 
 Follows `modeling_bert.py` of transformers, which follows google-research/bert. Shape letters: see `layers.py`.
 """
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-
-from swiftlet_serve.models.architectures import layers
-from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
+from swiftlet_serve.models.architectures.descriptions import describing
+from swiftlet_serve.models.architectures.traits import FeedForwardTraits, Traits, check_heads
 
 
 @dataclass(frozen=True)
 class Config:
-    """The released shapes are base (the defaults) and large (H 1024, L 24, A 16, I 4096). Names as in transformers."""
+    """The settings, named as in transformers. The defaults are the released base.
+
+    The other released shape is large (H 1024, L 24, A 16, I 4096).
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -34,7 +34,16 @@ class Config:
     def __post_init__(self) -> None:
         check_heads(self.hidden_size, self.num_attention_heads)
 
-    # What the heads ask of every architecture.
+    def traits(self) -> Traits:
+        return Traits(
+            layers=tuple(f"layers.{i}" for i in range(self.num_hidden_layers)),
+            heads=self.num_attention_heads,
+            activation=self.hidden_act,
+            epsilon=self.layer_norm_eps,
+            feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm"),),
+        )
+
+    # Read by the heads, for every architecture.
     @property
     def pooler(self) -> bool:
         return True
@@ -45,66 +54,71 @@ class Config:
 
     @property
     def prediction_size(self) -> int:
-        """Width of the masked-LM head just before the vocabulary."""
+        """The width of the masked-LM head before the vocabulary."""
         return self.hidden_size
 
 
-class Embeddings(layers.Embeddings):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+if not describing(__name__):
+    import torch
+    from torch import Tensor, nn
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions)  # (B, S, H)
-        out: Tensor = self.dropout(self.norm(x))
-        return out
+    from swiftlet_serve.models.architectures import layers
+    from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, padding_bias
 
+    class Embeddings(layers.Embeddings):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.word = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+            self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-class Layer(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        h = config.hidden_size
-        self.heads = config.num_attention_heads
-        self.act = ACTIVATIONS[config.hidden_act]
-        self.query = nn.Linear(h, h)
-        self.key = nn.Linear(h, h)
-        self.value = nn.Linear(h, h)
-        self.output = nn.Linear(h, h)
-        self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
-        self.ffn_in = nn.Linear(h, config.intermediate_size)
-        self.ffn_out = nn.Linear(config.intermediate_size, h)
-        self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions)  # (B, S, H)
+            out: Tensor = self.dropout(self.norm(x))
+            return out
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
-        x = self.attention_norm(x + self.dropout(attended))
-        widened = self.act(self.ffn_in(x))  # (B, S, I)
-        out: Tensor = self.ffn_norm(x + self.dropout(self.ffn_out(widened)))
-        return out
+    class Layer(layers.Layer):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            h = config.hidden_size
+            self.heads = config.num_attention_heads
+            self.act = ACTIVATIONS[config.hidden_act]
+            self.query = nn.Linear(h, h)
+            self.key = nn.Linear(h, h)
+            self.value = nn.Linear(h, h)
+            self.output = nn.Linear(h, h)
+            self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.ffn_in = nn.Linear(h, config.intermediate_size)
+            self.ffn_out = nn.Linear(config.intermediate_size, h)
+            self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
+            x = self.attention_norm(x + self.dropout(attended))
+            widened = self.act(self.ffn_in(x))  # (B, S, I)
+            out: Tensor = self.ffn_norm(x + self.dropout(self.ffn_out(widened)))
+            return out
 
-class Encoder(layers.Encoder):
-    embeddings: Embeddings
+    class Encoder(layers.Encoder):
+        embeddings: Embeddings
 
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
-        self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.embeddings = Embeddings(config)
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
 
-    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
-        x = self.embeddings(input_ids, token_type_ids)
-        bias = padding_bias(mask, x.dtype)
-        features = [x]
-        for layer in self.layers:
-            features.append(layer(features[-1], bias))
-        return features
+        def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+            x = self.embeddings(input_ids, token_type_ids)
+            bias = padding_bias(mask, x.dtype)
+            features = [x]
+            for layer in self.layers:
+                features.append(layer(features[-1], bias))
+            return features
 
 
 # How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.

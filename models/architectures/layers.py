@@ -1,8 +1,8 @@
-"""What every architecture here is built from: attention, activations and the padding mask.
+"""Parts of every network: attention, activations, the padding mask, and the base classes.
 
-Shape letters, the same in every file: B rows, S tokens of the longest row, H hidden size, E embedding size, I
-intermediate size, A attention heads, D = H / A, L layers, V vocabulary, N focus positions of all rows, O outputs of a
-head.
+Shape letters, the same in every file: B sequences, S tokens of the longest sequence, H hidden size, C width inside a
+layer, E embedding size, I intermediate size, A attention heads, D = C / A, L layers, V vocabulary, N focus positions of
+all sequences, O outputs of a head.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# GELU is there in its exact form and in the tanh form of the original BERT code (Hendrycks and Gimpel 2016,
-# arXiv:1606.08415, section 2), under every name that checkpoints give them.
+from swiftlet_serve.models.architectures.traits import Traits
+
+# GELU has an exact form and the tanh form of the original BERT code (Hendrycks and Gimpel 2016, arXiv:1606.08415,
+# section 2). The names are those that checkpoints use.
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -28,20 +30,10 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def check_heads(width: int, heads: int) -> None:
-    """Every head takes an equal share of the width.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    if width % heads:
-        raise ValueError(f"num_attention_heads {heads} does not divide the width {width}.")
-
-
 def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
 
-    query, key and value are (B, S, H); bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, H).
+    query, key and value are (B, S, C). bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, C).
     """
 
     def split(x: Tensor) -> Tensor:
@@ -53,13 +45,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor) 
 
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that no score of padding survives."""
+    """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
     lowest = torch.finfo(dtype).min
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[:, None, None, :]
 
 
 class Config(Protocol):
-    """What the heads ask of every architecture's configuration."""
+    """The part of every architecture's configuration that the heads and the training read."""
+
+    def traits(self) -> Traits: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -82,24 +76,38 @@ class Config(Protocol):
 
 
 class Embeddings(nn.Module, ABC):
-    """Tokens to the first hidden states; the word table is also the masked-LM head's."""
+    """Maps tokens to the first hidden states. The masked-LM head shares the word table."""
 
     word: nn.Embedding
 
 
+class Layer(nn.Module, ABC):
+    """One layer of a network. Query, key and value map to the width inside the layer."""
+
+    heads: int
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+
+
 class Encoder(nn.Module, ABC):
-    """Tokens to hidden states."""
+    """Maps tokens to hidden states."""
 
     config: Config
     embeddings: Embeddings
 
     @abstractmethod
     def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
-        """The embeddings and the output of every layer, each (B, S, H).
+        """Returns the embeddings and the output of every layer, each (B, S, H).
 
-        input_ids and token_type_ids are (B, S); mask (B, S) is true on real tokens.
+        input_ids and token_type_ids are (B, S). mask (B, S) is true on real tokens.
         """
 
+    def applied_layers(self) -> list[Layer]:
+        """Returns the layers in the order of their application. A shared layer occurs once for each application."""
+        found = [self.get_submodule(name) for name in self.config.traits().layers]
+        return [layer for layer in found if isinstance(layer, Layer)]
+
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
-        """The last layer's output, (B, S, H)."""
+        """Returns the last layer's output, (B, S, H)."""
         return self.features(input_ids, token_type_ids, mask)[-1]

@@ -1,14 +1,14 @@
-"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): thin layers between bottlenecks, with stacked feed-forward networks.
+"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): layers narrower than the hidden states, between bottlenecks.
 
-The stream between layers is H wide; inside a layer everything is C wide ("intra-bottleneck", 128 in the released
-models), and several feed-forward networks a layer balance attention's share (section 3.1, table 1). NoNorm takes
-LayerNorm's place and ReLU GELU's (section 3.3); the word table is V x E and a window of three tokens feeds the stream
-(section 3.2). IB-BERT, the teacher, is the same file with other numbers: LayerNorm, GELU, one feed-forward network, C
-larger than H.
+The hidden states between layers are H wide. Inside a layer they are C wide ("intra-bottleneck", 128 in the released
+models), and several feed-forward networks per layer balance the share of attention (section 3.1, table 1). NoNorm
+replaces LayerNorm, and ReLU replaces GELU (section 3.3). The word table is V x E, and a trigram of word embeddings is
+projected to the hidden size (section 3.2). IB-BERT, the teacher, is the same network with other settings: LayerNorm,
+GELU, one feed-forward network, C larger than H.
 
 Follows `modeling_mobilebert.py` of transformers, including the LayerNorm epsilons that it leaves at torch's default.
-One difference: the trigram's neighbours past the end of a row are always zero, so that a row does not depend on the
-padding beside it. Shape letters: see `layers.py`; C is the width inside a layer.
+One difference: beyond the end of a sequence, the trigram's neighbours are always zero. A row then does not depend on
+the padding beside it. Shape letters: see `layers.py`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from swiftlet_serve.models.architectures.descriptions import describing
+from swiftlet_serve.models.architectures.traits import (
+    NORMS,
+    BottleneckTraits,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Norm,
+    Traits,
+    check_heads,
+)
 
-from swiftlet_serve.models.architectures import layers
-from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, check_heads, padding_bias
-
-TORCH_EPS: Final = 1e-5  # where the reference passes no epsilon
+TORCH_EPS: Final = 1e-5  # the reference passes no epsilon to some LayerNorms
 
 
 @dataclass(frozen=True)
 class Config:
-    """Names as in transformers; the defaults are google/mobilebert-uncased.
+    """The settings, named as in transformers. The defaults are google/mobilebert-uncased.
 
-    (There the classifier has no activation, though the default of transformers' class has one.) MobileBERT-tiny has
+    Its classifier has no activation, unlike the default of transformers' class. MobileBERT-tiny has
     `num_feedforward_networks` 2 and `use_bottleneck_attention`.
     """
 
@@ -64,152 +68,184 @@ class Config:
 
     @property
     def inner_size(self) -> int:
-        """C: the width inside a layer."""
+        """The width inside a layer, C."""
         return self.intra_bottleneck_size if self.use_bottleneck else self.hidden_size
 
     @property
     def bottlenecked_attention(self) -> bool:
-        """Query, key and value all read what entered the layer (MobileBERT-tiny)."""
+        """Whether query, key and value all read the residual's bottleneck (MobileBERT-tiny)."""
         return self.use_bottleneck and self.use_bottleneck_attention
 
     @property
     def shared_key_query(self) -> bool:
-        """Key and query read a bottleneck of their own, and value reads the stream (MobileBERT)."""
+        """Whether key and query share a bottleneck of their own, and value reads the hidden states (MobileBERT)."""
         return self.use_bottleneck and self.key_query_shared_bottleneck and not self.use_bottleneck_attention
 
-    # What the heads ask of every architecture.
+    @property
+    def projected_words(self) -> bool:
+        """Whether the words are projected. The reference always has a projection, and skips it if it is not needed."""
+        return self.trigram_input or self.embedding_size != self.hidden_size
+
+    def traits(self) -> Traits:
+        bottleneck = None
+        if self.use_bottleneck:
+            query_key = "enter_attention" if self.shared_key_query else None
+            bottleneck = BottleneckTraits(residual="enter", query_key=query_key, value=None)
+        if self.bottlenecked_attention:
+            bottleneck = BottleneckTraits(residual="enter", query_key="enter", value="enter")
+        norm: Norm = "no_norm" if self.normalization_type == "no_norm" else "layer_norm"
+        names = [*(f"ffns.{i}" for i in range(self.num_feedforward_networks - 1)), "last_ffn"]
+        return Traits(
+            layers=tuple(f"layers.{i}" for i in range(self.num_hidden_layers)),
+            heads=self.num_attention_heads,
+            activation=self.hidden_act,
+            epsilon=self.layer_norm_eps if norm == "no_norm" or self.layer_norm_eps == TORCH_EPS else None,
+            feed_forward=tuple(FeedForwardTraits(f"{n}.dense_in", f"{n}.dense_out", f"{n}.norm") for n in names),
+            embedding=EmbeddingTraits(
+                norm=norm,
+                projection="words" if self.projected_words else "none",
+                window=3 if self.trigram_input else 1,
+            ),
+            bottleneck=bottleneck,
+            norm=norm,
+        )
+
+    # Read by the heads, for every architecture.
     @property
     def pooler(self) -> bool:
         return self.classifier_activation
 
     @property
     def prediction_size(self) -> int:
-        """Width of the masked-LM head just before the vocabulary."""
+        """The width of the masked-LM head before the vocabulary."""
         return self.hidden_size
 
 
-class NoNorm(nn.Module):
-    """An element-wise linear map in LayerNorm's place (section 3.3). It takes an epsilon so as to be built like one."""
+if not describing(__name__):
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor, nn
 
-    def __init__(self, size: int, eps: float) -> None:  # noqa: ARG002  # the signature of LayerNorm
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size))
+    from swiftlet_serve.models.architectures import layers
+    from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, padding_bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight + self.bias
+    class NoNorm(nn.Module):
+        """An element-wise linear map that replaces LayerNorm (section 3.3). It ignores the epsilon."""
 
+        def __init__(self, size: int, eps: float) -> None:  # noqa: ARG002  # the signature of LayerNorm
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(size))
+            self.bias = nn.Parameter(torch.zeros(size))
 
-NORMS: Final[Mapping[str, type[NoNorm] | type[nn.LayerNorm]]] = {"no_norm": NoNorm, "layer_norm": nn.LayerNorm}
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight + self.bias
 
+    NORM_CLASSES: Final[Mapping[str, type[NoNorm] | type[nn.LayerNorm]]] = {
+        "no_norm": NoNorm,
+        "layer_norm": nn.LayerNorm,
+    }
 
-class Embeddings(layers.Embeddings):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.trigram = config.trigram_input
-        window = 3 * config.embedding_size if self.trigram else config.embedding_size
-        self.word = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        # The reference makes this projection always, and uses it only where it has something to do.
-        needed = self.trigram or window != config.hidden_size
-        self.projection = nn.Linear(window, config.hidden_size) if needed else None
-        self.norm = NORMS[config.normalization_type](config.hidden_size, TORCH_EPS)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+    class Embeddings(layers.Embeddings):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.trigram = config.trigram_input
+            window = 3 * config.embedding_size if self.trigram else config.embedding_size
+            self.word = nn.Embedding(config.vocab_size, config.embedding_size)
+            self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+            self.projection = nn.Linear(window, config.hidden_size) if config.projected_words else None
+            self.norm = NORM_CLASSES[config.normalization_type](config.hidden_size, TORCH_EPS)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
-        x = self.word(input_ids)  # (B, S, E)
-        if self.trigram:
-            x = self.window(x * mask[:, :, None].to(x.dtype))  # padding is nobody's neighbour
-        if self.projection is not None:
-            x = self.projection(x)  # (B, S, H)
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        out: Tensor = self.dropout(self.norm(x + self.position(positions) + self.token_type(token_type_ids)))
-        return out
+        def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
+            x = self.word(input_ids)  # (B, S, E)
+            if self.trigram:
+                x = self.window(x * mask[:, :, None].to(x.dtype))  # padding is never a neighbour
+            if self.projection is not None:
+                x = self.projection(x)  # (B, S, H)
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            out: Tensor = self.dropout(self.norm(x + self.position(positions) + self.token_type(token_type_ids)))
+            return out
 
-    @staticmethod
-    def window(x: Tensor) -> Tensor:
-        """Each token's embedding between its neighbours', (B, S, E) to (B, S, 3E)."""
-        following, preceding = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
-        return torch.cat([following, x, preceding], dim=2)
+        @staticmethod
+        def window(x: Tensor) -> Tensor:
+            """Concatenates the embeddings of the next, the own and the previous token, (B, S, E) to (B, S, 3E)."""
+            following, preceding = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
+            return torch.cat([following, x, preceding], dim=2)
 
+    class Bottleneck(nn.Module):
+        """A linear map from the hidden states to the width inside a layer, and its norm."""
 
-class Bottleneck(nn.Module):
-    """A linear map between the stream and the inside of a layer, and its norm."""
+        def __init__(self, config: Config, size_in: int, size_out: int) -> None:
+            super().__init__()
+            self.dense = nn.Linear(size_in, size_out)
+            self.norm = NORM_CLASSES[config.normalization_type](size_out, config.layer_norm_eps)
 
-    def __init__(self, config: Config, size_in: int, size_out: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(size_in, size_out)
-        self.norm = NORMS[config.normalization_type](size_out, config.layer_norm_eps)
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.norm(self.dense(x))
+            return out
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.dense(x))
-        return out
+    class FeedForward(nn.Module):
+        def __init__(self, config: Config, eps: float) -> None:
+            super().__init__()
+            self.act = ACTIVATIONS[config.hidden_act]
+            self.dense_in = nn.Linear(config.inner_size, config.intermediate_size)
+            self.dense_out = nn.Linear(config.intermediate_size, config.inner_size)
+            self.norm = NORM_CLASSES[config.normalization_type](config.inner_size, eps)
 
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.norm(self.dense_out(self.act(self.dense_in(x))) + x)
+            return out
 
-class FeedForward(nn.Module):
-    def __init__(self, config: Config, eps: float) -> None:
-        super().__init__()
-        self.act = ACTIVATIONS[config.hidden_act]
-        self.dense_in = nn.Linear(config.inner_size, config.intermediate_size)
-        self.dense_out = nn.Linear(config.intermediate_size, config.inner_size)
-        self.norm = NORMS[config.normalization_type](config.inner_size, eps)
+    class Layer(layers.Layer):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            h, c, eps = config.hidden_size, config.inner_size, config.layer_norm_eps
+            norm = NORM_CLASSES[config.normalization_type]
+            self.heads = config.num_attention_heads
+            self.bottlenecked_attention = config.bottlenecked_attention
+            self.enter = Bottleneck(config, h, c) if config.use_bottleneck else None
+            self.enter_attention = Bottleneck(config, h, c) if config.shared_key_query else None
+            self.query = nn.Linear(c, c)
+            self.key = nn.Linear(c, c)
+            self.value = nn.Linear(c if config.use_bottleneck_attention else h, c)
+            self.output = nn.Linear(c, c)
+            self.attention_norm = norm(c, eps)
+            self.ffns = nn.ModuleList(FeedForward(config, eps) for _ in range(config.num_feedforward_networks - 1))
+            self.last_ffn = FeedForward(config, TORCH_EPS)  # separate, as in the reference and its checkpoints
+            self.leave = nn.Linear(c, h) if config.use_bottleneck else None
+            self.leave_norm = norm(h, eps) if config.use_bottleneck else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.dense_out(self.act(self.dense_in(x))) + x)
-        return out
+        def forward(self, stream: Tensor, bias: Tensor) -> Tensor:
+            """stream (B, S, H) -> (B, S, H)."""
+            x: Tensor = stream if self.enter is None else self.enter(stream)  # (B, S, C)
+            values = x if self.bottlenecked_attention else stream
+            key_query = values if self.enter_attention is None else self.enter_attention(stream)
+            attended = attend(self.query(key_query), self.key(key_query), self.value(values), self.heads, bias)
+            x = self.attention_norm(self.output(attended) + x)
+            for ffn in [*self.ffns, self.last_ffn]:
+                x = ffn(x)
+            if self.leave is None or self.leave_norm is None:
+                return x
+            out: Tensor = self.leave_norm(self.leave(x) + stream)
+            return out
 
+    class Encoder(layers.Encoder):
+        embeddings: Embeddings
 
-class Layer(nn.Module):
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        h, c, eps = config.hidden_size, config.inner_size, config.layer_norm_eps
-        norm = NORMS[config.normalization_type]
-        self.heads = config.num_attention_heads
-        self.bottlenecked_attention = config.bottlenecked_attention
-        self.enter = Bottleneck(config, h, c) if config.use_bottleneck else None
-        self.enter_attention = Bottleneck(config, h, c) if config.shared_key_query else None
-        self.query = nn.Linear(c, c)
-        self.key = nn.Linear(c, c)
-        self.value = nn.Linear(c if config.use_bottleneck_attention else h, c)
-        self.output = nn.Linear(c, c)
-        self.attention_norm = norm(c, eps)
-        self.ffns = nn.ModuleList(FeedForward(config, eps) for _ in range(config.num_feedforward_networks - 1))
-        self.last_ffn = FeedForward(config, TORCH_EPS)  # apart, as in the reference and its checkpoints
-        self.leave = nn.Linear(c, h) if config.use_bottleneck else None
-        self.leave_norm = norm(h, eps) if config.use_bottleneck else None
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.embeddings = Embeddings(config)
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, stream: Tensor, bias: Tensor) -> Tensor:
-        """stream (B, S, H) -> (B, S, H)."""
-        x: Tensor = stream if self.enter is None else self.enter(stream)  # (B, S, C), the residual inside the layer
-        values = x if self.bottlenecked_attention else stream
-        key_query = values if self.enter_attention is None else self.enter_attention(stream)
-        attended = attend(self.query(key_query), self.key(key_query), self.value(values), self.heads, bias)
-        x = self.attention_norm(self.output(attended) + x)
-        for ffn in [*self.ffns, self.last_ffn]:
-            x = ffn(x)
-        if self.leave is None or self.leave_norm is None:
-            return x
-        out: Tensor = self.leave_norm(self.leave(x) + stream)
-        return out
-
-
-class Encoder(layers.Encoder):
-    embeddings: Embeddings
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
-        self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-
-    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
-        x = self.embeddings(input_ids, token_type_ids, mask)
-        bias = padding_bias(mask, x.dtype)
-        features = [x]
-        for layer in self.layers:
-            features.append(layer(features[-1], bias))
-        return features
+        def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+            x = self.embeddings(input_ids, token_type_ids, mask)
+            bias = padding_bias(mask, x.dtype)
+            features = [x]
+            for layer in self.layers:
+                features.append(layer(features[-1], bias))
+            return features
 
 
 # How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.

@@ -55,8 +55,7 @@ def phase(plan: Transfer | None, progress: float, depth: int) -> Phase:
 def layers(encoder: Encoder) -> list[Layer]:
     """The layers in the order they are applied; a shared one comes up again and again."""
     assert isinstance(encoder, albert.Encoder | bert.Encoder | mobilebert.Encoder)  # noqa: S101  # there are no others
-    found = encoder.layers() if isinstance(encoder, albert.Encoder) else encoder.layers
-    return [layer for layer in found if isinstance(layer, Layer)]
+    return [layer for layer in encoder.applied_layers() if isinstance(layer, Layer)]
 
 
 def below(encoder: Encoder, count: int) -> list[nn.Module]:

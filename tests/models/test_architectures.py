@@ -234,5 +234,5 @@ def test_the_shared_layer_of_albert_is_stored_once(depth: int) -> None:
     with torch.device("meta"):
         network = albert.Encoder(albert.Config(num_hidden_layers=depth))
     assert count(network) == 4_005_120 + 7_087_872
-    assert len({id(layer) for layer in network.layers()}) == 1
-    assert len(list(network.layers())) == depth
+    assert len({id(layer) for layer in network.applied_layers()}) == 1
+    assert len(network.applied_layers()) == depth
