@@ -343,7 +343,7 @@ def ratio(first: Sequence[float], other: Sequence[float]) -> float:
 def speed(architecture: str, seconds: float, forms: Sequence[str], shapes: Sequence[str]) -> Iterator[str]:
     config = RELEASED[architecture]
     torch.manual_seed(0)
-    model = build(architecture, config, "classify", 2).eval()
+    model = build(architecture, config, "classification", 2).eval()
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     batches = {shape: mixed() if shape == "mixed" else batch_of(*map(int, shape.split("x"))) for shape in shapes}
     with tempfile.TemporaryDirectory() as directory:
@@ -374,7 +374,7 @@ def accuracy(data: Path, forms: Sequence[str], share: float) -> Iterator[str]:
         loaded = load_model(BUNDLED / name, "echo")
         manifest, stands = loaded.manifest, BUNDLED / name / ONNX
         weights = read_weights(stands)
-        model = build(manifest.architecture, manifest.config, manifest.task, len(manifest.labels))
+        model = build(manifest.architecture, manifest.config, manifest.head, manifest.width)
         model.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
 
         def calibrate(engine: Engine, loaded: LoadedModel = loaded, file: str = file, skip: int = skip) -> None:

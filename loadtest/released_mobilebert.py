@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from swiftlet_serve.models.artifact import Manifest, Task
+from swiftlet_serve.models.artifact import Head, Manifest
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.offline.release import Draft, release
@@ -21,16 +22,17 @@ from swiftlet_serve.service.offline.release import Draft, release
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
 LABELS: Final = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}
 WORDS: Final = 30_522
+HEADS: Final[Mapping[str, Head]] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
 WIDTHS: Final = {"classify": 2, "qa": 2, "fill-mask": WORDS}
 
 
-def make(task: Task, directory: Path, vocabulary: Path) -> Path:
+def make(task: str, directory: Path, vocabulary: Path) -> Path:
     """The artifact of a task, unless it is there."""
     path = directory / f"mobilebert-released-{task}"
     if path.exists():
         return path
     torch.manual_seed(0)
-    model = build("mobilebert", {}, task, len(LABELS[task]))
+    model = build("mobilebert", {}, HEADS[task], WIDTHS[task])
     with tempfile.TemporaryDirectory() as temporary:
         shutil.copyfile(vocabulary, Path(temporary, "vocab.txt"))
         tokenizer = Tokenizer.from_directory(Path(temporary))
@@ -39,6 +41,7 @@ def make(task: Task, directory: Path, vocabulary: Path) -> Path:
         version="0",
         architecture="mobilebert",
         task=task,
+        head=HEADS[task],
         precision="int8",
         max_tokens=512,
         vocab_size=WORDS,

@@ -26,7 +26,8 @@ from typing import Any, Final, Literal, NoReturn, get_args
 
 from swiftlet_serve.models.errors import ModelError
 
-Task = Literal["classify", "qa", "fill-mask"]
+Head = Literal["classification", "token", "masked_lm"]
+Outputs = int | Literal["labels", "vocabulary"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "int8"]
 
@@ -42,6 +43,7 @@ REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
 class ArtifactError(ModelError):
@@ -67,13 +69,14 @@ class Manifest:
     name: str
     version: str
     architecture: str
-    task: Task
+    task: str  # the name of a module in service/tasks, checked when the task is loaded
+    head: Head
     precision: Precision
     max_tokens: int  # the longest row the network takes, special tokens included
     vocab_size: int
     width: int  # numbers the head gives for each row it reads: labels, 2 (start, end), or the vocabulary
-    labels: tuple[str, ...]  # empty unless task is classify
-    problem: Problem | None  # None unless task is classify
+    labels: tuple[str, ...]  # one for each output, or empty if the outputs have no names
+    problem: Problem | None  # None if there are no labels
     tolerance: float  # largest |output - golden| that start-up accepts
     config: Mapping[str, Any]
     source: Mapping[str, Any]
@@ -203,18 +206,15 @@ def _parse(document: object) -> Manifest:
     check(isinstance(document["name"], str) and NAME.fullmatch(document["name"]) is not None, "name")
     check(isinstance(document["version"], str), "version")
     check(isinstance(document["architecture"], str), "architecture")
-    check(document["task"] in get_args(Task), "task")
+    check(isinstance(document["task"], str) and TASK.fullmatch(document["task"]) is not None, "task")
+    check(document["head"] in get_args(Head), "head")
     check(document["precision"] in get_args(Precision), "precision")
     for key in ("max_tokens", "vocab_size", "width"):
         check(is_count(document[key]), key)
     labels, problem = document["labels"], document["problem"]
     check(isinstance(labels, list) and all(isinstance(label, str) for label in labels), "labels")
-    if document["task"] == "classify":
-        check(len(labels) == document["width"], "labels")
-        check(problem in get_args(Problem), "problem")
-    else:
-        check(labels == [], "labels")
-        check(problem is None, "problem")
+    check(not labels or len(labels) == document["width"], "labels")
+    check(problem is None or (problem in get_args(Problem) and bool(labels)), "problem")
     tolerance = document["tolerance"]
     check(type(tolerance) in (int, float) and 0 < tolerance <= sys.float_info.max, "tolerance")
     for key in ("config", "source", "files"):

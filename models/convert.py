@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swiftlet_serve.models import architectures
-from swiftlet_serve.models.artifact import Problem, Task
+from swiftlet_serve.models.artifact import Head, Outputs, Problem
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.heads import Model, build
 
@@ -45,7 +45,7 @@ _OLD_NAMES: Final = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
 # Tensors of a checkpoint that do not change what the model computes: buffers, heads of other tasks, and heads of
 # pre-training objectives.
-_IGNORED: Final = (r"(^|\.)(position_ids|token_type_ids)$", r"^(classify|qa|fill-mask|pretraining)\.")
+_IGNORED: Final = (r"(^|\.)(position_ids|token_type_ids)$", r"^(classification|token|masked_lm|pretraining)\.")
 
 # Tensors that repeat a parameter which the masked-LM head here has once.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
@@ -106,12 +106,19 @@ def locate(source: str, revision: str | None = None) -> tuple[Path, dict[str, An
 
 
 def convert(
-    directory: Path, task: Task, source: Mapping[str, Any] | None = None, *, encoder_only: bool = False
+    directory: Path,
+    head: Head,
+    outputs: Outputs = "labels",
+    *,
+    source: Mapping[str, Any] | None = None,
+    encoder_only: bool = False,
 ) -> ConvertedCheckpoint:
-    """Reads a transformers checkpoint as a model for `task`. With `encoder_only`, the head stays untrained.
+    """Reads a transformers checkpoint as a model with this head. With `encoder_only`, the head stays untrained.
+
+    `outputs` is the number of outputs per position. If it is "labels", the checkpoint lists the labels.
 
     Raises:
-        ConversionError: a setting, tensor or shape is not supported, or a tensor that the task needs is missing.
+        ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
     """
     settings = _read_object(directory / "config.json")
     architecture = settings.get("model_type")
@@ -119,18 +126,18 @@ def convert(
         known = ", ".join(architectures.names())
         raise ConversionError(f"config.json: model_type {architecture!r} is not supported; supported are {known}.")
     config = _translate_config(architecture, settings)
-    labels, problem = _labels(settings) if task == "classify" else ((), None)
+    labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     try:
-        model = build(architecture, config, task, len(labels))
+        model = build(architecture, config, head, outputs if isinstance(outputs, int) else len(labels))
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
-    ignored = _load(model, architecture, task, _read_tensors(directory), encoder_only=encoder_only)
+    ignored = _load(model, architecture, head, _read_tensors(directory), encoder_only=encoder_only)
     return ConvertedCheckpoint(
         model=model.eval(),
         architecture=architecture,
         config=config,
         labels=labels,
-        problem=problem,
+        problem=problem if head == "classification" else None,
         ignored=ignored,
         source=source or {"directory": directory.resolve().name},
     )
@@ -250,16 +257,16 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _load(
-    model: Model, architecture: str, task: Task, tensors: Mapping[str, Tensor], *, encoder_only: bool
+    model: Model, architecture: str, head: Head, tensors: Mapping[str, Tensor], *, encoder_only: bool
 ) -> tuple[str, ...]:
     """Copies the tensors into the model. Returns the sorted names of the ignored ones."""
     module = architectures.load(architecture)
     state = model.state_dict()
-    transposed = {_rename(name, task, ()) for name in module.TRANSPOSED}
+    transposed = {_rename(name, head, ()) for name in module.TRANSPOSED}
     placed: dict[str, str] = {}
     ignored: list[str] = []
     for name, tensor in sorted(tensors.items()):
-        parameter = _rename(name, task, module.NAMES)
+        parameter = _rename(name, head, module.NAMES)
         if parameter in state:
             if parameter in transposed:
                 tensor = tensor.T
@@ -286,13 +293,13 @@ def _load(
         if parameter not in placed and not (encoder_only and parameter.startswith("head.")):
             raise ConversionError(f"the parameter {parameter} is not in the checkpoint.")
     for name in ignored:
-        tied = _TIED.get(_rename(name, task, module.NAMES))
+        tied = _TIED.get(_rename(name, head, module.NAMES))
         if tied is not None and not torch.equal(tensors[name].to(state[tied].dtype), state[tied]):
             raise ConversionError(f"the tensor {name} is not tied to {placed.get(tied, tied)}.")
     return tuple(ignored)
 
 
-def _rename(name: str, task: Task, names: Sequence[tuple[str, str]]) -> str:
-    for pattern, replacement in (*_OLD_NAMES, *names, (f"^{task}\\.", "head.")):
+def _rename(name: str, head: Head, names: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in (*_OLD_NAMES, *names, (f"^{head}\\.", "head.")):
         name = re.sub(pattern, replacement, name)
     return name

@@ -1,7 +1,7 @@
 """The heads, and the model: an encoder with one head on top.
 
-Every head maps rows of hidden states to numbers, (N, H) -> (N, O), and sees only the rows that are read: [CLS] for
-classification, the masks for masked language modelling, every token for question answering. Shape letters: see
+A head maps hidden states to outputs, (N, H) -> (N, O). It reads only the positions in `focus`. The head
+`classification` reads [CLS], `token` reads every token, and `masked_lm` reads the masked positions. Shape letters: see
 `architectures/layers.py`.
 """
 
@@ -16,42 +16,42 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Config, Encoder
-from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.artifact import Head
 
 
 class Classification(nn.Module):
-    """One logit per label from the [CLS] row, through a tanh pooler where the architecture has one."""
+    """One logit per label from the [CLS] position, through a tanh pooler if the architecture has one."""
 
-    def __init__(self, config: Config, labels: int) -> None:
+    def __init__(self, config: Config, width: int) -> None:
         super().__init__()
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.output = nn.Linear(config.hidden_size, labels)
+        self.output = nn.Linear(config.hidden_size, width)
 
-    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # every head is called alike
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         if self.pooler is not None:
             rows = torch.tanh(self.pooler(rows))
         out: Tensor = self.output(self.dropout(rows))
         return out
 
 
-class QuestionAnswering(nn.Module):
-    """A start and an end logit for every row (BERT, section 4.2)."""
+class TokenOutput(nn.Module):
+    """O logits per token. Question answering has two: the start and the end of the answer (BERT, section 4.2)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, width: int) -> None:
         super().__init__()
-        self.output = nn.Linear(config.hidden_size, 2)
+        self.output = nn.Linear(config.hidden_size, width)
 
-    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # every head is called alike
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         out: Tensor = self.output(rows)
         return out
 
 
 class MaskedLM(nn.Module):
-    """One logit for every word of the vocabulary, against the input's own word table (BERT's "tied" decoder).
+    """One logit per vocabulary token, computed with the encoder's own word embeddings (BERT's "tied" decoder).
 
-    P, the width before the vocabulary, is E where the table is as wide as that (BERT, ALBERT); where it is wider
-    (MobileBERT), the P - E columns the table lacks are parameters of the head.
+    P is the width before the vocabulary projection. It equals the embedding width E in BERT and ALBERT. In MobileBERT
+    P is larger than E, and the head holds the P - E columns that the embedding table lacks.
     """
 
     def __init__(self, config: Config) -> None:
@@ -65,17 +65,17 @@ class MaskedLM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:
-        """words: the encoder's word table, (V, E)."""
+        """words: the encoder's word embeddings, (V, E)."""
         x = self.norm(self.act(self.transform(rows)))  # (N, P)
         if self.extra is None:
             return F.linear(x, words, self.bias)
-        known, unknown = x[:, : words.shape[1]], x[:, words.shape[1] :]
-        out: Tensor = F.linear(known, words, self.bias) + F.linear(unknown, self.extra)
+        stored, missing = x[:, : words.shape[1]], x[:, words.shape[1] :]
+        out: Tensor = F.linear(stored, words, self.bias) + F.linear(missing, self.extra)
         return out
 
 
 class Model(nn.Module):
-    """An encoder and a head: what an artifact holds."""
+    """An encoder with a head: the network of an artifact."""
 
     def __init__(self, encoder: Encoder, head: nn.Module) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class Model(nn.Module):
         self.head = head
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
-        """Runs B rows and reads N positions of them.
+        """Runs B sequences and returns the outputs at N positions, (N, O).
 
-        input_ids and token_type_ids are (B, S), padded at the end with any ids; lengths (B,) counts each row's real
-        tokens; focus (N,) holds positions b * S + s. Returns (N, O).
+        input_ids and token_type_ids are (B, S), padded at the end with any ids. lengths (B,) counts the real tokens of
+        each sequence. focus (N,) holds positions b * S + s.
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         mask = positions[None, :] < lengths[:, None]  # (B, S)
@@ -96,11 +96,13 @@ class Model(nn.Module):
         return out
 
 
-def build(architecture: str, config: Mapping[str, Any], task: Task, labels: int = 0) -> Model:
-    """A model with untrained weights (normal, 0.02, as BERT's).
+def build(architecture: str, config: Mapping[str, Any], head: Head, width: int = 0) -> Model:
+    """Builds a model with untrained weights (normal, 0.02, as BERT's).
+
+    `width` is the number of outputs per position. The head `masked_lm` ignores it: its width is the vocabulary size.
 
     Raises:
-        ValueError: no such architecture, or a configuration it does not know.
+        ValueError: the architecture is unknown, or the configuration has an unknown setting.
     """
     module = architectures.load(architecture)
     try:
@@ -108,15 +110,15 @@ def build(architecture: str, config: Mapping[str, Any], task: Task, labels: int 
     except TypeError as error:
         raise ValueError(f"{architecture}: {error}") from None
     encoder = module.Encoder(settings)
-    head: nn.Module
-    match task:
-        case "classify":
-            head = Classification(settings, labels)
-        case "qa":
-            head = QuestionAnswering(settings)
-        case "fill-mask":
-            head = MaskedLM(settings)
-    model = Model(encoder, head)
+    layers: nn.Module
+    match head:
+        case "classification":
+            layers = Classification(settings, width)
+        case "token":
+            layers = TokenOutput(settings, width)
+        case "masked_lm":
+            layers = MaskedLM(settings)
+    model = Model(encoder, layers)
     model.apply(_initialise)
     return model
 

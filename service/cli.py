@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 from pydantic import ValidationError
 
-from swiftlet_serve.models.artifact import ArtifactError, Precision, Task
+from swiftlet_serve.models.artifact import ArtifactError, Precision
 from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.settings import Settings
 
@@ -110,7 +111,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 
 @main.command("import")
 @click.argument("source")
-@click.option("--task", required=True, type=click.Choice(get_args(Task)), help="What the checkpoint was trained for.")
+@click.option("--task", required=True, type=click.Choice(tasks.names()), help="What the checkpoint was trained for.")
 @click.option("--name", help="Name of the artifact; the source's own if left out.")
 @click.option("--revision", help="Commit, tag or branch of a hub repository; the one found is recorded.")
 @click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifact goes to.")

@@ -12,7 +12,7 @@ import swiftlet_serve.models
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service import plugins, tasks
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import (
     SetupError,
 )
@@ -90,7 +90,7 @@ def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any
         if digest not in tokenizers:
             tokenizers[digest] = Tokenizer.load(artifact.file(TOKENIZER))
         tokenizer = tokenizers[digest]
-        task: Task[Any, Any] = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
+        task: Task[Any, Any] = tasks.load(manifest.task).create(tokenizer, manifest)
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:

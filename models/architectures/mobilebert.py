@@ -269,14 +269,14 @@ NAMES: Final = (
     (_LAYER + r"output\.LayerNorm\.", r"encoder.layers.\2.last_ffn.norm."),
     (_LAYER + r"output\.bottleneck\.dense\.", r"encoder.layers.\2.leave."),
     (_LAYER + r"output\.bottleneck\.LayerNorm\.", r"encoder.layers.\2.leave_norm."),
-    (r"^(mobilebert\.)?pooler\.dense\.", r"classify.pooler."),
-    (r"^classifier\.", r"classify.output."),
-    (r"^qa_outputs\.", r"qa.output."),
-    (r"^cls\.predictions\.transform\.dense\.", r"fill-mask.transform."),
-    (r"^cls\.predictions\.transform\.LayerNorm\.", r"fill-mask.norm."),
-    (r"^cls\.predictions\.bias$", r"fill-mask.bias"),
-    (r"^cls\.predictions\.dense\.weight$", r"fill-mask.extra"),
-    (r"^cls\.predictions\.decoder\.", r"fill-mask.decoder."),
+    (r"^(mobilebert\.)?pooler\.dense\.", r"classification.pooler."),
+    (r"^classifier\.", r"classification.output."),
+    (r"^qa_outputs\.", r"token.output."),
+    (r"^cls\.predictions\.transform\.dense\.", r"masked_lm.transform."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.", r"masked_lm.norm."),
+    (r"^cls\.predictions\.bias$", r"masked_lm.bias"),
+    (r"^cls\.predictions\.dense\.weight$", r"masked_lm.extra"),
+    (r"^cls\.predictions\.decoder\.", r"masked_lm.decoder."),
     (r"^cls\.seq_relationship\.", r"pretraining.sentence."),
 )
 
@@ -294,4 +294,4 @@ IMPLIED: Final[Mapping[str, Any]] = {"classifier_activation": True}
 UNREAD: Final[tuple[str, ...]] = (r"^encoder\.layers\.\d+\.enter_attention\.", r"^encoder\.embeddings\.projection\.")
 
 # Parameters, named as above, that the reference keeps transposed.
-TRANSPOSED: Final[tuple[str, ...]] = ("fill-mask.extra",)
+TRANSPOSED: Final[tuple[str, ...]] = ("masked_lm.extra",)

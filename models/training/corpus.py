@@ -38,7 +38,7 @@ def load_teacher(package: str) -> bert.Encoder:
     Raises:
         convert.ConversionError: the package is not installed, or holds no such checkpoint.
     """
-    converted = convert.convert(package_model(package), "fill-mask", encoder_only=True)
+    converted = convert.convert(package_model(package), "masked_lm", "vocabulary", encoder_only=True)
     encoder = converted.model.encoder
     assert isinstance(encoder, bert.Encoder)  # noqa: S101  # tells the type checker
     return encoder.requires_grad_(False)

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftlet_serve.models.architectures import bert
-from swiftlet_serve.models.heads import Classification, Model, QuestionAnswering, build
+from swiftlet_serve.models.heads import Classification, Model, TokenOutput, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.corpus import load_teacher, package_model
 from swiftlet_serve.models.training.examples import UNKNOWN, Example, batches, digest, pad, read, unlabelled
 from swiftlet_serve.models.training.loop import Schedule, begun, train
 from swiftlet_serve.models.training.pretrain import Start, facts, start_of
-from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError, settings
+from swiftlet_serve.models.training.recipe import HEADS, Finetuning, Recipe, RecipeError, settings
 from swiftlet_serve.models.training.run import claim, write
 from swiftlet_serve.models.training.start import Sample, cut_vocabulary, fit
 
@@ -97,7 +97,7 @@ def _facts(work: Finetuning) -> dict[str, Any]:
 def _start(recipe: Recipe, work: Finetuning, architecture: str, config: Mapping[str, Any], encoder: nn.Module) -> Model:
     """A trained encoder with a head that knows nothing yet."""
     torch.manual_seed(recipe.seed)
-    model = build(architecture, config, work.task, len(work.labels))
+    model = build(architecture, config, HEADS[work.task], len(work.labels) or 2)  # qa has two outputs: start and end
     model.encoder.load_state_dict(encoder.state_dict())
     return model
 
@@ -260,7 +260,7 @@ def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
     """
     device = next(model.parameters()).device
     ids, types, lengths = pad(examples, device)
-    if isinstance(model.head, QuestionAnswering):
+    if isinstance(model.head, TokenOutput):
         rows: Tensor = model(ids, types, lengths, torch.arange(ids.numel(), device=device)).float()
         allowed = torch.zeros(ids.shape, dtype=torch.bool)
         allowed[:, 0] = True

@@ -106,7 +106,7 @@ def pretrain(
 
     torch.manual_seed(recipe.seed)
     try:
-        model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "fill-mask")
+        model = build(recipe.architecture, {**recipe.config, "vocab_size": len(kept)}, "masked_lm")
     except ValueError as error:
         raise RecipeError(f"config: {error}") from None
     if teacher is not None:

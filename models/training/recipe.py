@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.artifact import Head
 from swiftlet_serve.models.errors import ModelError
 
 MOST_PIECES: Final = 1 << 16  # of a vocabulary: rows of tokens are kept as uint16
@@ -18,6 +18,9 @@ MOST_PIECES: Final = 1 << 16  # of a vocabulary: rows of tokens are kept as uint
 class RecipeError(ModelError):
     """The recipe cannot be followed; the message is one sentence."""
 
+
+Task = Literal["classify", "qa", "fill-mask"]  # the tasks that can be trained
+HEADS: Final[Mapping[Task, Head]] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
 
 Optimiser = Literal["adamw", "lamb"]
 Arithmetic = Literal["fp32", "bf16"]

@@ -57,7 +57,7 @@ def table(study: Study, runs: Path) -> str:
     rows = [["variant", "M parameters", "steps", "TFLOP", *(f"held-out {name}" for name in losses)]]
     for name, points in ends.items():
         recipe, found = study.variants[name], held_out(points)
-        encoder = build(recipe.architecture, {**recipe.config, "vocab_size": recipe.vocabulary}, "fill-mask").encoder
+        encoder = build(recipe.architecture, {**recipe.config, "vocab_size": recipe.vocabulary}, "masked_lm").encoder
         size = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
         told = [f"{found[loss]:.3f}" if loss in found else "" for loss in losses]
         rows.append([name, f"{size:.2f}", str(points[-1].step), f"{points[-1].flops / 1e12:.0f}", *told])

@@ -89,6 +89,7 @@ def released(architecture: str, runs: Path, report: Callable[[str], None]) -> Ne
         version="0",
         architecture=architecture,
         task="classify",
+        head="classification",
         precision="int8",
         max_tokens=512,
         vocab_size=config["vocab_size"],
@@ -99,7 +100,7 @@ def released(architecture: str, runs: Path, report: Callable[[str], None]) -> Ne
         config=config,
         source={"weights": "random"},
     )
-    return _kept(manifest, "", build(architecture, config, "classify", 2), None, runs, report)
+    return _kept(manifest, "", build(architecture, config, "classification", 2), None, runs, report)
 
 
 def opened(artifact: Artifact, runs: Path, report: Callable[[str], None]) -> Network:

@@ -71,7 +71,7 @@ def load_network(artifact: Artifact) -> Model:
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
-        network = build(manifest.architecture, manifest.config, manifest.task, len(manifest.labels))
+        network = build(manifest.architecture, manifest.config, manifest.head, manifest.width)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ArtifactError(f"{name}: no network can be made as described: {error}") from None
     try:

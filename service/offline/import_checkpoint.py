@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swiftlet_serve.models import convert
-from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Precision, Task
+from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Precision
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline.evaluate import Progress
 from swiftlet_serve.service.offline.release import Draft, Measure, release
@@ -16,7 +17,7 @@ from swiftlet_serve.service.offline.release import Draft, Measure, release
 
 def import_checkpoint(
     source: str,
-    task: Task,
+    task: str,
     out: Path,
     *,
     name: str | None = None,
@@ -45,21 +46,22 @@ def import_checkpoint(
             f"An artifact cannot be named {name!r}: use --name, with lower-case letters, digits, . _ and -."
         )
     report("reading the checkpoint")
-    converted = convert.convert(directory, task, origin)
+    definition = tasks.load(task)
+    converted = convert.convert(directory, definition.HEAD, definition.OUTPUTS, source=origin)
     tokenizer = Tokenizer.from_directory(directory)
     config = converted.model.encoder.config
     if tokenizer.vocab_size > config.vocab_size:
         raise SetupError("The tokenizer knows more tokens than the network, so it belongs to another checkpoint.")
-    widths = {"classify": len(converted.labels), "qa": 2, "fill-mask": config.vocab_size}
     manifest = Manifest(
         name=name,
         version="1",
         architecture=converted.architecture,
         task=task,
+        head=definition.HEAD,
         precision=precision,
         max_tokens=config.max_position_embeddings,
         vocab_size=config.vocab_size,
-        width=widths[task],
+        width=tasks.head_width(definition.OUTPUTS, len(converted.labels), config.vocab_size),
         labels=converted.labels,
         problem=converted.problem,
         tolerance=1.0,

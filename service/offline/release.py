@@ -29,7 +29,7 @@ from swiftlet_serve.models.artifact import (
     Manifest,
 )
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service import plugins, tasks
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.errors import SetupError, SwiftletError
 from swiftlet_serve.service.loading import LoadedModel, load_model
@@ -48,33 +48,6 @@ FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, of logits of a s
 MAX_LOSS: Final = 0.5  # points that int8 may lose on the data set
 MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative: what holds where there is no data set
 SLACK: Final = 2.0  # golden answers may be off by this many times what they are off here: other CPUs round elsewhere
-
-# Sentences of our own: short, long, in other scripts, with what breaks tokenizers.
-TEXTS: Final = (
-    "A warm, funny and clever film that never outstays its welcome.",
-    "The plot makes no sense, the jokes fall flat, and it goes on for ever.",
-    "no",
-    "Rain fell all night on the tin roof, and by the morning the river had come up to the second step of the house.",
-    "I had hoped for more; still, the last ten minutes are worth the ticket 🎬 – go and see it!",
-    "서울의 봄은 짧지만 아름답다.",
-    "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
-)
-MASKED: Final = (
-    "The {mask} rises in the east and sets in the {mask}.",
-    "She poured the {mask} into a cup and drank it.",
-    "Two and two make {mask}.",
-)
-ASKED: Final = (
-    ("Who built the bridge?", "The old bridge over the Linn was built by Marta Keller in 1874, after the great flood."),
-    (
-        "When did the flood come?",
-        "Nobody remembers the flood of 1871 now, though the church wall still bears its mark.",
-    ),
-    (
-        "What does the baker sell?",
-        "Every morning the baker at the corner opens at six. He sells bread, rolls and plum cake.",
-    ),
-)
 
 
 class ReleaseError(SetupError):
@@ -165,22 +138,15 @@ def release(
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:
-    """The inputs that an artifact's golden answers answer.
+    """Encodes the requests that an artifact's golden answers record.
 
     Raises:
-        SetupError: a model with this tokenizer cannot be asked them.
+        SetupError: the tokenizer or the manifest does not fit the task.
     """
-    inputs: Sequence[Any]
-    match manifest.task:
-        case "classify":
-            inputs = TEXTS
-        case "qa":
-            inputs = [{"question": question, "context": context} for question, context in ASKED]
-        case "fill-mask":
-            inputs = [text.format(mask=tokenizer.mask) for text in MASKED]
+    definition = tasks.load(manifest.task)
     try:
-        task = plugins.load(tasks, manifest.task.replace("-", "_")).create(tokenizer, manifest)
-        requests = [task.Request.model_validate({"inputs": one}) for one in inputs]
+        task = definition.create(tokenizer, manifest)
+        requests = [task.Request.model_validate({"inputs": one}) for one in definition.golden_inputs(tokenizer)]
         return [encoding for request in requests for encoding in task.encode(request)]
     except (SwiftletError, ValueError) as error:
         raise SetupError(f"No golden answers can be made: {error}") from None

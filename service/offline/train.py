@@ -18,6 +18,7 @@ from swiftlet_serve.models.training.finetune import finetune
 from swiftlet_serve.models.training.loop import find_device
 from swiftlet_serve.models.training.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError, Transfer, read_recipe
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import locate
@@ -175,16 +176,17 @@ def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:
 
 def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
     work = recipe.finetuning[name]
-    widths = {"classify": len(work.labels), "qa": 2, "fill-mask": tokenizer.vocab_size}
+    definition = tasks.load(work.task)
     return Manifest(
         name=name,
         version=recipe.version,
         architecture=recipe.architecture,
         task=work.task,
+        head=definition.HEAD,
         precision="int8",
         max_tokens=model.encoder.config.max_position_embeddings,
         vocab_size=tokenizer.vocab_size,
-        width=widths[work.task],
+        width=tasks.head_width(definition.OUTPUTS, len(work.labels), tokenizer.vocab_size),
         labels=work.labels,
         problem="single_label" if work.task == "classify" else None,
         tolerance=1.0,

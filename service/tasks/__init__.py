@@ -1,21 +1,68 @@
-"""What a request asks: one module a task, and here what their requests and refusals have in common.
+"""The tasks, one module each. This module holds the parts that they share, and loads a task by its name.
 
-A task follows the pipeline of the same name in transformers 4.57.1, and the Hugging Face Inference format.
+`service/tasks/fill_mask.py` is the task `fill-mask`, served at `/fill-mask`. A task module defines the members of
+`Definition`. No other file lists the tasks, so a new task is a new file in this package.
+
+The tasks here follow the pipelines of the same names in transformers 4.57.1, and the Hugging Face Inference format.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.models.artifact import Head, Manifest, Outputs
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service import plugins
+from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
+from swiftlet_serve.service.types import Task
 
 MAX_INPUTS: Final = 64  # texts or questions in one request
 
 Floats = NDArray[np.float64]
+
+
+class Definition(Protocol):
+    """The members of a task module."""
+
+    HEAD: Head
+    """The head of the network."""
+    OUTPUTS: Outputs
+    """The head's outputs per position: a number, or one for each label or vocabulary token."""
+
+    def create(self, tokenizer: Tokenizer, manifest: Manifest) -> Task[Any, Any]:
+        """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""
+        ...
+
+    def golden_inputs(self, tokenizer: Tokenizer) -> Sequence[Any]:
+        """Returns the `inputs` of the requests that an artifact's golden answers record."""
+        ...
+
+
+def names() -> list[str]:
+    """Returns the names of all tasks, sorted. Imports none of them."""
+    return [name.replace("_", "-") for name in plugins.names(sys.modules[__name__])]
+
+
+def load(name: str) -> Definition:
+    """Imports the task of this name.
+
+    Raises:
+        SetupError: there is no such task.
+    """
+    if name not in names():
+        raise SetupError(f"There is no task {name!r}. The tasks are {', '.join(names())}.")
+    return cast(Definition, plugins.load(sys.modules[__name__], name.replace("-", "_")))
+
+
+def head_width(outputs: Outputs, labels: int, vocab_size: int) -> int:
+    """Returns the number of outputs per position for a model with these labels and this vocabulary."""
+    return outputs if isinstance(outputs, int) else {"labels": labels, "vocabulary": vocab_size}[outputs]
 
 
 class Strict(BaseModel):
@@ -82,6 +129,12 @@ def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
 def pointers(inputs: object) -> list[str]:
     """A JSON Pointer to each input: the one there is, or every one of a list."""
     return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
+
+
+def check_unlabelled(manifest: Manifest) -> None:
+    """Raises ValueError if an artifact has labels, for a task that has none."""
+    if manifest.labels:
+        raise ValueError(f"a model for {manifest.task} has no labels.")
 
 
 def softmax(logits: Floats) -> Floats:

@@ -19,6 +19,9 @@ from swiftlet_serve.service import tasks
 from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
 from swiftlet_serve.service.types import Row
 
+HEAD: Final = "classification"
+OUTPUTS: Final = "labels"
+
 Function = Literal["softmax", "sigmoid", "none"]
 
 
@@ -69,8 +72,26 @@ class Label(BaseModel):
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
-    """The task for one artifact."""
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact has no labels, or does not say what kind of classifier it is.
+    """
     return Classify(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts that are short, long, in other scripts, or hard to tokenise."""
+    return (
+        "A warm, funny and clever film that never outstays its welcome.",
+        "The plot makes no sense, the jokes fall flat, and it goes on for ever.",
+        "no",
+        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step of the "
+        "house.",
+        "I had hoped for more; still, the last ten minutes are worth the ticket 🎬 – go and see it!",
+        "서울의 봄은 짧지만 아름답다.",
+        "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
+    )
 
 
 class Classify:
@@ -80,6 +101,8 @@ class Classify:
     Response = list[list[Label] | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        if not manifest.labels or manifest.problem is None:
+            raise ValueError("a classifier needs labels and a problem.")
         self._tokenizer = tokenizer
         self._max_tokens = manifest.max_tokens
         self._labels = manifest.labels

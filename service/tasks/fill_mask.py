@@ -25,6 +25,9 @@ MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fift
 USUAL_CHARACTERS: Final = 8  # of a token, at most, in prose: what is read of a longer text is cut off
 DEFAULT_TOP_K: Final = 5
 
+HEAD: Final = "masked_lm"
+OUTPUTS: Final = "vocabulary"
+
 Target = Annotated[str, Field(max_length=200)]
 
 
@@ -72,12 +75,23 @@ Tokens = list[Token] | list[list[Token]]
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
-    """The task for one artifact.
+    """Makes the task of one artifact.
 
     Raises:
-        ValueError: the tokenizer has no mask token.
+        ValueError: the tokenizer has no mask token, or the artifact has labels.
     """
+    tasks.check_unlabelled(manifest)
     return FillMask(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
+    """Returns texts with one mask or two."""
+    texts = (
+        "The {mask} rises in the east and sets in the {mask}.",
+        "She poured the {mask} into a cup and drank it.",
+        "Two and two make {mask}.",
+    )
+    return [text.format(mask=tokenizer.mask) for text in texts]
 
 
 class FillMask:

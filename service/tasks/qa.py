@@ -26,6 +26,9 @@ MAX_WINDOWS: Final = 256  # in one request
 DEFAULT_MAX_SEQ_LEN: Final = 384
 DEFAULT_DOC_STRIDE: Final = 128
 
+HEAD: Final = "token"
+OUTPUTS: Final = 2  # the logits that the answer starts, and that it ends, at a token
+
 Strings = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -112,8 +115,33 @@ class Question:
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest) -> Qa:
-    """The task for one artifact."""
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact has labels, or a head of another width.
+    """
+    tasks.check_unlabelled(manifest)
+    if manifest.width != OUTPUTS:
+        raise ValueError(f"qa needs {OUTPUTS} outputs per token, and the artifact has {manifest.width}.")
     return Qa(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[dict[str, str]]:  # noqa: ARG001  # all tasks share one signature
+    """Returns questions with their contexts. The second context does not answer its question."""
+    return (
+        {
+            "question": "Who built the bridge?",
+            "context": "The old bridge over the Linn was built by Marta Keller in 1874, after the great flood.",
+        },
+        {
+            "question": "When did the flood come?",
+            "context": "Nobody remembers the flood of 1871 now, though the church wall still bears its mark.",
+        },
+        {
+            "question": "What does the baker sell?",
+            "context": "Every morning the baker at the corner opens at six. He sells bread, rolls and plum cake.",
+        },
+    )
 
 
 class Qa:

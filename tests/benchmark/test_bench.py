@@ -43,9 +43,9 @@ from tests.support import native_kernels, networks
 # --- work
 
 
-def work_of(architecture, config, task, labels=0):
+def work_of(architecture, config, head, width=0):
     with torch.device("meta"):
-        model = build(architecture, config, task, labels)
+        model = build(architecture, config, head, width)
     return model, Work.of(architecture, config, {name: tuple(one.shape) for name, one in model.state_dict().items()})
 
 
@@ -53,7 +53,7 @@ def work_of(architecture, config, task, labels=0):
 def test_work_is_what_torch_does_where_every_row_is_read(architecture):
     """Without padding, and with a head that reads every token, nothing that torch multiplies is superfluous."""
     rows, tokens = 3, 11
-    model, work = work_of(architecture, native_kernels.CONFIGS[architecture], "qa")
+    model, work = work_of(architecture, native_kernels.CONFIGS[architecture], "token", 2)
     ids = torch.zeros((rows, tokens), dtype=torch.int64, device="meta")
     lengths = torch.full((rows,), tokens, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -65,20 +65,20 @@ def test_work_is_what_torch_does_where_every_row_is_read(architecture):
 @pytest.mark.parametrize("tokens", [1, 16, 384])
 def test_of_the_last_layer_only_what_is_read_counts(tokens):
     """By hand, for google/mobilebert-uncased as a classifier, and for albert-base-v2 as a masked LM with two masks."""
-    _, mobilebert = work_of("mobilebert", {}, "classify", 2)
+    _, mobilebert = work_of("mobilebert", {}, "classification", 2)
     keys = 512 * 128 + 128 * 128 + 512 * 128  # bottleneck, key, value
     rest = 128 * 128 + 512 * 128 + 128 * 128 + 4 * 2 * 128 * 512 + 128 * 512  # query to leave
     layers = 23 * tokens * (keys + rest + 2 * 128 * tokens) + tokens * keys + rest + 2 * 128 * tokens
     assert mobilebert.needed([tokens], [1]) == tokens * 384 * 512 + layers + 2 * 512
 
-    _, albert = work_of("albert", {}, "fill-mask")
+    _, albert = work_of("albert", {}, "masked_lm")
     keys, rest = 2 * 768 * 768, 2 * 768 * 768 + 2 * 768 * 3072
     layers = 11 * tokens * (keys + rest + 2 * 768 * tokens) + tokens * keys + 2 * (rest + 2 * 768 * tokens)
     assert albert.needed([tokens], [2]) == tokens * 128 * 768 + layers + 2 * (768 * 128 + 128 * 30_000)
 
 
 def test_rows_add_up_and_padding_counts_for_nothing():
-    _, work = work_of("albert", native_kernels.CONFIGS["albert"], "classify", 2)
+    _, work = work_of("albert", native_kernels.CONFIGS["albert"], "classification", 2)
 
     assert work.needed([3, 40], [1, 1]) == work.needed([3], [1]) + work.needed([40], [1])
 

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from swiftlet_serve.models.architectures import albert, bert, layers, mobilebert
-from swiftlet_serve.models.artifact import Task
 from swiftlet_serve.models.convert import convert
-from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.heads import Model
 from tests.support.checkpoints import (
     AUTO,
+    HEADS,
     RELEASED,
     SMALL,
     TASKS,
     Rows,
     Shape,
+    Task,
     conversion,
     our_rows,
     randomise,
@@ -33,6 +34,7 @@ from tests.support.checkpoints import (
     reference_rows,
     relative_error,
     rows,
+    untrained,
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}  # relative
@@ -86,7 +88,7 @@ def test_trained_weights_compute_the_reference(tmp_path: Path) -> None:
     trained = Path(spec.origin).parent / "model"
     torch.manual_seed(0)
     AUTO["qa"].from_pretrained(trained).save_pretrained(tmp_path)  # a checkpoint needs a head, if an untrained one
-    ours = convert(tmp_path, "qa").model
+    ours = convert(tmp_path, *HEADS["qa"]).model
     theirs = transformers.BertModel.from_pretrained(trained, attn_implementation="eager").eval()
     texts = [
         "The swift sleeps on the wing.",
@@ -125,7 +127,7 @@ def known_settings(shape: Shape) -> dict[str, Any]:
 
 @functools.cache
 def random_model(name: str, task: Task) -> Model:
-    model = build(SMALL[name].architecture, known_settings(SMALL[name]), task, 3).eval()
+    model = untrained(SMALL[name].architecture, known_settings(SMALL[name]), task).eval()
     randomise(model)
     return model
 
@@ -219,7 +221,7 @@ def test_every_released_shape_has_the_parameters_of_the_reference(name: str, mil
     shape = RELEASED[name]
     with torch.device("meta"):
         theirs = AUTO[task].from_config(shape.config())
-        ours = build(shape.architecture, known_settings(shape), task, 2)
+        ours = untrained(shape.architecture, known_settings(shape), task, labels=2)
     unread = [
         p for key, p in theirs.named_parameters() if name == "mobilebert-tiny" and ".bottleneck.attention." in key
     ]

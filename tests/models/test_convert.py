@@ -17,9 +17,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from swiftlet_serve.models import architectures
-from swiftlet_serve.models.artifact import Task
 from swiftlet_serve.models.convert import ConversionError, convert, locate
-from tests.support.checkpoints import AUTO, SMALL, TASKS, our_rows, reference, reference_rows, relative_error, rows
+from tests.support.checkpoints import (
+    AUTO,
+    HEADS,
+    SMALL,
+    TASKS,
+    Task,
+    our_rows,
+    reference,
+    reference_rows,
+    relative_error,
+    rows,
+)
 
 Tensors = dict[str, Tensor]
 KNOWN = "supported are albert, bert, mobilebert."
@@ -48,7 +58,7 @@ def edit_tensors(directory: Path, edit: Callable[[Tensors], object]) -> None:
 def error_message(directory: Path, task: Task = "classify") -> str:
     """Returns the message with which `convert` rejects a checkpoint."""
     with pytest.raises(ConversionError) as caught:
-        convert(directory, task)
+        convert(directory, *HEADS[task])
     expected = str(caught.value)
     assert expected.endswith(".")
     assert "\n" not in expected
@@ -60,7 +70,7 @@ def error_message(directory: Path, task: Task = "classify") -> str:
 def test_convert_uses_or_ignores_every_tensor(tmp_path: Path, name: str, task: Task) -> None:
     save(tmp_path, name, task)
     found = set(load_file(tmp_path / "model.safetensors"))
-    converted = convert(tmp_path, task)
+    converted = convert(tmp_path, *HEADS[task])
     ignored = set(converted.ignored)
     assert len(converted.model.state_dict()) == len(found - ignored)
     unread = {
@@ -75,7 +85,7 @@ def test_convert_uses_or_ignores_every_tensor(tmp_path: Path, name: str, task: T
 def test_convert_returns_architecture_labels_and_origin(tmp_path: Path) -> None:
     save(tmp_path)
     edit_config(tmp_path, id2label={"0": "sad", "1": "so-so", "2": "glad"})
-    converted = convert(tmp_path, "classify")
+    converted = convert(tmp_path, *HEADS["classify"])
     assert (converted.architecture, converted.labels, converted.problem) == (
         "bert",
         ("sad", "so-so", "glad"),
@@ -129,7 +139,7 @@ def test_convert_rejects_non_float_tensors(tmp_path: Path, dtype: torch.dtype) -
 def test_convert_casts_to_float32(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({key: value.to(dtype) for key, value in tensors.items()}))
-    state = convert(tmp_path, "classify").model.state_dict()
+    state = convert(tmp_path, *HEADS["classify"]).model.state_dict()
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     expected = load_file(tmp_path / "model.safetensors")[WORDS].float()
     assert torch.equal(state["encoder.embeddings.word.weight"], expected)
@@ -156,7 +166,7 @@ def test_convert_accepts_gamma_and_beta(tmp_path: Path, name: str) -> None:
     edit_tensors(tmp_path, use_old_names)
     assert any(key.endswith("gamma") for key in load_file(tmp_path / "model.safetensors"))
     batch = rows("classify", [9, 3], 211)
-    ours = convert(tmp_path, "classify").model
+    ours = convert(tmp_path, *HEADS["classify"]).model
     assert relative_error(our_rows(ours, batch), reference_rows(model, "classify", batch)) <= 1e-5
 
 
@@ -164,7 +174,7 @@ def test_convert_ignores_position_ids(tmp_path: Path) -> None:
     """Older versions of transformers saved this buffer."""
     save(tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors.update({"bert.embeddings.position_ids": torch.arange(64)[None]}))
-    assert convert(tmp_path, "classify").ignored == ("bert.embeddings.position_ids",)
+    assert convert(tmp_path, *HEADS["classify"]).ignored == ("bert.embeddings.position_ids",)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +188,7 @@ def test_convert_ignores_position_ids(tmp_path: Path) -> None:
 def test_convert_accepts_decoder_only_if_tied(tmp_path: Path, name: str, decoder: str, words: str) -> None:
     save(tmp_path, name, "fill-mask")
     edit_tensors(tmp_path, lambda tensors: tensors.update({f"{decoder}.weight": tensors[words].clone()}))
-    assert convert(tmp_path, "fill-mask").ignored == (f"{decoder}.weight",)
+    assert convert(tmp_path, *HEADS["fill-mask"]).ignored == (f"{decoder}.weight",)
     edit_tensors(tmp_path, lambda tensors: tensors[f"{decoder}.weight"][5, 5].add_(1))
     assert error_message(tmp_path, "fill-mask") == f"the tensor {decoder}.weight is not tied to {words}."
     edit_tensors(tmp_path, lambda tensors: tensors.pop(f"{decoder}.weight"))
@@ -197,7 +207,7 @@ def test_convert_accepts_decoder_only_if_tied(tmp_path: Path, name: str, decoder
 def test_convert_reads_pretraining_checkpoint_as_masked_lm(tmp_path: Path, name: str, model: Any) -> None:
     """Released checkpoints have this form. The pooler and the sentence objective are ignored."""
     model(SMALL[name].config()).save_pretrained(tmp_path)
-    ignored = convert(tmp_path, "fill-mask").ignored
+    ignored = convert(tmp_path, *HEADS["fill-mask"]).ignored
     assert ignored
     assert all("pooler" in key or "seq_relationship" in key or "sop_classifier" in key for key in ignored)
     assert "head.output.weight is not in the checkpoint" in error_message(tmp_path, "qa")
@@ -215,7 +225,7 @@ def test_convert_rejects_checkpoint_of_another_task(tmp_path: Path, name: str, t
     if task == other == "classify":
         assert "classifier.bias has shape (3,), not (2,)" in error_message(tmp_path)
     elif task == other:
-        convert(tmp_path, task)
+        convert(tmp_path, *HEADS[task])
     else:
         assert error_message(tmp_path, other).startswith("the parameter head.")
 
@@ -233,11 +243,11 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
     config = SMALL[name].config()
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    words = convert(tmp_path, "qa", encoder_only=True).model.state_dict()["encoder.embeddings.word.weight"]
+    words = convert(tmp_path, *HEADS["qa"], encoder_only=True).model.state_dict()["encoder.embeddings.word.weight"]
     assert torch.equal(words, tensors["embeddings.word_embeddings.weight"])
     edit_tensors(tmp_path, lambda tensors: tensors.pop("embeddings.LayerNorm.weight"))
     with pytest.raises(ConversionError, match=r"embeddings\.norm\.weight is not in the checkpoint"):
-        convert(tmp_path, "qa", encoder_only=True)
+        convert(tmp_path, *HEADS["qa"], encoder_only=True)
 
 
 # Settings
@@ -342,7 +352,7 @@ def test_convert_reads_labels_and_problem_type(
 ) -> None:
     save(tmp_path)
     edit_config(tmp_path, **changes)
-    converted = convert(tmp_path, "classify")
+    converted = convert(tmp_path, *HEADS["classify"])
     assert (converted.labels, converted.problem) == (labels, problem)
 
 
@@ -350,7 +360,7 @@ def test_convert_reads_labels_and_problem_type(
 def test_number_of_labels_implies_problem_type(tmp_path: Path, labels: int, problem: str) -> None:
     """Eleven labels, because "10" sorts before "2"; two, because transformers then writes no labels."""
     AUTO["classify"].from_config(SMALL["bert"].config(num_labels=labels)).save_pretrained(tmp_path)
-    converted = convert(tmp_path, "classify")
+    converted = convert(tmp_path, *HEADS["classify"])
     assert converted.labels == tuple(f"LABEL_{i}" for i in range(labels))
     assert converted.problem == problem
 
@@ -395,9 +405,9 @@ def to_pickle(directory: Path) -> None:
 
 def test_convert_reads_pickle_of_weights(tmp_path: Path) -> None:
     save(tmp_path)
-    expected = convert(tmp_path, "classify").model.state_dict()
+    expected = convert(tmp_path, *HEADS["classify"]).model.state_dict()
     to_pickle(tmp_path)
-    actual = convert(tmp_path, "classify").model.state_dict()
+    actual = convert(tmp_path, *HEADS["classify"]).model.state_dict()
     assert expected.keys() == actual.keys()
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
 
@@ -458,7 +468,7 @@ def write_index(directory: Path, document: object) -> None:
 def test_convert_reads_shards(tmp_path: Path) -> None:
     save(tmp_path / "one")
     shard(tmp_path / "many")
-    one, many = (convert(tmp_path / name, "classify").model.state_dict() for name in ("one", "many"))
+    one, many = (convert(tmp_path / name, *HEADS["classify"]).model.state_dict() for name in ("one", "many"))
     assert all(torch.equal(tensor, many[name]) for name, tensor in one.items())
 
 
@@ -466,7 +476,7 @@ def test_convert_prefers_single_file_to_shards(tmp_path: Path) -> None:
     """transformers ignores the index of an earlier save in the same way."""
     save(tmp_path)
     write_index(tmp_path, {"weight_map": {WORDS: "gone.safetensors"}})
-    convert(tmp_path, "classify")
+    convert(tmp_path, *HEADS["classify"])
 
 
 @pytest.mark.parametrize("outside", ["../model.safetensors", "/etc/hostname", "sub/model.safetensors"])
@@ -530,7 +540,7 @@ def test_locate_reads_hub_cache_and_records_commit(hub: Path, tmp_path: Path) ->
         directory, source = locate("someone/small-bert", revision)
         assert source == {"hub": "someone/small-bert", "revision": COMMIT}
         batch = rows("classify", [5], 211)
-        converted = convert(directory, "classify", source)
+        converted = convert(directory, *HEADS["classify"], source=source)
         assert relative_error(our_rows(converted.model, batch), reference_rows(model, "classify", batch)) <= 1e-5
         assert converted.source == source
     with pytest.raises(ConversionError, match="'someone/small-bert' is not in the local cache and cannot be"):

@@ -10,9 +10,8 @@ import torch
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.folding import DEFAULTS, FoldingError, fold
-from swiftlet_serve.models.heads import build
 from swiftlet_serve.service.types import Batch
-from tests.support.checkpoints import relative_error
+from tests.support.checkpoints import relative_error, untrained
 from tests.support.native_kernels import CONFIGS, NETWORKS, encoding, network, run_folded, torch_rows, weights
 
 EXACT = 1e-13  # in float64; measured: 4e-15
@@ -20,7 +19,7 @@ EXACT = 1e-13  # in float64; measured: 4e-15
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_a_folded_network_is_the_same_network(architecture, task):
-    model = build(architecture, CONFIGS[architecture], task, 3 if task == "classify" else 0)
+    model = untrained(architecture, CONFIGS[architecture], task)
     model.load_state_dict(network(architecture, task).state_dict())
     model.double().eval()
     batch = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5], 3)])

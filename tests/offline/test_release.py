@@ -398,7 +398,7 @@ def test_import_explains_itself():
     result = CliRunner().invoke(main, ["import", "--help"])
 
     assert result.exit_code == 0
-    for said in ("SOURCE", "--task [classify|qa|fill-mask]", "--keep-fp32", "--max-loss", "Hugging Face hub"):
+    for said in ("SOURCE", "--task [classify|fill-mask|qa]", "--keep-fp32", "--max-loss", "Hugging Face hub"):
         assert said in result.output
 
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import string
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Manifest, Task, seal
+from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Head, Manifest, seal
 from swiftlet_serve.models.tokenizer import Tokenizer
 
 CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
 MAX_TOKENS = 48
 LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": ()}
+HEADS: Mapping[str, Head] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
 WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY)}
 
 
-def make_artifact(directory: Path, task: Task, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
+def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
     """Writes an artifact of this task and seals it. Its rows are those of `table`, by the ids in focus."""
     name = name or f"tiny-{task}"
     path = directory / name
@@ -35,6 +37,7 @@ def make_artifact(directory: Path, task: Task, name: str | None = None, toleranc
         version="1",
         architecture="table",
         task=task,
+        head=HEADS[task],
         precision="fp32",
         max_tokens=MAX_TOKENS,
         vocab_size=len(VOCABULARY),

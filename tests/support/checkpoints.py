@@ -9,17 +9,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from swiftlet_serve.models.artifact import Task
+from swiftlet_serve.models.artifact import Head, Outputs
 from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
-from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.heads import Model, build
 
+Task = Literal["classify", "qa", "fill-mask"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
+HEADS: Final[Mapping[Task, tuple[Head, Outputs]]] = {
+    "classify": ("classification", "labels"),
+    "qa": ("token", 2),
+    "fill-mask": ("masked_lm", "vocabulary"),
+}
 AUTO: Final[Mapping[Task, Any]] = {
     "classify": transformers.AutoModelForSequenceClassification,
     "qa": transformers.AutoModelForQuestionAnswering,
@@ -154,6 +160,11 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
     return Rows(input_ids, token_type_ids, torch.tensor(lengths), torch.tensor(focus))
 
 
+def untrained(architecture: str, config: Mapping[str, Any], task: Task, labels: int = 3) -> Model:
+    """An untrained model with the head of a task."""
+    return build(architecture, config, HEADS[task][0], {"classify": labels, "qa": 2, "fill-mask": 0}[task])
+
+
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int = 0) -> None:
     """Gives every parameter values of its own, such that activations stay near 1 and nothing is trivially 0 or 1."""
@@ -180,7 +191,7 @@ def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
     """What `convert` makes of the checkpoint that transformers writes of a model."""
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
-        return convert(Path(directory), task)
+        return convert(Path(directory), *HEADS[task])
 
 
 @torch.no_grad()

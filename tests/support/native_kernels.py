@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_serve.models.artifact import Task
 from swiftlet_serve.models.folding import Folded, Product, fold
-from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library
 from swiftlet_serve.service.types import Batch
-from tests.support.checkpoints import randomise
+from tests.support.checkpoints import Task, randomise, untrained
 
 VOCABULARY: Final = 83
 POSITIONS: Final = 40
@@ -103,7 +102,7 @@ def plain(like: Library, directory: Path) -> Library:
 @cache
 def network(architecture: str, task: Task, seed: int = 0) -> Model:
     """A network whose numbers are near 1 everywhere. Do not change it."""
-    model = build(architecture, CONFIGS[architecture], task, 3 if task == "classify" else 0)
+    model = untrained(architecture, CONFIGS[architecture], task)
     randomise(model)
     return model.eval()
 

@@ -16,16 +16,16 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from swiftlet_serve.models.artifact import Artifact, Manifest, Precision, Task
+from swiftlet_serve.models.artifact import Artifact, Manifest, Precision
 from swiftlet_serve.models.graphs.export import INPUTS, export
-from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import engines, plugins
 from swiftlet_serve.service.offline.release import Draft, Measure, release
 from swiftlet_serve.service.types import Batch
 from tests.support.artifacts import LABELS as NAMES
 from tests.support.artifacts import make_tokenizer
-from tests.support.checkpoints import Rows, randomise, rows
+from tests.support.checkpoints import HEADS, Rows, Task, randomise, rows, untrained
 
 VOCABULARY: Final = 211
 LABELS: Final = 3
@@ -62,7 +62,7 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
 @cache
 def network(architecture: str, task: Task) -> Model:
     """A network whose numbers are near 1 everywhere. Do not change it."""
-    model = build(architecture, CONFIGS[architecture], task, LABELS if task == "classify" else 0)
+    model = untrained(architecture, CONFIGS[architecture], task)
     randomise(model)
     return model.eval()
 
@@ -98,6 +98,7 @@ def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft
         version="1",
         architecture=architecture,
         task=task,
+        head=HEADS[task][0],
         precision=precision,
         max_tokens=512,
         vocab_size=VOCABULARY,

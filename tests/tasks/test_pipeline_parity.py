@@ -25,6 +25,7 @@ from swiftlet_serve.service.tasks import classify, fill_mask, qa
 from swiftlet_serve.service.types import Batch, Row
 from tests.goldens import cases
 from tests.goldens.cases import LABELS, MAX_TOKENS, Case
+from tests.support.checkpoints import HEADS
 
 TOLERANCE = 1e-4
 
@@ -37,6 +38,7 @@ def manifest(task: Any, width: int, labels: tuple[str, ...] = (), problem: Any =
         version="1",
         architecture="bert",
         task=task,
+        head=HEADS[task][0],
         precision="fp32",
         max_tokens=MAX_TOKENS,
         vocab_size=width,
@@ -189,7 +191,7 @@ def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any,
     for name, parameter in reference.named_parameters():
         parameter.data = torch.from_numpy(cases.weights(name, tuple(parameter.shape)))
     reference.save_pretrained(tmp_path)
-    model = convert(tmp_path, task).model
+    model = convert(tmp_path, *HEADS[task]).model
 
     def row(encoding: Encoding) -> Row:
         ids, types = torch.tensor(encoding.input_ids)[None], torch.tensor(encoding.token_type_ids)[None]

@@ -21,6 +21,7 @@ from swiftlet_serve.service.errors import Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, classify, fill_mask, qa, softmax
 from swiftlet_serve.service.types import Batch
 from tests.goldens import cases
+from tests.support.artifacts import HEADS
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}
 MAX_TOKENS = 64
@@ -30,7 +31,7 @@ LABELS = ("bad", "fair", "good")
 def manifest(task: Any, width: int, labels: tuple[str, ...] = (), problem: Any = None) -> Manifest:
     about = {"name": "fake", "version": "1", "architecture": "bert", "precision": "fp32", "vocab_size": 9}
     sizes = {"max_tokens": MAX_TOKENS, "width": width, "tolerance": 1e-3}
-    return Manifest(task=task, labels=labels, problem=problem, config={}, source={}, **about, **sizes)  # type: ignore[arg-type]
+    return Manifest(task=task, head=HEADS[task], labels=labels, problem=problem, config={}, source={}, **about, **sizes)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=list(FILES))

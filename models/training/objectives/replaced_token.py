@@ -69,7 +69,7 @@ def thin(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_generator(architecture: str, discriminator: Encoder) -> Model:
     """An untrained generator for a discriminator, with its word table where it is as wide."""
-    made = build(architecture, thin(vars(discriminator.config)), "fill-mask")
+    made = build(architecture, thin(vars(discriminator.config)), "masked_lm")
     words = discriminator.embeddings.word
     if made.encoder.embeddings.word.weight.shape == words.weight.shape:
         made.encoder.embeddings.word = words

@@ -18,9 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from swiftlet_serve.models.architectures import albert
 from swiftlet_serve.models.graphs.quantize import MIN_ROWS, quantize, read_weights
 from swiftlet_serve.models.graphs.reader import INT8, SCALE, SMALLEST_BLOCK, pack, unpack
-from swiftlet_serve.models.heads import build
-from tests.support.checkpoints import our_rows, relative_error
-from tests.support.networks import CONFIGS, LABELS, NETWORKS, batch, graph, network, run
+from tests.support.checkpoints import our_rows, relative_error, untrained
+from tests.support.networks import CONFIGS, NETWORKS, batch, graph, network, run
 
 # Measured on these networks, which have no trained weights to be kind to them: 0.023 to 0.040.
 OFF_FROM_FP32 = 0.08
@@ -148,7 +147,7 @@ def test_weights_can_be_read_back_from_int8_within_half_a_step(architecture, tas
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_the_int8_graph_computes_with_the_weights_that_are_read_back(architecture, task):
     """What is left between the two is the rounding of activations."""
-    model = build(architecture, CONFIGS[architecture], task, LABELS if task == "classify" else 0)
+    model = untrained(architecture, CONFIGS[architecture], task)
     weights = read_weights(quantised(architecture, task))
     model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
     given_rows = batch(task, [9, 1, 33, 200, 2])

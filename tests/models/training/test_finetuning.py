@@ -195,7 +195,7 @@ def test_an_example_without_a_label_has_no_share_in_the_loss_to_labels():
 
 
 def test_what_cannot_be_chosen_teaches_nothing_and_breaks_nothing():
-    model = build("bert", {**vars(network("bert", "qa").encoder.config)}, "qa")
+    model = build("bert", {**vars(network("bert", "qa").encoder.config)}, "token", 2)
     rows = asked()
     said = answers(network("bert", "qa"), rows, rows=8, device=CPU)
     soft_loss(task_logits(model, rows), stack(said), 2.0).backward()
@@ -256,7 +256,7 @@ def recipe(**changes) -> Recipe:
 
 def body(tokenizer: Tokenizer, **config) -> Model:
     torch.manual_seed(9)
-    return build("albert", {**BODY, "vocab_size": tokenizer.vocab_size} | config, "fill-mask")
+    return build("albert", {**BODY, "vocab_size": tokenizer.vocab_size} | config, "masked_lm")
 
 
 def learn(plan: Recipe, tokenizer: Tokenizer, folder: Path, directory: Path, report=SILENT, **config) -> Model:
@@ -481,7 +481,7 @@ def test_a_student_may_begin_as_near_to_its_teacher_as_its_shape_allows(
     for begin, found in ((False, far), (True, near)):
         still = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, begin=begin)}
         plan = replace(recipe(**still, **changes), architecture=architecture, config=shape)
-        other = build(architecture, {**shape, "vocab_size": tokenizer.vocab_size}, "fill-mask")
+        other = build(architecture, {**shape, "vocab_size": tokenizer.vocab_size}, "masked_lm")
         model = finetune(plan, "work", other, tokenizer, folder, tmp_path / str(begin), SILENT)
         rows = examples.read(plan.finetuning["work"], folder, tokenizer)
         said = np.load(tmp_path / str(begin) / "teacher/logits.npy")

@@ -384,7 +384,7 @@ def test_the_loss_is_50_times_the_mean_cross_entropy_over_all_tokens():
 def test_a_discriminator_on_any_encoder_learns_to_tell_replacements(name):
     """The words that are put in are rare ones: a look at the token is enough."""
     torch.manual_seed(0)
-    model = build(name, CONFIGS[name], "fill-mask")
+    model = build(name, CONFIGS[name], "masked_lm")
     model.head = Discriminator(model.encoder.config)
     pieces = model.encoder.config.vocab_size
     rows = torch.randint(SPECIAL, pieces // 2, (16, 24), generator=chance(1))

@@ -321,7 +321,7 @@ def test_weights_without_a_teacher_are_random(made, data, tmp_path):
     body, _ = pretrain(replace(recipe, pretraining=work), data, tmp_path, SILENT)
     table = body.encoder.embeddings.word.weight.detach()
     torch.manual_seed(recipe.seed)
-    untrained = build(recipe.architecture, {**recipe.config, "vocab_size": len(table)}, "fill-mask")
+    untrained = build(recipe.architecture, {**recipe.config, "vocab_size": len(table)}, "masked_lm")
 
     assert table.std().item() == pytest.approx(0.02, rel=0.05)
     assert torch.allclose(table, untrained.encoder.embeddings.word.weight, atol=1e-6)

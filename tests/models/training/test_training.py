@@ -568,7 +568,7 @@ def test_albert_starts_with_the_first_of_the_teachers_layers_that_a_group_covers
         "num_hidden_groups": groups,
         "layer_norm_eps": 0.05,
     }
-    student = build("albert", settings, "fill-mask")
+    student = build("albert", settings, "masked_lm")
     start.start_albert(student, teacher, torch.ones(211), Sample.of(ROWS))
 
     assert len(teacher.layers) == 3
@@ -595,7 +595,7 @@ def test_a_layer_with_fewer_neurons_starts_with_those_that_say_most(teacher, dea
                 "num_hidden_layers": 1,
                 "layer_norm_eps": 0.05,
             },
-            "fill-mask",
+            "masked_lm",
         )
         .encoder.groups[0]
         .children()
@@ -638,7 +638,7 @@ def test_a_student_starts_with_embeddings_like_the_teachers(teacher, architectur
     sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     settings = sizes | {"embedding_size": 32, "intermediate_size": 96}
     student = build(
-        architecture, settings | ({"intra_bottleneck_size": 32} if architecture == "mobilebert" else {}), "qa"
+        architecture, settings | ({"intra_bottleneck_size": 32} if architecture == "mobilebert" else {}), "token", 2
     )
     ids = torch.randint(5, 211, (4, 30), generator=torch.Generator().manual_seed(2))
     every = torch.ones_like(ids, dtype=torch.bool)
@@ -682,7 +682,7 @@ def test_a_mobilebert_starts_as_the_teacher_where_it_has_the_room(architecture, 
         )
 
     torch.manual_seed(0)
-    student = build("mobilebert", config, "fill-mask")
+    student = build("mobilebert", config, "masked_lm")
     before = errors(student)
     start_mobilebert(student, teacher, torch.ones(211), Sample.of(rows))
     after = errors(student)
@@ -695,7 +695,7 @@ def test_a_mobileberts_head_starts_as_that_of_an_albert():
     """It says nearly the same, with ReLU in GELU's place, of rows that it was not fitted on."""
     shape = {"vocab_size": 211, "hidden_size": 48, "embedding_size": 16, "num_attention_heads": 4}
     torch.manual_seed(0)
-    source, head = (build(name, shape | more, "fill-mask").head for name, more in (("albert", {}), ("mobilebert", {})))
+    source, head = (build(name, shape | more, "masked_lm").head for name, more in (("albert", {}), ("mobilebert", {})))
     words, rows = torch.randn(211, 16), torch.randn(3000, 48)
     source.transform.weight.data.normal_(std=0.2)
     source.bias.data.normal_()
@@ -719,7 +719,7 @@ def test_a_mobilebert_of_another_kind_starts_with_the_embeddings_only(teacher, c
     config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 32, "num_attention_heads": 4}
     config |= {"embedding_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | change
     torch.manual_seed(0)
-    student = build("mobilebert", config, "fill-mask")
+    student = build("mobilebert", config, "masked_lm")
     before = [parameter.clone() for parameter in student.encoder.layers.parameters()]
     words = student.encoder.embeddings.word.weight.clone()
     start_mobilebert(student, teacher, torch.ones(211), Sample.of(ROWS))
@@ -749,7 +749,7 @@ def test_a_share_of_the_stream_is_found_beside_a_map_of_the_inside():
 
 def test_a_head_starts_with_how_often_words_occur():
     settings = {"vocab_size": 4, "hidden_size": 8, "num_attention_heads": 2, "embedding_size": 8}
-    student = build("albert", settings, "fill-mask")
+    student = build("albert", settings, "masked_lm")
     start.start_head(student.head, torch.tensor([0.0, 1, 2, 3]))
     student.head.norm.weight.data.zero_()
     said = student.head(torch.randn(3, 8), student.encoder.embeddings.word.weight).softmax(-1)
@@ -1322,7 +1322,7 @@ def test_a_recipe_can_begin_from_nothing_though_it_has_a_teacher(workshop, tmp_p
     fitted, _ = pretrain(tiny(workshop, learning_rate=1e-12, steps=1), workshop / "data", tmp_path / "fitted", SILENT)
 
     torch.manual_seed(recipe.seed)
-    anew = build("mobilebert", {**recipe.config, "vocab_size": len(model.head.bias)}, "fill-mask")
+    anew = build("mobilebert", {**recipe.config, "vocab_size": len(model.head.bias)}, "masked_lm")
     for name, value in anew.encoder.state_dict().items():
         assert torch.allclose(model.encoder.state_dict()[name], value, atol=1e-6), name
     assert not same(model, fitted)
@@ -1356,7 +1356,7 @@ def test_a_recipe_that_needs_itself_is_refused(workshop, tmp_path, part, said):
 
 
 def test_only_a_body_of_the_same_shape_is_continued(made, workshop, tmp_path):
-    begin = build("mobilebert", {**tiny(workshop).config, "vocab_size": 50, "num_hidden_layers": 1}, "fill-mask")
+    begin = build("mobilebert", {**tiny(workshop).config, "vocab_size": 50, "num_hidden_layers": 1}, "masked_lm")
 
     with pytest.raises(RecipeError, match="of the same architecture and shape"):
         pretrain(tiny(workshop), workshop / "data", tmp_path, SILENT, begin=begin)
@@ -1370,7 +1370,7 @@ def test_pairs_of_texts_and_whole_words_are_learnt(made, workshop, tmp_path, sen
     body, _ = pretrain(recipe, workshop / "data", tmp_path, said.append)
 
     assert re.fullmatch(r"step 6/6 mlm [\d.]+ sentences [\d.]+ \(.*", said[-1])
-    assert set(body.state_dict()) == set(build("mobilebert", recipe.config, "fill-mask").state_dict())
+    assert set(body.state_dict()) == set(build("mobilebert", recipe.config, "masked_lm").state_dict())
 
 
 def test_a_batch_is_drawn_by_its_number_and_masks_what_the_recipe_says(made, workshop):
@@ -1462,7 +1462,7 @@ def test_something_is_left_to_learn_from(made, workshop, tmp_path):
 )
 def test_a_guide_that_cannot_be_imitated_is_refused(made, workshop, tmp_path, change, said):
     recipe = tiny(workshop, transfer=PLAN)
-    body = build("mobilebert", {**recipe.config, "vocab_size": 50} | change, "fill-mask")
+    body = build("mobilebert", {**recipe.config, "vocab_size": 50} | change, "masked_lm")
 
     with pytest.raises(RecipeError, match=said):
         pretrain(recipe, workshop / "data", tmp_path, SILENT, body=body)
