@@ -64,15 +64,15 @@ def booking_us() -> float:
     """Microseconds of processor time that the stats themselves take for a request with all stages, and its call."""
     stats, record = RequestStats({"model": "classify"}), RequestRecord(model="model")
     for stage in STAGES:
-        record.note(stage, 0.0, 0.001)
-    record.accepted, record.status, record.ended = True, 200, record.began + 0.005
+        record.add_stage(stage, 0.0, 0.001)
+    record.accepted, record.status, record.ended = True, 200, record.started + 0.005
     took = []
     for _ in range(20):
         before = time.thread_time()
         for _ in range(TIMES):
             stats.accept(record)
             stats.finish(record)
-            stats.ran("model", 1, 8, 0)
+            stats.add_batch("model", 1, 8, 0)
         took.append(1e6 * (time.thread_time() - before) / TIMES)
     return min(took)
 

@@ -18,7 +18,7 @@ from swiftlet_serve.service.errors import (
 )
 from swiftlet_serve.service.telemetry.snapshot import ModelInfo
 from swiftlet_serve.service.types import Engine, Task, TimedCall
-from swiftlet_serve.service.workers.executor import host
+from swiftlet_serve.service.workers.hosted_model import host_model
 
 BUNDLED: Final = Path(swiftlet_serve.models.__file__).resolve().parent / "bundled"
 
@@ -51,7 +51,7 @@ class LoadedModel(ServedModel):
 
     engine: Engine
     deviation: float | None  # largest |output - golden|; None where the engine runs no network
-    timed: Sequence[TimedCall]  # what the golden calls took
+    timed_calls: Sequence[TimedCall]  # what the golden calls took
     seconds: float  # that all this took
 
 
@@ -64,9 +64,11 @@ def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | 
     """
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
-    hosted, deviation = host(model.artifact, engine_name)
+    hosted, deviation = host_model(model.artifact, engine_name)
     seconds = time.monotonic() - started
-    return LoadedModel(**vars(model), engine=hosted.engine, deviation=deviation, timed=hosted.timed, seconds=seconds)
+    return LoadedModel(
+        **vars(model), engine=hosted.engine, deviation=deviation, timed_calls=hosted.timed_calls, seconds=seconds
+    )
 
 
 def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> ServedModel:

@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory, and what it need not."""
+"""Resident memory of this process, and settings of the allocator that keep it small."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ LARGE_BYTES: Final = 1 << 17
 
 
 def resident_bytes() -> int:
+    """Returns the resident set size of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def keep_little() -> None:
-    """Has the allocator return what is large as soon as it is free, rather than keep it for the next of that size.
+def limit_heap_growth() -> None:
+    """Makes the allocator return large blocks to the system as soon as they are freed.
 
-    glibc takes the largest piece that was ever freed for usual, and has it from then on in the heap among all else,
-    which never shrinks again below what happens to stay there: with bodies of all sizes a server grows for days.
+    By default glibc raises its mmap threshold to the largest block freed so far. Later blocks of that size go to the
+    heap, which fragments: a server that receives bodies of all sizes then grows for days.
     """
     with suppress(AttributeError, OSError):
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(option, LARGE_BYTES)
 
 
-def give_back() -> None:
-    """Has the allocator return what loading freed: weights come by as floats, four times as large as they are kept."""
-    with suppress(AttributeError, OSError):  # only glibc keeps so much, and has this
+def release_free_memory() -> None:
+    """Makes the allocator return free memory to the system.
+
+    Loading frees a lot: weights pass through float32, which takes four times the memory of the int8 that is kept.
+    """
+    with suppress(AttributeError, OSError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

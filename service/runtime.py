@@ -21,8 +21,9 @@ from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 from swiftlet_serve.service.types import Executor, Priority
-from swiftlet_serve.service.workers.executor import HostedModel, ThreadExecutor
-from swiftlet_serve.service.workers.supervisor import ProcessExecutor
+from swiftlet_serve.service.workers.hosted_model import HostedModel
+from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 
 M = TypeVar("M", bound=ServedModel)
 
@@ -58,7 +59,9 @@ class Runtime:
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
         """Over engines of this process."""
-        hosted = {model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed) for model in served}
+        hosted = {
+            model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed_calls) for model in served
+        }
         return cls(settings, served, ThreadExecutor(hosted, settings.cores))
 
     @classmethod

@@ -126,7 +126,7 @@ SERVE_FAULTY = """
 from functools import partial
 from swiftlet_serve.service import runtime
 from swiftlet_serve.service.cli import main
-runtime.ProcessExecutor = partial(runtime.ProcessExecutor, main="tests.support.worker_process")
+runtime.ProcessExecutor = partial(runtime.ProcessExecutor, worker_module="tests.support.worker_main")
 main()
 """
 

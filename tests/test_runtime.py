@@ -58,7 +58,7 @@ def test_a_network_that_answers_otherwise_is_refused(tmp_path):
     np.savez(artifact.file(GOLDEN), **arrays)
     path = reseal(artifact)
 
-    with pytest.raises(ArtifactError, match=r"differ from the golden ones by 0\.5, and 1e-05 is tolerated"):
+    with pytest.raises(ArtifactError, match=r"differ from the golden answers by 0\.5\. The tolerance is 1e-05"):
         load_model(path, "onnx_cpu")
 
 
@@ -192,7 +192,7 @@ def test_an_answer_has_the_time_of_every_stage(artifact_dir):
 
         assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
         assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
-        assert (record.accepted, record.rows, record.tokens) == (True, 1, 7)
+        assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
         assert runtime.draining
 
     asyncio.run(scenario())

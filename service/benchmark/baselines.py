@@ -27,7 +27,7 @@ import swiftlet_serve.models
 from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, Artifact, File, Manifest
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.memory import give_back, resident_bytes
+from swiftlet_serve.service.memory import release_free_memory, resident_bytes
 from swiftlet_serve.service.types import Batch
 
 GRAPH: Final = "fp32.onnx"
@@ -301,5 +301,5 @@ def loading_bytes(name: str, network: Network, batch: Batch) -> int:
     loaded = contender.load(network)
     loaded.call(batch)
     gc.collect()
-    give_back()  # as the engine process does
+    release_free_memory()  # as the engine process does
     return resident_bytes() - before

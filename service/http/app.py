@@ -150,7 +150,7 @@ def _answering(runtime: Runtime, task: str) -> Handler:
         record: RequestRecord = request.state.record
         record.task = task
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
-        record.received = len(raw)
+        record.body_bytes = len(raw)
         runtime.expect(record, visit.due - time.monotonic(), visit.priority, whole=True)
         with request_record.measure("parse"):
             body = bodies.parse(model, raw)
@@ -171,8 +171,8 @@ def _costs(record: RequestRecord, engine: str) -> dict[str, str]:
 
     X-Compute-Time is in seconds, as from Hugging Face's Inference API; TEI's own headers are in whole milliseconds.
     """
-    ms = {stage: 1000 * span.seconds for stage, span in record.stages.items()}
-    total_s = time.monotonic() - record.began
+    ms = {stage: 1000 * span.duration_s for stage, span in record.stages.items()}
+    total_s = time.monotonic() - record.started
     return {
         "server-timing": ", ".join(_timing(stage, ms[stage], record) for stage in request_record.STAGES if stage in ms),
         "x-compute-type": engine,
@@ -188,7 +188,7 @@ def _costs(record: RequestRecord, engine: str) -> dict[str, str]:
 
 def _timing(stage: request_record.Stage, ms: float, record: RequestRecord) -> str:
     """A metric of Server-Timing. What the standard has for anything but a duration is a description."""
-    described = f';desc="rows={record.batch_rows}"' if stage == "batch" else ""
+    described = f';desc="rows={record.batch_size}"' if stage == "batch" else ""
     return f"{stage};dur={ms:.2f}{described}"
 
 

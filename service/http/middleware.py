@@ -46,7 +46,7 @@ class Reception:
         method = scope["method"] if scope["method"] in METHODS else OTHER
         state = scope.setdefault("state", {})
         state["record"] = record = RequestRecord(_request_id(headers), method, traceparent=headers.get("traceparent"))
-        record.began = state.get("received", record.began)
+        record.started = state.get("received", record.started)
         record.on_accept = self._accept
         try:
             self._gate.admit(record, scope, headers)

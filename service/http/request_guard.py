@@ -102,7 +102,7 @@ class RequestGuard:
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
         visit = RequestContext(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
         record.bulk = visit.priority == "bulk"
-        record.allowed_s = timeout_s if TIMEOUT_HEADER in headers else None
+        record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
         if self._quota is not None:
             _check_quota(self._quota, record.client, now)
         visit.check(now)

@@ -37,7 +37,7 @@ from swiftlet_serve.service.http.watchdog import Watchdog
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry import access_log
-from swiftlet_serve.service.telemetry.logging_setup import Logs
+from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 
 if TYPE_CHECKING:
     from swiftlet_serve.service.telemetry.tracing import Tracer
@@ -59,11 +59,11 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
     Raises:
         ArtifactError, SetupError: a model cannot be served, or a setting does not work.
     """
-    memory.keep_little()
+    memory.limit_heap_growth()
     # Each text is read on one thread. Those of the library would take turns with the engine's for the same cores, and
     # whoever asked waits for the last of them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logs = Logs(settings.log_level.upper(), kind=settings.log_format)
+    logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     tracer: Tracer | None = None
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit is 1024, and a connection is one
@@ -75,7 +75,10 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
         tracer = _tracer(settings.traces_endpoint)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port and no admin_port, /metrics is that of one of the servers, whichever answers.")
-        observers = [*([access_log.note] if settings.access_log else []), *([tracer.note] if tracer else [])]
+        observers = [
+            *([access_log.log_request] if settings.access_log else []),
+            *([tracer.trace_request] if tracer else []),
+        ]
         runtime = Runtime.start(settings)
         app = create_app(runtime, keys, observers)
         public = Port(app, Listener(bound, tls), settings, runtime.stats.refuse, app.state.refuse)
@@ -88,7 +91,7 @@ def serve(settings: Settings, announce: Callable[[str, str | None, Runtime], Non
     finally:
         if tracer:
             tracer.close()
-        written = logs.end()
+        written = logs.flush_and_stop()
     if server.stuck or not written:
         os._exit(1)  # the interpreter would wait for the thread
 
@@ -105,11 +108,11 @@ def _tracer(endpoint: str | None) -> Tracer | None:
             raise SetupError(needed) from None
         log.warning("%s There are none.", needed)  # the environment may be meant for others
         return None
-    return Tracer.sending(endpoint, openapi.version())
+    return Tracer.over_http(endpoint, openapi.version())
 
 
-def _leave(logs: Logs) -> None:
-    logs.end()
+def _leave(logs: QueuedLogHandler) -> None:
+    logs.flush_and_stop()
     os._exit(1)
 
 

@@ -61,10 +61,12 @@ def describe(look: Snapshot, now: float) -> Status:
         ready=look.ready,
         engine_restarts=look.restarts,
         cores=look.cores,
-        calls=queue.running,
-        refused=look.stats.refusals.total(),
-        queue=QueueStatus(rows=queue.rows, tokens=queue.tokens, age_ms=_ms(queue.age_s), wait_ms=_ms(queue.wait_s)),
-        models=[_model(name, account, now) for name, account in look.stats.accounts.items()],
+        calls=queue.running_batches,
+        refused=look.stats.refused.total(),
+        queue=QueueStatus(
+            rows=queue.sequences, tokens=queue.tokens, age_ms=_ms(queue.oldest_age_s), wait_ms=_ms(queue.wait_s)
+        ),
+        models=[_model(name, account, now) for name, account in look.stats.models.items()],
     )
 
 
@@ -73,9 +75,9 @@ def _model(name: str, account: ModelStats, now: float) -> ModelStatus:
     return ModelStatus(
         name=name,
         task=account.task,
-        answered=account.seconds["answered"].count,
-        failed=account.seconds["failed"].count,
-        cancelled=account.seconds["cancelled"].count,
+        answered=account.durations["answered"].count,
+        failed=account.durations["failed"].count,
+        cancelled=account.durations["cancelled"].count,
         in_flight=account.in_flight,
         recent=Recent(
             answers=len(took),

@@ -146,10 +146,10 @@ class Batcher:
         """Runs in the context of the request, whatever became of it."""
         self.lines[item.priority].discard(item)
         if not answer.cancelled() and answer.exception() is None:
-            request_record.note("queue", item.submitted, item.started)
-            request_record.note("batch", item.started, item.finished - item.engine_s)  # as if all of it came first
-            request_record.note("infer", item.finished - item.engine_s, item.finished)
-            request_record.ran(item.rows)
+            request_record.add_stage("queue", item.submitted, item.started)
+            request_record.add_stage("batch", item.started, item.finished - item.engine_s)  # as if all of it came first
+            request_record.add_stage("infer", item.finished - item.engine_s, item.finished)
+            request_record.add_batch(item.rows)
 
     @property
     def at_most(self) -> int:
@@ -472,4 +472,4 @@ class Dispatcher:
             lengths = [len(item) for item in batch]
             batcher.pace.learn(lengths, now - started)
             padding = len(batch) * max(lengths) - sum(lengths) if batcher.pace.cost.padded else 0
-            self._stats.ran(batcher.model, len(batch), sum(lengths), padding)
+            self._stats.add_batch(batcher.model, len(batch), sum(lengths), padding)

@@ -1,4 +1,4 @@
-"""The access log: a line for each request. It has names, numbers and times, and nothing of what was asked."""
+"""Access log: one line per request, with names, numbers and durations but no text of the request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
-TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def note(record: RequestRecord) -> None:
-    """Logs a request. Its address is told only where it is one of the server's: any other may be somebody's text."""
+def log_request(record: RequestRecord) -> None:
+    """Logs a finished request. Only known routes are logged: any other path may contain a user's text."""
     fields = {name: value for name, value in _fields(record).items() if value not in (None, "")}
     log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()), extra={"fields": fields})
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    found = TRACE.fullmatch(record.traceparent or "")
+    found = TRACEPARENT.fullmatch(record.traceparent or "")
     return {
         "request_id": record.id,
         "trace_id": found and found[1],
@@ -30,11 +30,11 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "model": record.model,
         "status": record.status,
         "code": record.code if record.status else "disconnected",
-        "ms": round(1000 * record.seconds, 3),
-        **{f"{stage}_ms": round(1000 * span.seconds, 3) for stage, span in record.stages.items()},
+        "ms": round(1000 * record.duration_s, 3),
+        **{f"{stage}_ms": round(1000 * span.duration_s, 3) for stage, span in record.stages.items()},
         "characters": record.characters or None,
-        "rows": record.rows or None,
+        "sequences": record.sequences or None,
         "tokens": record.tokens or None,
-        "batch_rows": record.batch_rows or None,
-        "bytes": record.received or None,
+        "batch_size": record.batch_size or None,
+        "bytes": record.body_bytes or None,
     }

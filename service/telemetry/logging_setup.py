@@ -1,29 +1,53 @@
-"""The log: written by a thread of its own, so that nobody waits for whoever reads it."""
+"""Logging: formats of log lines, and a handler that writes them on its own thread.
+
+A slow reader of stderr therefore never blocks the event loop.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler
-from typing import Final
+from typing import Any, Final
 
-from swiftlet_serve.service.telemetry import log_format
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MAX_MESSAGE_CHARACTERS: Final = 16_384  # longer messages are cut in JSON lines
+MAX_QUEUED_RECORDS: Final = 1000  # further records are dropped and counted
+CLOSE_TIMEOUT_S: Final = 1.0
 
-MAX_WAITING: Final = 1000  # records: beyond it they are dropped, counted and told
-CLOSE_S: Final = 1.0
+
+def make_formatter(kind: str) -> logging.Formatter:
+    """Returns the formatter for log lines of the kind "text" or "json"."""
+    return JsonFormatter() if kind == "json" else logging.Formatter(TEXT_FORMAT)
 
 
-class Logs(QueueHandler):
-    """Hands records to a thread that writes them to standard error; what that cannot keep up with is dropped."""
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as one line of JSON. The `fields` of a record, if it has any, replace its message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None) or {"message": super().format(record)[:MAX_MESSAGE_CHARACTERS]}
+        return json.dumps(line | fields)
+
+
+class QueuedLogHandler(QueueHandler):
+    """Root log handler. A thread writes queued records to stderr; records beyond the queue's capacity are dropped."""
 
     def __init__(self, level: str, writer: logging.Handler | None = None, kind: str = "text") -> None:
-        """`kind` is that of the lines, "text" or "json"."""
-        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
-        super().__init__(self._waiting)
-        self.setFormatter(logging.Formatter("%(message)s"))  # the writer adds the rest
+        """Installs the handler on the root logger. `kind` is the format of the lines, "text" or "json"."""
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_QUEUED_RECORDS)
+        super().__init__(self._records)
+        self.setFormatter(logging.Formatter("%(message)s"))  # the writer adds time, level and name
         self._writer = writer or logging.StreamHandler()
-        self._writer.setFormatter(log_format.formatter(kind))
+        self._writer.setFormatter(make_formatter(kind))
         self._dropped = 0
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
@@ -31,23 +55,23 @@ class Logs(QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
-            self._waiting.put_nowait(record)
+            self._records.put_nowait(record)
         except queue.Full:
             self._dropped += 1
 
-    def end(self) -> bool:
-        """Writes what waits; says whether it could within a second. Nothing may be logged afterwards."""
+    def flush_and_stop(self) -> bool:
+        """Writes all queued records. Returns False on timeout. No record may be logged afterwards."""
         try:
-            self._waiting.put(None, timeout=CLOSE_S)
+            self._records.put(None, timeout=CLOSE_TIMEOUT_S)
         except queue.Full:
             return False
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
 
     def _write(self) -> None:
-        while (record := self._waiting.get()) is not None:
+        while (record := self._records.get()) is not None:
             self._writer.handle(record)
             if dropped := self._dropped:
                 self._dropped = 0
-                told = "%d messages were dropped: nobody reads the log fast enough"
-                self._writer.handle(logging.LogRecord(__name__, logging.WARNING, "", 0, told, (dropped,), None))
+                message = "%d log messages were dropped: the reader of stderr is too slow"
+                self._writer.handle(logging.LogRecord(__name__, logging.WARNING, "", 0, message, (dropped,), None))

@@ -1,10 +1,15 @@
-"""What is known of one request, noted where the work is done and read where the answer leaves.
+"""Record of one request, filled in where the work is done and read by metrics, access log and traces.
 
-It holds names, numbers and times, and never any of the request's text: it goes into logs, metrics and traces.
+It holds names, numbers and times, and never any text of the request.
 
-The stages of a request: `parse`, bytes to a request; `encode`, text to encodings; `queue`, from the submission of an
-encoding to the start of its batch; `batch`, what the batch's call takes beside the engine's own work: to be packed, to
-reach the engine and to come back; `infer`, the engine's own work; `decode`, rows to an answer.
+The stages of a request:
+
+    parse    body to request model
+    encode   text to sequences
+    queue    from the submission of a sequence to the start of its batch
+    batch    overhead of the batch's call: packing, transport to the engine and back
+    infer    the engine's own time
+    decode   rows to response
 """
 
 from __future__ import annotations
@@ -17,19 +22,21 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
 Stage = Literal["parse", "encode", "queue", "batch", "infer", "decode"]
-OTHER: Final = "-"  # for names that a client made up
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+
+OTHER: Final = "-"
+"""Stands for a method or route that the server does not know."""
 
 
 class Span(NamedTuple):
-    """A stretch of time, in seconds of `time.monotonic()`."""
+    """An interval, in seconds of `time.monotonic()`."""
 
-    began: float
+    started: float
     ended: float
 
     @property
-    def seconds(self) -> float:
-        return self.ended - self.began
+    def duration_s(self) -> float:
+        return self.ended - self.started
 
 
 @dataclass(eq=False, slots=True)
@@ -37,59 +44,54 @@ class RequestRecord:
     """One request. Times are seconds of `time.monotonic()`."""
 
     id: str = ""
-    method: str = ""  # OTHER where it is none of the usual ones
-    route: str = ""  # the address, where the server has it; OTHER where not
-    began: float = field(default_factory=time.monotonic)
-    on_accept: Callable[[RequestRecord], None] | None = None  # called once it is admitted
+    method: str = ""  # OTHER if it is not a common method
+    route: str = ""  # path, or OTHER if the server has no such route
+    started: float = field(default_factory=time.monotonic)
+    on_accept: Callable[[RequestRecord], None] | None = None
     ended: float = 0.0
-    traceparent: str | None = None  # as it came, unchecked
-    client: str = ""  # the owner of the key, or the address
-    task: str = ""  # where it is a task's route
-    model: str = ""  # that is served and was asked; empty where none was found
-    stages: dict[Stage, Span] = field(default_factory=dict)  # where a request has several encodings, of the slowest
-    characters: int = 0  # of its inputs
-    rows: int = 0  # encodings
-    tokens: int = 0  # of them all
-    batch_rows: int = 0  # of the largest batch that one of them ran in, neighbours included
-    received: int = 0  # bytes of the body
-    bulk: bool = False  # whether it can wait
-    allowed_s: float | None = None  # until its deadline, where it brought one
-    accepted: bool = False  # whether it was admitted
-    status: int | None = None  # of the answer; None: the client hung up before there was one
-    code: str = ""  # of the error that it was answered with
+    traceparent: str | None = None  # as received, not validated
+    client: str = ""  # owner of the API key, or IP address
+    task: str = ""  # set for requests to a task's route
+    model: str = ""  # served model that was asked, empty if there is none
+    stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
+    characters: int = 0  # of all inputs
+    sequences: int = 0
+    tokens: int = 0  # of all sequences
+    batch_size: int = 0  # sequences of the largest batch that ran one of this request's, other requests' included
+    body_bytes: int = 0
+    bulk: bool = False  # whether the request has the priority bulk
+    timeout_s: float | None = None  # timeout that the client asked for
+    accepted: bool = False
+    status: int | None = None  # of the response; None if the client disconnected before there was one
+    code: str = ""  # of the error in the response
 
     @property
-    def seconds(self) -> float:
-        return self.ended - self.began
+    def duration_s(self) -> float:
+        return self.ended - self.started
 
-    def accept(self, rows: int, tokens: int) -> None:
-        """Notes that all its encodings wait for their turn."""
-        self.rows, self.tokens, self.accepted = rows, tokens, True
+    def accept(self, sequences: int, tokens: int) -> None:
+        """Marks the request as accepted: all of its sequences are queued."""
+        self.sequences, self.tokens, self.accepted = sequences, tokens, True
         if self.on_accept is not None:
             self.on_accept(self)
 
-    def note(self, stage: Stage, began: float, ended: float) -> None:
-        """Notes a stage, unless another encoding was slower at it."""
+    def add_stage(self, stage: Stage, started: float, ended: float) -> None:
+        """Records a stage, unless another sequence took longer in it."""
         known = self.stages.get(stage)
-        if known is None or known.seconds < ended - began:
-            self.stages[stage] = Span(began, ended)
+        if known is None or known.duration_s < ended - started:
+            self.stages[stage] = Span(started, ended)
 
-    def ran(self, rows: int) -> None:
-        """Notes that an encoding ran in a batch of so many rows."""
-        self.batch_rows = max(self.batch_rows, rows)
+    def add_batch(self, size: int) -> None:
+        """Records that a sequence ran in a batch of `size` sequences."""
+        self.batch_size = max(self.batch_size, size)
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
 
 
-def current() -> RequestRecord | None:
-    """Of the request at hand, if there is one."""
-    return _current.get()
-
-
 @contextmanager
 def recording(record: RequestRecord) -> Iterator[RequestRecord]:
-    """What is noted inside the block, tasks started from there included, is of this request."""
+    """Makes `record` the current one inside the block and in tasks started there."""
     token = _current.set(record)
     try:
         yield record
@@ -97,34 +99,34 @@ def recording(record: RequestRecord) -> Iterator[RequestRecord]:
         _current.reset(token)
 
 
-class measure:  # noqa: N801  # reads as the function it could be, in a third of the time
-    """Notes how long the block takes; without a request at hand, does nothing else than the block."""
+class measure:  # noqa: N801  # a class runs in a third of the time of a generator-based context manager
+    """Context manager that records the block as a stage of the current request, if there is one."""
 
-    __slots__ = ("_began", "_stage")
+    __slots__ = ("_stage", "_started")
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     def __enter__(self) -> None:
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        note(self._stage, self._began, time.monotonic())
+        add_stage(self._stage, self._started, time.monotonic())
 
 
-def note(stage: Stage, began: float, ended: float) -> None:
-    """As `RequestRecord.note`, of the request at hand; without one, does nothing."""
+def add_stage(stage: Stage, started: float, ended: float) -> None:
+    """Calls `RequestRecord.add_stage` on the current record, if there is one."""
     if (record := _current.get()) is not None:
-        record.note(stage, began, ended)
+        record.add_stage(stage, started, ended)
 
 
-def ran(rows: int) -> None:
-    """As `RequestRecord.ran`, of the request at hand; without one, does nothing."""
+def add_batch(size: int) -> None:
+    """Calls `RequestRecord.add_batch` on the current record, if there is one."""
     if (record := _current.get()) is not None:
-        record.ran(rows)
+        record.add_batch(size)
 
 
-def accept(rows: int, tokens: int) -> None:
-    """As `RequestRecord.accept`, of the request at hand; without one, does nothing."""
+def accept(sequences: int, tokens: int) -> None:
+    """Calls `RequestRecord.accept` on the current record, if there is one."""
     if (record := _current.get()) is not None:
-        record.accept(rows, tokens)
+        record.accept(sequences, tokens)

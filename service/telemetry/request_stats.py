@@ -1,11 +1,11 @@
-"""What became of requests and batches, counted. `service.telemetry.prometheus` tells it to Prometheus.
+"""Request statistics: counters and histograms of requests and batches, kept on the event loop.
 
-The stats balance at every moment: of each model, accepted = answered + failed + cancelled + in flight. A request is
-accepted once all its encodings wait for a core. One that does not get so far is refused, whoever's fault that is, and
-counted under its reason; so every request is either accepted or refused.
+The counters balance at every moment. For each model: accepted = answered + failed + cancelled + in flight. A request is
+accepted once all of its sequences are queued. A request that ends before is refused and counted by its reason, so every
+request is either accepted or refused.
 
-Plain numbers, kept on the event loop only: to add one to a histogram here takes 0.3 µs, which for ten of them a request
-is what keeps counting cheap; to a histogram of prometheus_client it takes six times as long.
+Plain numbers keep counting cheap: adding a value to a `Histogram` takes 0.3 µs, and a request adds ten. A histogram of
+prometheus_client takes six times as long.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from typing import Final, Literal, get_args
 
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord, Stage
 
-Ending = Literal["answered", "failed", "cancelled"]
-"""Of an accepted request: it was answered, with what is wrong with it too; it failed through no fault of its own
-(a status of 500 or more); or its client hung up before there was an answer."""
-ENDINGS: Final[tuple[Ending, ...]] = get_args(Ending)
+RequestOutcome = Literal["answered", "failed", "cancelled"]
+"""Outcome of an accepted request. `failed`: status 500 or higher. `cancelled`: the client disconnected before the
+response. `answered`: any other status, client errors included."""
+OUTCOMES: Final[tuple[RequestOutcome, ...]] = get_args(RequestOutcome)
 
 DISCONNECTED: Final = "disconnected"
-"""The reason of requests whose clients hung up before they were accepted; all other reasons are codes of errors."""
+"""Reason of requests whose clients disconnected before they were accepted. All other reasons are error codes."""
 
-LATE: Final = "deadline_exceeded"
+DEADLINE_EXCEEDED: Final = "deadline_exceeded"
 OVERLOADED: Final = "overloaded"
 
+# Upper bounds of the buckets.
 # fmt: off
-REQUEST_S: Final = (
+REQUEST_BUCKETS_S: Final = (
     0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
     0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
 )
-STAGE_S: Final = (
+STAGE_BUCKETS_S: Final = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 )
 # fmt: on
-ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-RECENT: Final = 1000  # answers of each model that are known one by one
-TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+BATCH_SIZE_BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+MAX_RECENT: Final = 1000  # recent answers that are kept one by one, for each model
 
 
 class Histogram:
-    """How many values fell into each bucket, and their sum."""
+    """Number of values in each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the buckets' upper ends, which belong to them, in rising order; the last bucket has none."""
+        """`bounds` are the buckets' inclusive upper bounds, in ascending order. The last bucket is unbounded."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
@@ -70,99 +71,108 @@ class Histogram:
 
 @dataclass(eq=False, slots=True)
 class ModelStats:
-    """One model's."""
+    """Statistics of one model."""
 
     task: str
     accepted: int
     in_flight: int
-    seconds: dict[Ending, Histogram]
-    stages: dict[Stage, Histogram]
-    rows: Histogram  # of batches
-    tokens: Histogram  # of batches, without padding
-    padding: int  # tokens that batches were padded with
-    recent: deque[tuple[float, float]]  # of the last answers each one's moment of `time.monotonic()`, and its seconds
+    durations: dict[RequestOutcome, Histogram]  # of accepted requests, in seconds
+    stages: dict[Stage, Histogram]  # durations in seconds
+    batch_sizes: Histogram  # sequences
+    batch_tokens: Histogram  # without padding
+    padding_tokens: int
+    recent: deque[tuple[float, float]]  # recent answers: time of `time.monotonic()` and duration in seconds
 
     @classmethod
-    def of(cls, task: str) -> ModelStats:
-        """An empty one."""
-        seconds: dict[Ending, Histogram] = {ending: Histogram(REQUEST_S) for ending in ENDINGS}
-        stages: dict[Stage, Histogram] = {stage: Histogram(STAGE_S) for stage in STAGES}
-        return cls(task, 0, 0, seconds, stages, Histogram(ROWS), Histogram(TOKENS), 0, deque(maxlen=RECENT))
+    def empty(cls, task: str) -> ModelStats:
+        """Returns statistics with all counters at zero."""
+        return cls(
+            task,
+            accepted=0,
+            in_flight=0,
+            durations={outcome: Histogram(REQUEST_BUCKETS_S) for outcome in OUTCOMES},
+            stages={stage: Histogram(STAGE_BUCKETS_S) for stage in STAGES},
+            batch_sizes=Histogram(BATCH_SIZE_BUCKETS),
+            batch_tokens=Histogram(TOKEN_BUCKETS),
+            padding_tokens=0,
+            recent=deque(maxlen=MAX_RECENT),
+        )
 
     def copy(self) -> ModelStats:
         return replace(
             self,
-            seconds={ending: histogram.copy() for ending, histogram in self.seconds.items()},
+            durations={outcome: histogram.copy() for outcome, histogram in self.durations.items()},
             stages={stage: histogram.copy() for stage, histogram in self.stages.items()},
-            rows=self.rows.copy(),
-            tokens=self.tokens.copy(),
+            batch_sizes=self.batch_sizes.copy(),
+            batch_tokens=self.batch_tokens.copy(),
             recent=self.recent.copy(),
         )
 
 
 class RequestStats:
-    """Those of one server."""
+    """Statistics of one server."""
 
     def __init__(self, tasks: Mapping[str, str]) -> None:
-        """`tasks` are those of the models served, by the models' names: no other name is ever counted under."""
-        self.accounts = {model: ModelStats.of(task) for model, task in tasks.items()}
-        self.refusals: Counter[str] = Counter()  # by reason
-        self.failures: Counter[str] = Counter()  # accepted and not answered, by the code of the error
-        self.bulk_shed = 0  # refusals for overload, of requests that can wait
-        self.late = 0  # requests, accepted or not, that were told that their deadline had passed
-        # What those had allowed who brought a deadline and were late, or shed although they cannot wait.
-        self.unmet = {reason: Histogram(REQUEST_S) for reason in (LATE, OVERLOADED)}
+        """`tasks` maps the names of the served models to their tasks. No other model name is ever counted."""
+        self.models = {model: ModelStats.empty(task) for model, task in tasks.items()}
+        self.refused: Counter[str] = Counter()  # by reason
+        self.failed: Counter[str] = Counter()  # accepted requests, by error code
+        self.bulk_shed = 0  # bulk requests refused as overloaded
+        self.deadline_exceeded = 0  # requests answered with 504, accepted or not
+        # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
+        self.unmet_deadlines = {reason: Histogram(REQUEST_BUCKETS_S) for reason in (DEADLINE_EXCEEDED, OVERLOADED)}
 
     def accept(self, record: RequestRecord) -> None:
-        account = self.accounts[record.model]
-        account.accepted += 1
-        account.in_flight += 1
+        """Counts a request as accepted and in flight."""
+        stats = self.models[record.model]
+        stats.accepted += 1
+        stats.in_flight += 1
 
     def finish(self, record: RequestRecord) -> None:
-        """Takes in what became of a request."""
+        """Counts a request that has ended, accepted or refused."""
         shed = record.code == OVERLOADED and not record.accepted
-        self.late += record.code == LATE
+        self.deadline_exceeded += record.code == DEADLINE_EXCEEDED
         self.bulk_shed += shed and record.bulk
-        if record.allowed_s is not None and (record.code == LATE or (shed and not record.bulk)):
-            self.unmet[record.code].add(record.allowed_s)
+        if record.timeout_s is not None and (record.code == DEADLINE_EXCEEDED or (shed and not record.bulk)):
+            self.unmet_deadlines[record.code].add(record.timeout_s)
         if not record.accepted:
             if record.status is None or record.code:
                 self.refuse(record.code or DISCONNECTED)
             return
-        account = self.accounts[record.model]
-        end = ending(record)
-        account.in_flight -= 1
-        account.seconds[end].add(record.seconds)
-        for stage, (began, ended) in record.stages.items():
-            account.stages[stage].add(ended - began)
-        if end == "answered":
-            account.recent.append((record.ended, record.seconds))
-        elif end == "failed":
-            self.failures[record.code] += 1
+        stats = self.models[record.model]
+        outcome = outcome_of(record)
+        stats.in_flight -= 1
+        stats.durations[outcome].add(record.duration_s)
+        for stage, span in record.stages.items():
+            stats.stages[stage].add(span.duration_s)
+        if outcome == "answered":
+            stats.recent.append((record.ended, record.duration_s))
+        elif outcome == "failed":
+            self.failed[record.code] += 1
 
     def refuse(self, reason: str) -> None:
-        """Takes in a request that ended before it was accepted."""
-        self.refusals[reason] += 1
+        """Counts a request that ended before it was accepted."""
+        self.refused[reason] += 1
 
-    def ran(self, model: str, rows: int, tokens: int, padding: int) -> None:
-        """Takes in a call to the engine: the batch's rows, their tokens, and how many they were padded with."""
-        if (account := self.accounts.get(model)) is not None:
-            account.rows.add(rows)
-            account.tokens.add(tokens)
-            account.padding += padding
+    def add_batch(self, model: str, size: int, tokens: int, padding_tokens: int) -> None:
+        """Counts a batch that the engine ran."""
+        if (stats := self.models.get(model)) is not None:
+            stats.batch_sizes.add(size)
+            stats.batch_tokens.add(tokens)
+            stats.padding_tokens += padding_tokens
 
     def copy(self) -> RequestStats:
-        """The stats as they are now."""
+        """Returns a copy that later requests do not change."""
         other = RequestStats({})
-        other.accounts = {model: account.copy() for model, account in self.accounts.items()}
-        other.refusals, other.failures = self.refusals.copy(), self.failures.copy()
-        other.bulk_shed, other.late = self.bulk_shed, self.late
-        other.unmet = {reason: histogram.copy() for reason, histogram in self.unmet.items()}
+        other.models = {model: stats.copy() for model, stats in self.models.items()}
+        other.refused, other.failed = self.refused.copy(), self.failed.copy()
+        other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
+        other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
         return other
 
 
-def ending(record: RequestRecord) -> Ending:
-    """What became of an accepted request."""
+def outcome_of(record: RequestRecord) -> RequestOutcome:
+    """Returns the outcome of an accepted request that has ended."""
     if record.status is None:
         return "cancelled"
     return "failed" if record.status >= 500 else "answered"

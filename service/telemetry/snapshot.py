@@ -1,4 +1,4 @@
-"""The state of a server at one moment, as /metrics and /status report it."""
+"""State of a server at one moment, as /metrics and /status report it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
 
 class ModelInfo(NamedTuple):
-    """The labels of one served model."""
+    """Labels of one served model."""
 
     name: str
     task: str
@@ -22,30 +22,30 @@ class ModelInfo(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """The sequences that wait for a core, and the calls that run."""
+    """Queued sequences and running batches."""
 
-    rows: int
+    sequences: int
     tokens: int
-    age_s: float  # how long the oldest sequence has waited
-    wait_s: float  # the least time that a new interactive request would wait
-    running: int  # calls
-    busy_s: float  # time that all cores together have spent in calls so far
+    oldest_age_s: float  # time since the oldest queued sequence was submitted
+    wait_s: float  # minimum queueing time of an interactive request that arrives now
+    running_batches: int
+    busy_s: float  # time that batches have run so far, summed over all cores
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a server at one moment."""
+    """State of a server at one moment."""
 
     models: Sequence[ModelInfo]
     stats: RequestStats
     queue: QueueState
     cores: int
-    ready: bool  # whether an engine works
-    restarts: int  # of engines
+    ready: bool  # whether an engine is available
+    restarts: int  # worker processes that were lost and replaced
 
 
 class SnapshotSource(Protocol):
-    """A server that can be asked for a snapshot on its own event loop."""
+    """A server whose state can be read on its own event loop."""
 
     loop: asyncio.AbstractEventLoop
 

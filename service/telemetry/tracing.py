@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry: of each request to a task a span, and in it one for each stage. Needs the extra `otel`.
+"""OpenTelemetry traces: one span per task request, with one child span per stage. Requires the extra `otel`.
 
-Spans are made when a request has ended, from the times in its record, so a request that is answered pays for them after
-its answer. They hold what the access log holds, and never any text.
+Spans are built from the request record after the response was sent, so tracing does not delay it. They hold the same
+data as the access log, and never any text of the request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from swiftlet_serve.service.telemetry.request_record import RequestRecord, Span
 
-CLOSE_S: Final = 1.0  # for what has not been sent yet: a collector that hangs keeps nobody
+CLOSE_TIMEOUT_S: Final = 1.0  # a collector that hangs must not delay shutdown
 
 
 class Tracer:
-    """Makes spans of records."""
+    """Converts request records to spans."""
 
     def __init__(self, processor: SpanProcessor, version: str) -> None:
-        """`version` is that of the service. OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and so on count."""
+        """Creates a tracer; `version` is the service's. The OTEL_* environment variables take effect."""
         named = {SERVICE_VERSION: version} | ({} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "swiftlet"})
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -36,44 +36,44 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def sending(cls, endpoint: str | None, version: str) -> Tracer:
-        """Sends them by OTLP over HTTP; None: to where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+    def over_http(cls, endpoint: str | None, version: str) -> Tracer:
+        """Returns a tracer that exports by OTLP over HTTP. The default endpoint is OTEL_EXPORTER_OTLP_ENDPOINT."""
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint)), version)
 
-    def note(self, record: RequestRecord) -> None:
-        """Traces a request to a task, as part of its caller's trace if there is one."""
+    def trace_request(self, record: RequestRecord) -> None:
+        """Exports the spans of a finished task request, within the caller's trace if the request names one."""
         if not record.task:
             return
-        ahead_ns = time.time_ns() - time.monotonic_ns()
+        offset_ns = time.time_ns() - time.monotonic_ns()
         parent = self._propagator.extract({"traceparent": record.traceparent} if record.traceparent else {})
         root = self._tracer.start_span(
             f"{record.method} {record.route}",
             parent,
             trace.SpanKind.SERVER,
             _attributes(record),
-            start_time=_ns(record.began, ahead_ns),
+            start_time=_unix_ns(record.started, offset_ns),
         )
         if record.status is None or record.status >= 500:
             root.set_status(trace.StatusCode.ERROR)
-        inside = trace.set_span_in_context(root)
+        context = trace.set_span_in_context(root)
         for stage, span in record.stages.items():
-            self._stage(stage, span, inside, ahead_ns)
-        root.end(_ns(record.ended, ahead_ns))
+            self._add_child(stage, span, context, offset_ns)
+        root.end(_unix_ns(record.ended, offset_ns))
 
-    def _stage(self, name: str, span: Span, inside: Context, ahead_ns: int) -> None:
-        child = self._tracer.start_span(name, inside, start_time=_ns(span.began, ahead_ns))
-        child.end(_ns(span.ended, ahead_ns))
+    def _add_child(self, name: str, span: Span, context: Context, offset_ns: int) -> None:
+        child = self._tracer.start_span(name, context, start_time=_unix_ns(span.started, offset_ns))
+        child.end(_unix_ns(span.ended, offset_ns))
 
     def close(self) -> None:
-        """Sends what has not been sent, if that does not take long."""
+        """Exports the remaining spans. Gives up after `CLOSE_TIMEOUT_S`."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
-        closing.join(CLOSE_S)
+        closing.join(CLOSE_TIMEOUT_S)
 
 
-def _ns(at_s: float, ahead_ns: int) -> int:
-    """A moment of the monotonic clock, as nanoseconds since 1970."""
-    return round(1e9 * at_s) + ahead_ns
+def _unix_ns(monotonic_s: float, offset_ns: int) -> int:
+    """Converts a time of the monotonic clock to nanoseconds since 1970."""
+    return round(1e9 * monotonic_s) + offset_ns
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
@@ -83,9 +83,9 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
         "swiftlet.request_id": record.id,
         "swiftlet.task": record.task,
         "swiftlet.model": record.model,
-        "swiftlet.rows": record.rows,
+        "swiftlet.sequences": record.sequences,
         "swiftlet.tokens": record.tokens,
-        "swiftlet.batch_rows": record.batch_rows,
+        "swiftlet.batch_size": record.batch_size,
     }
     if record.status is not None:
         attributes["http.response.status_code"] = record.status

@@ -36,8 +36,11 @@ class Executor(Protocol):
     """Runs batches on engines, with at most `size` calls at the same time."""
 
     size: int
-    restarts: int
-    """Number of engines that were lost and replaced so far."""
+
+    @property
+    def restarts(self) -> int:
+        """Number of engines that were lost and replaced so far."""
+        ...
 
     @property
     def ready(self) -> bool:

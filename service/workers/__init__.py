@@ -1,1 +1,21 @@
-"""Runs batches: executors, engine processes and their supervision."""
+"""Runs batches on engines, in worker processes that can be killed and replaced.
+
+    scheduling ─▶ ProcessExecutor ─▶ Supervisor ─▶ WorkerProcess ═ sockets ═ worker_main ─▶ HostedModel ─▶ Engine
+                        │                                │                   one thread for each connection
+                  CircuitBreaker                 WorkerConnection × (cores + 1)
+
+`thread_executor`, `process_executor`
+    The two implementations of `types.Executor`. The scheduler sees nothing else of this package.
+`supervisor`
+    Starts worker processes, keeps a spare and replaces a process that was lost.
+`worker_process`, `worker_connection`
+    The parent's side of one worker process: start, load, send batches, enforce time limits, kill.
+`worker_main`
+    The worker's side: the process's entry point.
+`codec`
+    Binary messages between the two sides.
+`circuit_breaker`
+    Decides when to probe and replace an engine that fails on every call.
+`hosted_model`, `golden`
+    One model loaded into an engine: runs batches, checks rows, replays the golden answers.
+"""

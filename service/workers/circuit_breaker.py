@@ -1,38 +1,39 @@
-"""Decides when an engine that answers nothing any more is replaced, and when nobody shall be sent to it."""
+"""Circuit breaker of an engine: decides when to probe it, when to replace it and when to reject calls."""
 
 from __future__ import annotations
 
 from typing import Final
 
-LIMIT: Final = 8
-"""Calls in a row that fail before it is asked whether the engine is broken, or only what it is asked."""
+FAILURE_THRESHOLD: Final = 8
+"""Consecutive failed calls after which the engine is probed."""
 
 
-class Breaker:
-    """Counts the calls in a row of which no row came back, and the trials after that.
+class CircuitBreaker:
+    """Counts consecutive failed calls and consecutive failed probes of an engine.
 
-    Calls alone condemn no engine: anybody may send what no engine can answer. At `limit` of them the engine is tried
-    with an input that it must be able to answer. If it does, nothing was wrong with it. If it does not it is replaced,
-    and the new one is tried. If that fails too, to replace it was no help: the breaker is open until a trial succeeds,
-    and the engine is replaced again whenever the number of failed trials has doubled.
+    A client can send inputs on which every engine fails, so failed calls alone never open the breaker. After
+    `threshold` of them the engine is probed with an input that it must be able to answer. If the probe fails, the
+    engine is replaced and the new engine is probed. If that probe fails too, the breaker opens until a probe succeeds.
+    While it is open, the engine is replaced again each time the number of failed probes has doubled.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._failures = 0
-        self._trials = 0  # that failed
+    def __init__(self, threshold: int = FAILURE_THRESHOLD) -> None:
+        self._threshold = threshold
+        self._failed_calls = 0
+        self._failed_probes = 0
 
-    def note(self, good: bool) -> bool:
-        """Counts a call; says whether the engine is to be tried now."""
-        self._failures = 0 if good else self._failures + 1
-        return self._failures >= self._limit
+    def record_call(self, good: bool) -> bool:
+        """Counts a call. Returns True if the engine must be probed now."""
+        self._failed_calls = 0 if good else self._failed_calls + 1
+        return self._failed_calls >= self._threshold
 
-    def tried(self, good: bool) -> bool:
-        """Counts a trial; says whether the engine is to be replaced now."""
-        self._failures = 0
-        self._trials = 0 if good else self._trials + 1
-        return self._trials.bit_count() == 1
+    def record_probe(self, good: bool) -> bool:
+        """Counts a probe. Returns True if the engine must be replaced now."""
+        self._failed_calls = 0
+        self._failed_probes = 0 if good else self._failed_probes + 1
+        return self._failed_probes.bit_count() == 1
 
     @property
     def open(self) -> bool:
-        return self._trials > 1
+        """Whether calls are rejected."""
+        return self._failed_probes > 1

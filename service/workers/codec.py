@@ -1,17 +1,17 @@
-"""What is said between the service and its engine process: arrays of numbers, little-endian, and no pickle.
+"""Binary messages between the service and a worker process: little-endian arrays of numbers, without pickle.
 
-A message is its length in bytes as one int64, then that many bytes. A call is int64 throughout:
+A message is the length of its body in bytes (one int64), then the body. The body of a call is int64 throughout:
 
     id, model, B, offsets (B + 1), focus_offsets (B + 1), candidate_offsets (B + 1), top_k (B),
     input_ids (T), token_type_ids (T), focus (N), candidates (M)
 
-The names are those of `Batch`; `model` counts the models in the order in which they were hosted. Its answer is int64,
-then float32:
+The names are those of `Batch`. `model` is an index in the order in which the worker process loaded the models. The body
+of a result is int64, then float32:
 
-    id, B, nanoseconds, shapes (B, 2) | the numbers of all rows, one after the other
+    id, B, nanoseconds, shapes (B, 2) | values of all rows, one row after the other
 
-The nanoseconds are those that the engine took. A shape is (F, O); where an encoding has no row it is (-1, which of
-`CODES` says why).
+The nanoseconds are the engine's own time. A shape is (F, O). A sequence without a row has the shape (-1, index into
+`CODES`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from numpy.typing import NDArray
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import Internal
 from swiftlet_serve.service.types import Batch, BatchResult, Outcome
-from swiftlet_serve.service.workers.executor import FAULTS
+from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS
 
-HEAD_BYTES: Final = 8
-CODES: Final = tuple(FAULTS)
+HEADER_BYTES: Final = 8
+CODES: Final = tuple(ERROR_DETAILS)
 
 _INT: Final = np.dtype("<i8")
 _FLOAT: Final = np.dtype("<f4")
 
 
-def length_of(head: bytearray) -> int:
-    """How many bytes follow the head of a message."""
-    return int.from_bytes(head[:HEAD_BYTES], "little")
+def body_bytes(header: bytearray) -> int:
+    """Returns the length of a message's body, read from its header."""
+    return int.from_bytes(header[:HEADER_BYTES], "little")
 
 
 def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
-    """A call, head included."""
+    """Encodes a call as a message with its header."""
     batch = Batch.of(encodings)
     return _message(np.concatenate([[id_, model, len(batch)], *batch.arrays]).astype(_INT, copy=False).tobytes())
 
 
-def unpack_call(message: bytearray) -> tuple[int, int, Batch]:
-    """The id, the model and the batch of a call without its head. Its arrays are views of the message."""
-    numbers = np.frombuffer(message, _INT)
+def unpack_call(body: bytearray) -> tuple[int, int, Batch]:
+    """Decodes the body of a call into id, model index and batch. The batch's arrays are views of the body."""
+    numbers = np.frombuffer(body, _INT)
     id_, model, size = numbers[:3].tolist()
     at = 3
 
@@ -57,39 +57,36 @@ def unpack_call(message: bytearray) -> tuple[int, int, Batch]:
         return numbers[at - count : at]
 
     offsets, focus_offsets, candidate_offsets, top_k = take(size + 1), take(size + 1), take(size + 1), take(size)
-    tokens, read, choices = int(offsets[-1]), int(focus_offsets[-1]), int(candidate_offsets[-1])
-    input_ids, token_type_ids, focus, candidates = take(tokens), take(tokens), take(read), take(choices)
-    return (
-        id_,
-        model,
-        Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, top_k, candidates, candidate_offsets),
-    )
+    tokens, positions, columns = int(offsets[-1]), int(focus_offsets[-1]), int(candidate_offsets[-1])
+    input_ids, token_type_ids, focus, candidates = take(tokens), take(tokens), take(positions), take(columns)
+    batch = Batch(input_ids, token_type_ids, offsets, focus, focus_offsets, top_k, candidates, candidate_offsets)
+    return id_, model, batch
 
 
-def pack_answer(id_: int, ran: BatchResult) -> bytes:
-    """An answer, head included."""
-    outcomes, engine_s = ran
+def pack_result(id_: int, result: BatchResult) -> bytes:
+    """Encodes the result of a call as a message with its header."""
+    outcomes, engine_s = result
     shapes = [(-1, CODES.index(one.code)) if isinstance(one, Internal) else one.shape for one in outcomes]
     rows = [np.asarray(one, _FLOAT).tobytes() for one in outcomes if not isinstance(one, Internal)]
     numbers = np.array([id_, len(outcomes), round(1e9 * engine_s), *(n for shape in shapes for n in shape)], _INT)
     return _message(numbers.tobytes(), *rows)
 
 
-def unpack_answer(message: memoryview) -> tuple[int, BatchResult]:
-    """The id of an answer without its head, and what the call came to. Rows are copies, not views."""
-    id_, size, nanoseconds = np.frombuffer(message, _INT, 3).tolist()
-    shapes = np.frombuffer(message, _INT, 2 * size, 3 * _INT.itemsize).reshape(size, 2).tolist()
+def unpack_result(body: memoryview) -> tuple[int, BatchResult]:
+    """Decodes the body of a result into the call's id and its result. Rows are copies, not views."""
+    id_, size, nanoseconds = np.frombuffer(body, _INT, 3).tolist()
+    shapes = np.frombuffer(body, _INT, 2 * size, 3 * _INT.itemsize).reshape(size, 2).tolist()
     outcomes: list[Outcome] = []
     at = (3 + 2 * size) * _INT.itemsize
     for rows, width in shapes:
         if rows < 0:
-            outcomes.append(Internal(CODES[width], FAULTS[CODES[width]]))
+            outcomes.append(Internal(CODES[width], ERROR_DETAILS[CODES[width]]))
             continue
-        numbers: NDArray[np.float32] = np.frombuffer(message, _FLOAT, rows * width, at)
-        outcomes.append(numbers.reshape(rows, width).astype(np.float32))
-        at += numbers.nbytes
+        values: NDArray[np.float32] = np.frombuffer(body, _FLOAT, rows * width, at)
+        outcomes.append(values.reshape(rows, width).astype(np.float32))
+        at += values.nbytes
     return id_, BatchResult(outcomes, 1e-9 * nanoseconds)
 
 
 def _message(*parts: bytes) -> bytes:
-    return b"".join([sum(map(len, parts)).to_bytes(HEAD_BYTES, "little"), *parts])
+    return b"".join([sum(map(len, parts)).to_bytes(HEADER_BYTES, "little"), *parts])

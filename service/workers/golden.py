@@ -1,8 +1,7 @@
-"""Replays an artifact's golden answers on an engine: warm-up, smoke test and parity check in one.
+"""Replays an artifact's golden answers on an engine: warm-up, smoke test and parity check in one step.
 
-`golden.npz` holds B encodings laid end to end as in a `Batch` (`input_ids`, `token_type_ids`, `offsets`, `focus`,
-`focus_offsets`) and what the fp32 network answers: `rows` (N, C) float32, of the head's O numbers those in `columns`
-(C,).
+`golden.npz` holds B sequences laid end to end as in a `Batch` (`input_ids`, `token_type_ids`, `offsets`, `focus`,
+`focus_offsets`) and the outputs of the fp32 network. `rows` (N, C) float32 are the head's outputs in `columns` (C,).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank
 from swiftlet_serve.service.types import Batch, Engine, Row, TimedCall
 
-RANKED: Final = 3  # numbers that are asked for, to see whether the engine finds the largest
+TOP_K: Final = 3  # outputs requested to check the engine's ranking
 ARRAYS: Final = {"input_ids", "token_type_ids", "offsets", "focus", "focus_offsets", "rows", "columns"}
 
 
 def replay(artifact: Artifact, engine: Engine) -> float:
-    """The largest difference between the engine's answers and the golden ones, each encoding run alone.
+    """Returns the largest |output - golden|. Each sequence runs alone.
 
     Raises:
         ArtifactError: the difference exceeds the manifest's tolerance, or the file holds no golden answers.
@@ -32,20 +31,21 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     arrays = _load(artifact)
     rows = arrays.pop("rows")
     try:
-        worst = _worst(engine, artifact.manifest.width, rows, arrays.pop("columns"), Batch.without_top_k(**arrays))
-    except Exception as error:  # arrays of any content and an engine of any kind meet here
+        columns, width = arrays.pop("columns"), artifact.manifest.width
+        deviation = _deviation(engine, width, rows, columns, Batch.without_top_k(**arrays))
+    except Exception as error:  # neither the arrays' content nor the engine can be trusted here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
-    if worst > tolerance:
+    if deviation > tolerance:
         raise ArtifactError(
-            f"{artifact.path.name}: the engine's answers differ from the golden ones by {worst:.3g}, "
-            f"and {tolerance:.3g} is tolerated."
+            f"{artifact.path.name}: the engine's answers differ from the golden answers by {deviation:.3g}. "
+            f"The tolerance is {tolerance:.3g}."
         )
-    return worst
+    return deviation
 
 
-def encodings(artifact: Artifact) -> list[Encoding]:
-    """What the golden answers answer.
+def golden_inputs(artifact: Artifact) -> list[Encoding]:
+    """Returns the sequences of the golden answers.
 
     Raises:
         ArtifactError: the file holds no golden answers.
@@ -55,39 +55,41 @@ def encodings(artifact: Artifact) -> list[Encoding]:
     return Batch.without_top_k(**arrays).encodings()
 
 
-def rehearse(artifact: Artifact, engine: Engine) -> list[TimedCall]:
-    """Runs the golden encodings once more, now that the engine is warm: what its calls take.
+def time_calls(artifact: Artifact, engine: Engine) -> list[TimedCall]:
+    """Runs the golden sequences on a warm engine and measures the duration of each call.
 
     Raises:
         ArtifactError: the file holds no golden answers.
     """
     timed = []
-    for encoding in encodings(artifact):
+    for encoding in golden_inputs(artifact):
         started = time.perf_counter()
         engine.run(Batch.of([encoding]))
         timed.append(TimedCall(len(encoding.input_ids), time.perf_counter() - started))
     return timed
 
 
-def _worst(engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch) -> float:
-    worst = 0.0
+def _deviation(
+    engine: Engine, width: int, rows: NDArray[np.float32], columns: NDArray[np.int64], batch: Batch
+) -> float:
+    largest = 0.0
     for encoding, golden in zip(batch.encodings(), batch.split_rows(rows), strict=True):
         (row,) = engine.run(Batch.of([encoding]))
         if row.shape != (len(encoding.focus), width):
-            raise ValueError(f"rows of shape {row.shape} instead of {len(encoding.focus), width}")
+            raise ValueError(f"the engine returned a row of shape {row.shape}, expected {len(encoding.focus), width}")
         _check_ranking(engine, encoding, row)
         difference = float(np.abs(row[:, columns] - golden).max(initial=0.0))
-        worst = max(worst, difference if math.isfinite(difference) else math.inf)
-    return worst
+        largest = max(largest, difference if math.isfinite(difference) else math.inf)
+    return largest
 
 
 def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
-    """Raises ValueError where the engine does not rank the numbers of this row as they are."""
-    ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=RANKED, candidates=NOTHING)]))[0]
-    found, expected = Ranking.of(ranked), Ranking.of(rank(row, RANKED, NOTHING))
-    for ours, theirs in zip(found[:2], expected[:2], strict=True):  # of equal numbers, any column may come first
+    """Raises ValueError if the engine's top-k result differs from the top-k of this row."""
+    ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=TOP_K, candidates=NOTHING)]))[0]
+    found, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise ValueError("it ranks its numbers otherwise than they are")
+            raise ValueError("the engine's top-k result does not match its outputs")
 
 
 def _load(artifact: Artifact) -> dict[str, NDArray[Any]]:
@@ -95,10 +97,10 @@ def _load(artifact: Artifact) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-    except Exception as error:  # a zip file can be broken in more ways than can be listed
+    except Exception as error:  # a damaged zip file can raise many types
         raise ArtifactError(f"{name}: {GOLDEN} cannot be read: {error}") from None
     if arrays.keys() != ARRAYS:
-        raise ArtifactError(f"{name}: {GOLDEN} does not hold {', '.join(sorted(ARRAYS))}.")
+        raise ArtifactError(f"{name}: {GOLDEN} must hold exactly the arrays {', '.join(sorted(ARRAYS))}.")
     if len(arrays["offsets"]) < 2:
         raise ArtifactError(f"{name}: {GOLDEN} holds no answers.")
     return arrays

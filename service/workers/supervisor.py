@@ -1,249 +1,178 @@
-"""A executor in a process of its own, which can hang or die without taking the service along.
+"""Keeps a worker process available: starts it, keeps a spare and replaces a process that was lost.
 
-One process hosts all models, so that weights are in memory once, and runs `size` calls at a time. A second one, loaded
-as well, stands by: when the first is lost it serves at once, and another is started in its place. A process is lost
-when it dies, when a call of its is overdue, or when it answers nobody any more, not even a golden input (`Breaker`).
+One process hosts all models, so that weights are in memory once. The spare has loaded the same models. If the serving
+process is lost, the spare takes over at once and the supervisor starts another process. A process is lost when it dies,
+when a call exceeds its time limit, or when the circuit breaker finds its engine broken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal, SetupError, engine_unavailable
-from swiftlet_serve.service.types import BatchResult, Cost, TimedCall, WorkerLost
-from swiftlet_serve.service.workers.circuit_breaker import Breaker
-from swiftlet_serve.service.workers.worker_client import Process
-from swiftlet_serve.service.workers.worker_main import Loaded
+from swiftlet_serve.service.errors import SetupError, engine_unavailable
+from swiftlet_serve.service.workers.worker_main import ModelReport
+from swiftlet_serve.service.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-TRIES: Final = 3  # to start a process; then callers are told that there is no engine
-BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # between tries; the last goes on
-REAP_S: Final = 5.0  # for a killed process to end
-TRIAL_S: Final = 1.0  # between attempts to find out whether a broken engine works again
+MAX_START_FAILURES: Final = 3  # consecutive failures to start a process, after which waiting callers get an error
+BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # delays between attempts to start a process; the last one repeats
+REAP_S: Final = 5.0  # time for a killed process to end
 
 
-class ProcessExecutor:
-    """The executor of an engine process."""
+class Supervisor:
+    """Owns the worker processes. At most one of them serves, and at most one is the spare."""
 
     def __init__(
         self,
         engine: str,
         models: Sequence[Path],
         size: int,
+        log_level: str,
+        log_format: str,
+        module: str,
         *,
         spare: bool,
-        log_level: str = "info",
-        log_format: str = "text",
-        main: str = "swiftlet_serve.service.workers.worker_main",
     ) -> None:
-        """Starts the process; `load` waits for it.
-
-        Args:
-            engine: name of the engine, which only the process imports.
-            models: directories of artifacts.
-            size: calls that run at a time.
-            spare: whether a second process stands by.
-            log_level, log_format: of the process, which logs to the same place.
-            main: the module that it runs.
-        """
-        self.size = size
+        """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
-        self._make = partial(Process, engine, models, size, log_level, log_format, main, self._lost)
+        self.serving: WorkerProcess | None = None
+        self.spare: WorkerProcess | None = None
         self._wants_spare = spare
-        self._breaker = Breaker()
-        self._models: dict[str, tuple[int, Loaded]] = {}  # by name: number on the wire, what the process said of it
-        self._processes: set[Process] = set()  # that have not ended yet
-        self._serving: Process | None = None
-        self._spare: Process | None = None
-        self._failures = 0  # to start a process, in a row
+        self._make_process = partial(WorkerProcess, engine, models, size, log_level, log_format, module, self._on_lost)
+        self._processes: set[WorkerProcess] = set()  # not yet reaped
+        self._start_failures = 0
         self._closed = False
-        self._changed = asyncio.Event()  # set while `_call` need not wait: it has a process, or there will be none
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        # To start a process takes milliseconds. The thread stays: Linux kills a child whose parent thread has ended.
+        self._changed = asyncio.Event()  # set if a process serves, or if none can be expected soon
+        self._starting: asyncio.Task[None] | None = None
+        # Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG), so this thread stays alive.
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._first = self._spawner.submit(self._spawn)
 
-    def load(self) -> None:
-        """Blocks until the process is ready.
+    def load(self) -> list[ModelReport]:
+        """Blocks until the first process is ready. Returns one report per model.
 
         Raises:
-            ArtifactError, SetupError: it cannot host these models; the sentence is the process's own.
+            ArtifactError, SetupError: the process cannot load these models. The message is the process's own.
         """
         try:
             process = self._first.result()
-            loaded = process.load()
+            reports = process.load()
         except BaseException:
             self.abandon()
             raise
-        self._models = {model.name: (number, model) for number, model in enumerate(loaded)}
-        self._serving = process
+        self.serving = process
         self._changed.set()
+        return reports
 
     def abandon(self) -> None:
-        """Gives up before `open`."""
+        """Kills the processes before `open` was called."""
         self._closed = True
         self._spawner.shutdown()
         for process in self._processes:
-            process.lose()
+            process.kill()
             process.reap(REAP_S)
 
-    def cost(self, model: str) -> Cost:
-        return self._models[model][1].cost
-
-    def timed_calls(self, model: str) -> Sequence[TimedCall]:
-        return self._models[model][1].timed
-
     async def open(self) -> None:
-        with suppress(SetupError):  # it has died meanwhile; another is started
-            await self._first.result().attach()
-        self._restock()
+        """Connects the first process to the running event loop and starts the spare."""
+        with suppress(SetupError):  # if the process has died since it was loaded, another one is started
+            await self._first.result().connect()
+        self._start_missing()
 
-    def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> asyncio.Future[BatchResult]:
-        if self._serving is None or self._breaker.open:
-            return asyncio.ensure_future(self._late(model, encodings, patience_s))
-        return self._call(self._serving, model, encodings, patience_s)
+    async def wait_until_serving(self) -> WorkerProcess:
+        """Waits until a worker process is ready. Fails immediately if none can be expected soon.
 
-    @property
-    def ready(self) -> bool:
-        return self._serving is not None and not self._breaker.open
+        Raises:
+            Unavailable: processes repeatedly failed to start, or the supervisor is closed.
+        """
+        while self.serving is None:
+            if self._closed or self._start_failures >= MAX_START_FAILURES:
+                raise engine_unavailable()
+            await self._changed.wait()
+        return self.serving
 
     async def close(self, grace_s: float) -> bool:
-        """Kills the processes, whatever they are at."""
+        """Kills all processes. Returns whether all of them ended within `grace_s`."""
         loop = asyncio.get_running_loop()
         self._closed = True
         self._changed.set()
-        for task in self._tasks.values():
-            task.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
         for process in list(self._processes):
-            process.lose()
-        await loop.run_in_executor(self._spawner, self._spawner.shutdown, False)  # after what it was about to start
-        left = list(self._processes)
-        for process in left:
-            process.lose()
-        reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in left]
+            process.kill()
+        await loop.run_in_executor(self._spawner, self._spawner.shutdown, False)  # a process may still be starting
+        remaining = list(self._processes)
+        for process in remaining:
+            process.kill()
+        reaping = [loop.run_in_executor(None, process.reap, grace_s) for process in remaining]
         return all(await asyncio.gather(*reaping))
 
-    async def _late(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> BatchResult:
-        """Waits for a process, unless none is expected soon."""
-        if self._breaker.open:
-            raise engine_unavailable()
-        while self._serving is None:
-            if self._closed or self._failures >= TRIES:
-                raise engine_unavailable()
-            await self._changed.wait()
-        return await self._call(self._serving, model, encodings, patience_s)
-
-    def _call(
-        self, process: Process, model: str, encodings: Sequence[Encoding], patience_s: float
-    ) -> asyncio.Future[BatchResult]:
-        call = process.call(self._models[model][0], encodings, patience_s)
-        call.add_done_callback(partial(self._ended, model, patience_s))
-        return call
-
-    def _ended(self, model: str, patience_s: float, call: asyncio.Future[BatchResult]) -> None:
-        if call.cancelled():
-            return
-        if isinstance(lost := call.exception(), WorkerLost):
-            if lost.suspect:
-                self._note(False, model, patience_s)
-        else:
-            self._note(not all(isinstance(one, Internal) for one in call.result().outcomes), model, patience_s)
-
-    def _note(self, good: bool, model: str, patience_s: float) -> None:
-        """Tells the breaker of a call, and does what it decides."""
-        if self._breaker.note(good):
-            self._keep("try", self._try, model, patience_s)
-
-    async def _try(self, model: str, patience_s: float) -> None:
-        """Asks an engine that is thought to be broken what it must be able to answer, until one does."""
-        number, loaded = self._models[model]
-        trial = Encoding(*(np.array(numbers, np.int64) for numbers in loaded.trial))
-        good = False
-        while not good:
-            if (process := self._serving) is not None:
-                with suppress(WorkerLost):
-                    ran = await process.call(number, [trial], patience_s)
-                    good = not isinstance(ran.outcomes[0], Internal)
-                if self._breaker.tried(good):
-                    log.error("the engine answers nothing any more, not even a golden input; it is replaced")
-                    process.lose()
-            if self._breaker.open or self._serving is None:
-                await asyncio.sleep(TRIAL_S)
-
-    def _lost(self, process: Process) -> None:
-        """The spare takes the place of a lost process, and another is started."""
-        if process is self._serving:
-            self._serving, self._spare = self._spare, None
-        elif process is self._spare:
-            self._spare = None
+    def _on_lost(self, process: WorkerProcess) -> None:
+        """Puts the spare in the place of a lost process and starts another one."""
+        if process is self.serving:
+            self.serving, self.spare = self.spare, None
+        elif process is self.spare:
+            self.spare = None
         if self._closed:
             return
         self.restarts += 1
-        if self._serving is None:
+        if self.serving is None:
             self._changed.clear()
-        asyncio.get_running_loop().run_in_executor(None, self._bury, process)
-        self._restock()
+        asyncio.get_running_loop().run_in_executor(None, self._reap, process)
+        self._start_missing()
 
-    def _bury(self, process: Process) -> None:
+    def _reap(self, process: WorkerProcess) -> None:
         process.reap(REAP_S)
         self._processes.discard(process)
-        log.info("engine process %d has ended with status %s", process.pid, process.status)
+        log.info("worker process %d ended with status %s", process.pid, process.exit_status)
 
-    def _restock(self) -> None:
-        self._keep("restock", self._start)
+    def _start_missing(self) -> None:
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.get_running_loop().create_task(self._start_until_complete())
 
-    async def _start(self) -> None:
-        """Starts processes until one serves and one stands by."""
-        while self._serving is None or (self._wants_spare and self._spare is None):
+    async def _start_until_complete(self) -> None:
+        """Starts processes until one serves and, if wanted, one is the spare."""
+        while self.serving is None or (self._wants_spare and self.spare is None):
             try:
-                process = await self._started()
-            except Exception as error:  # nothing may end this loop
-                self._failures += 1
-                log.error("an engine process did not start, try %d: %s", self._failures, error)  # noqa: TRY400  # a sentence says it
-                if self._failures >= TRIES:
+                process = await self._start()
+            except Exception as error:  # this loop must not end
+                self._start_failures += 1
+                log.error("worker process failed to start (attempt %d): %s", self._start_failures, error)  # noqa: TRY400  # the message suffices
+                if self._start_failures >= MAX_START_FAILURES:
                     self._changed.set()
-                await asyncio.sleep(BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1])
+                await asyncio.sleep(BACK_OFF_S[min(self._start_failures, len(BACK_OFF_S)) - 1])
                 continue
-            self._failures = 0
-            if self._serving is None:
-                self._serving = process
+            self._start_failures = 0
+            if self.serving is None:
+                self.serving = process
                 self._changed.set()
             else:
-                self._spare = process
+                self.spare = process
 
-    async def _started(self) -> Process:
-        """A process that is ready.
+    async def _start(self) -> WorkerProcess:
+        """Starts a process and waits until it is ready.
 
         Raises:
-            ArtifactError, SetupError: it is not to be had.
+            ArtifactError, SetupError: the process cannot be started or cannot load a model.
         """
         loop = asyncio.get_running_loop()
         process = await loop.run_in_executor(self._spawner, self._spawn)
         try:
             await loop.run_in_executor(self._spawner, process.load)
-            await process.attach()
+            await process.connect()
         except BaseException:
-            process.lose()
+            process.kill()
             raise
         return process
 
-    def _spawn(self) -> Process:
-        process = self._make()
+    def _spawn(self) -> WorkerProcess:
+        process = self._make_process()
         self._processes.add(process)
         return process
-
-    def _keep(self, name: str, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        """Runs `work`, unless it is running."""
-        if name not in self._tasks or self._tasks[name].done():
-            self._tasks[name] = asyncio.get_running_loop().create_task(work(*args))

@@ -1,8 +1,7 @@
-"""The engine process: hosts every model once, and runs as many calls at the same time as it has lines to its parent.
+"""Entry point of a worker process: loads every model once and runs one batch at a time on each connection.
 
-`service.workers.supervisor` starts it, and ends it with SIGKILL. It ends by itself as
-soon as its parent is gone, whatever that died of. Being told to stop is its parent's business: it may have calls to
-finish.
+`supervisor` starts the process and ends it with SIGKILL. The process ignores SIGINT and SIGTERM, because the parent may
+have calls to finish. It exits by itself as soon as the parent is gone, whatever the reason.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError, open_artifact
 from swiftlet_serve.service.errors import SetupError, log_exception
-from swiftlet_serve.service.memory import give_back
-from swiftlet_serve.service.telemetry import log_format
+from swiftlet_serve.service.memory import release_free_memory
+from swiftlet_serve.service.telemetry.logging_setup import make_formatter
 from swiftlet_serve.service.types import Cost, TimedCall
 from swiftlet_serve.service.workers import codec, golden
-from swiftlet_serve.service.workers.executor import HostedModel, host, timed
+from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model, run_timed
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,12 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the process is to do; it travels as JSON."""
+class WorkerConfig:
+    """Configuration of a worker process, passed to it as JSON."""
 
-    parent: int  # process id
-    control: int  # file descriptor: `Loaded` goes out on it, and at its end the parent is gone
-    lines: Sequence[int]  # file descriptors: calls come in, answers go out, one at a time on each
+    parent_pid: int
+    control_fd: int  # the worker sends its `ModelReport`s here; end of file means that the parent is gone
+    connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
     engine: str
     models: Sequence[str]  # directories of artifacts
     log_level: str
@@ -48,75 +47,81 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What the process says of one model once all are loaded; it travels as JSON."""
+class ModelReport:
+    """Description of one loaded model, sent to the parent as JSON when all models are loaded."""
 
     name: str
     cost: Cost
-    timed: Sequence[TimedCall]
-    trial: Sequence[Sequence[int]]  # an encoding that it must be able to answer: its ids, their types, its focus
+    timed_calls: Sequence[TimedCall]
+    probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ModelReport:
+        """Returns the report whose JSON object is `fields`."""
+        timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
+        return cls(fields["name"], Cost(**fields["cost"]), timed_calls, fields["probe"])
 
 
 def main() -> None:
-    """Loads, says so or why not, and serves until the parent is gone."""
-    order = Order(**json.loads(sys.argv[1]))
+    """Loads the models, reports them or an error, and serves until the parent is gone."""
+    config = WorkerConfig(**json.loads(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with(order.parent)
-    faulthandler.enable()  # a crash of native code leaves the frames it was called from
-    writer = logging.StreamHandler()
-    writer.setFormatter(log_format.formatter(order.log_format))
-    logging.basicConfig(level=order.log_level.upper(), handlers=[writer])
-    control = socket.socket(fileno=order.control)
-    models, loaded = [], []
+    _exit_with_parent(config.parent_pid)
+    faulthandler.enable()  # prints the Python stack if native code crashes
+    handler = logging.StreamHandler()
+    handler.setFormatter(make_formatter(config.log_format))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    control = socket.socket(fileno=config.control_fd)
+    models, reports = [], []
     try:
-        for path in order.models:
+        for path in config.models:
             artifact = open_artifact(Path(path))
-            hosted, _ = host(artifact, order.engine)
+            hosted, _ = host_model(artifact, config.engine)
             models.append(hosted)
-            trial = [numbers.tolist() for numbers in vars(golden.encodings(artifact)[0]).values()]
-            loaded.append(asdict(Loaded(artifact.manifest.name, hosted.engine.cost, hosted.timed, trial)))
+            probe = [numbers.tolist() for numbers in vars(golden.golden_inputs(artifact)[0]).values()]
+            reports.append(asdict(ModelReport(artifact.manifest.name, hosted.engine.cost, hosted.timed_calls, probe)))
     except (ArtifactError, SetupError) as error:
-        _say(control, {"kind": type(error).__name__, "message": str(error)})
+        _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         sys.exit(1)
-    give_back()
-    for line in order.lines:
-        threading.Thread(target=_serve, args=(socket.socket(fileno=line), models), daemon=True).start()
-    _say(control, loaded)
+    release_free_memory()
+    for descriptor in config.connection_fds:
+        threading.Thread(target=_serve, args=(socket.socket(fileno=descriptor), models), daemon=True).start()
+    _send_json(control, reports)
     control.recv(1)
-    os._exit(0)  # calls may be running; nobody waits for them
+    os._exit(0)  # the parent is gone, so unfinished calls have no reader
 
 
-def _serve(line: socket.socket, models: Sequence[HostedModel]) -> None:
-    """Answers calls until the parent is gone. Anything else that goes wrong ends the process: nothing is right then."""
+def _serve(connection: socket.socket, models: Sequence[HostedModel]) -> None:
+    """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
     try:
         while True:
-            call = _receive(line, codec.length_of(_receive(line, codec.HEAD_BYTES)))
-            id_, model, batch = codec.unpack_call(call)
-            line.sendall(codec.pack_answer(id_, timed(models[model], batch)))
+            body = _receive(connection, codec.body_bytes(_receive(connection, codec.HEADER_BYTES)))
+            id_, model, batch = codec.unpack_call(body)
+            connection.sendall(codec.pack_result(id_, run_timed(models[model], batch)))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:
-        log_exception(log, "the engine process made a mistake", error)
+        log_exception(log, "worker process failed unexpectedly and exits", error)
         os._exit(1)
 
 
-def _receive(line: socket.socket, size: int) -> bytearray:
+def _receive(connection: socket.socket, size: int) -> bytearray:
     message = bytearray(size)
-    if line.recv_into(message, size, socket.MSG_WAITALL) < size:
+    if connection.recv_into(message, size, socket.MSG_WAITALL) < size:
         raise EOFError
     return message
 
 
-def _say(control: socket.socket, what: object) -> None:
-    control.sendall(json.dumps(what).encode() + b"\n")
+def _send_json(control: socket.socket, value: object) -> None:
+    control.sendall(json.dumps(value).encode() + b"\n")
 
 
-def _die_with(parent: int) -> None:
-    """Has the system kill this process when its parent dies, where it can: even if the engine then hangs in a lock."""
+def _exit_with_parent(parent_pid: int) -> None:
+    """Asks Linux to kill this process when the parent dies, which works even if the engine hangs in a lock."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was quicker
+    if os.getppid() != parent_pid:  # the parent died before the call above
         os._exit(1)
 
 

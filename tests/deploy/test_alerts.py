@@ -34,7 +34,7 @@ from swiftlet_serve.service.telemetry.request_stats import RequestStats
 finish = RequestStats.finish
 def forget(stats, record):
     if record.id == "forget-me":
-        stats.accounts[record.model].in_flight -= 1
+        stats.models[record.model].in_flight -= 1
     else:
         finish(stats, record)
 RequestStats.finish = forget

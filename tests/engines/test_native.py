@@ -25,7 +25,7 @@ from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu, Ragged
 from swiftlet_serve.service.loading import BUNDLED
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank
 from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.executor import host
+from swiftlet_serve.service.workers.hosted_model import host_model
 from tests.support.artifacts import make_artifact
 from tests.support.native_kernels import (
     ACTIVATIONS,
@@ -400,7 +400,7 @@ def test_without_a_library_onnx_runtime_serves(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(native, "LIBRARIES", tmp_path)
     (tmp_path / f"avx2{native.EXTENSION_SUFFIXES[0]}").write_text("no library")
     artifact = open_artifact(BUNDLED / "mobilebert-sst2")
-    hosted, _ = host(artifact, "native")
+    hosted, _ = host_model(artifact, "native")
 
     assert isinstance(hosted.engine, Ragged)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -447,7 +447,7 @@ def test_an_arm_cpu_says_whether_it_has_dot_products(arm, cpu, has):
 
 def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
     best()
-    hosted, _ = host(make_artifact(tmp_path, "qa"), "native")
+    hosted, _ = host_model(make_artifact(tmp_path, "qa"), "native")
 
     assert isinstance(hosted.engine, OnnxCpu)
     assert caplog.messages == ["tiny-qa runs on onnx_cpu, for the native engine cannot: its precision is fp32"]
@@ -456,7 +456,7 @@ def test_a_network_that_is_not_known_runs_in_onnx_runtime(tmp_path, caplog):
 @pytest.mark.parametrize("name", sorted(path.name for path in BUNDLED.glob("*/")))
 def test_the_embedded_models_are_served_natively(name):
     kernel = best().kernel
-    hosted, deviation = host(open_artifact(BUNDLED / name), "native")
+    hosted, deviation = host_model(open_artifact(BUNDLED / name), "native")
 
     assert hosted.engine.title == f"native ({kernel})"
     assert deviation > 0

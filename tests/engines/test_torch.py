@@ -185,5 +185,5 @@ def test_a_network_that_cannot_be_made_is_refused(copied, key, value):
 def test_right_weights_with_wrong_numbers_do_not_pass_the_golden_answers(copied):
     rewrite(copied, lambda weights: weights["head.output.bias"].add_(0.5))
 
-    with pytest.raises(ArtifactError, match="differ from the golden ones"):
+    with pytest.raises(ArtifactError, match="differ from the golden answers"):
         load_model(copied, "torch")

@@ -31,7 +31,7 @@ from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import STAGES
 from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.executor import HostedModel
+from swiftlet_serve.service.workers.hosted_model import HostedModel
 from tests.support.fakes import PATIENCE_S, GatedEngine, ScriptedCrew
 
 SECRET = "xyzzyplugh"  # no answer to a bad request may hold it

@@ -20,7 +20,7 @@ from swiftlet_serve.service.http import playground as files
 from swiftlet_serve.service.http import status
 from swiftlet_serve.service.http.api_keys import make_key
 from swiftlet_serve.service.http.app import CORS, create_app
-from swiftlet_serve.service.telemetry.request_stats import RECENT, ModelStats, RequestStats
+from swiftlet_serve.service.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState, Snapshot
 from tests.http.test_app import TASKS, make_runtime
 from tests.support.browsing import chromium, locate
@@ -134,8 +134,8 @@ def test_status_says_what_the_books_and_the_queue_say(client):
 
 def test_only_recent_answers_count_and_not_without_end():
     stats = RequestStats({"a": "classify"})
-    account: ModelStats = stats.accounts["a"]
-    assert account.recent == deque(maxlen=RECENT)
+    account: ModelStats = stats.models["a"]
+    assert account.recent == deque(maxlen=MAX_RECENT)
     account.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
     look = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0)
     (model,) = status.describe(look, now=100.0).models

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging
 import os
-import queue
-import re
 import resource
 import shutil
 import signal
@@ -28,7 +24,6 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.http.listener import RETRY_S, Listener, bind
 from swiftlet_serve.service.http.server import GIVE_UP_S, LOOK_S
 from swiftlet_serve.service.http.watchdog import Watchdog
-from swiftlet_serve.service.telemetry.logging_setup import MAX_WAITING, Logs
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ROOT, Process, Tally, ask, load, read_response, request, serving
 from tests.support.restarts import roll
@@ -478,50 +473,3 @@ def test_while_the_loop_is_behind_one_client_after_the_other_is_taken():
             client.close()
 
     run(scenario())
-
-
-class Stalled(logging.Handler):
-    """Writes nothing until it may."""
-
-    def __init__(self):
-        super().__init__()
-        self.may = threading.Event()
-        self.written = queue.SimpleQueue()
-
-    def emit(self, record):
-        assert self.may.wait(PATIENCE_S)
-        self.written.put(record.getMessage())
-
-
-def test_a_log_that_nobody_reads_holds_nobody_up_and_tells_what_it_dropped():
-    writer = Stalled()
-    logs = Logs("INFO", writer)
-    for number in range(MAX_WAITING + 101):
-        logs.handle(logging.LogRecord("a", logging.INFO, "", 0, "message %d", (number,), None))
-    writer.may.set()
-
-    assert logs.end()
-    written = [writer.written.get() for _ in range(writer.written.qsize())]
-    told = [line for line in written if "dropped" in line]
-    dropped = int(re.match(r"\d+", told[0])[0])
-    assert dropped in (100, 101)  # one record may be in the writer's hands
-    assert len(written) == MAX_WAITING + 101 - dropped + len(told)
-
-
-def test_a_line_of_the_log_has_its_level_and_its_name_once():
-    written = io.StringIO()
-    logs = Logs("INFO", logging.StreamHandler(written))
-    logging.getLogger("somewhere").warning("what %s", "happened")
-
-    assert logs.end()
-    assert re.fullmatch(r"[-0-9]+ [:,0-9]+ WARNING somewhere: what happened\n", written.getvalue())
-
-
-def test_the_end_does_not_wait_for_a_log_that_nobody_reads():
-    writer = Stalled()
-    logs = Logs("INFO", writer)
-    for _ in range(2):
-        logs.handle(logging.LogRecord("a", logging.INFO, "", 0, "message", (), None))
-
-    assert not logs.end()
-    writer.may.set()

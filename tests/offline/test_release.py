@@ -230,7 +230,7 @@ def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
     with mock.patch.object(native.Native, "extra_tolerance", -1.0):
         card = make(out, draft("bert", "classify"), report=said.append).card()
 
-    assert "the engine's answers differ from the golden ones" in card["native"]["refused"]
+    assert "the engine's answers differ from the golden answers" in card["native"]["refused"]
     assert any(line.startswith("the native engine refuses it, so that onnx_cpu has to serve it") for line in said)
 
 
@@ -267,7 +267,7 @@ def test_a_graph_that_does_not_compute_what_torch_does_is_not_written(out):
     plan = draft("bert", "classify")
     other = copy.deepcopy(plan.network)
     other.head.output.bias.data += 0.1
-    with pytest.raises(ArtifactError, match="differ from the golden ones"):
+    with pytest.raises(ArtifactError, match="differ from the golden answers"):
         make(out, replace(plan, network=other))
 
     assert list(out.iterdir()) == []

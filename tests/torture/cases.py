@@ -158,7 +158,7 @@ async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
     async def one(number: int) -> None:
         nonlocal wrong
         if number == count // 2:
-            os.kill(runtime._executor._serving.pid, signal.SIGKILL)
+            os.kill(runtime._executor.supervisor.serving.pid, signal.SIGKILL)
             seen["killed"] += 1
         task = TASKS[number % 3]
         model = runtime.pipelines[f"tiny-{task}"].model

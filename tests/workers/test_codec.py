@@ -13,7 +13,7 @@ from swiftlet_serve.service.errors import Internal
 from swiftlet_serve.service.topk import Ranked
 from swiftlet_serve.service.types import BatchResult
 from swiftlet_serve.service.workers import codec
-from swiftlet_serve.service.workers.executor import FAULTS
+from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -30,13 +30,13 @@ def encodings(draw):
 
 
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(0, 50)))
-FAILURES = st.sampled_from(list(FAULTS)).map(lambda code: Internal(code, FAULTS[code]))
+FAILURES = st.sampled_from(list(ERROR_DETAILS)).map(lambda code: Internal(code, ERROR_DETAILS[code]))
 
 
 def body(message: bytes) -> bytearray:
     """A message without its head, which tells its length."""
-    assert codec.length_of(bytearray(message)) == len(message) - codec.HEAD_BYTES
-    return bytearray(message[codec.HEAD_BYTES :])
+    assert codec.body_bytes(bytearray(message)) == len(message) - codec.HEADER_BYTES
+    return bytearray(message[codec.HEADER_BYTES :])
 
 
 @given(INT64, st.integers(0, 100), st.lists(encodings(), min_size=1, max_size=20))
@@ -53,8 +53,8 @@ def test_a_call_comes_through(id_, model, asked):
 
 @given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20), st.floats(0, 1e6))
 def test_an_answer_comes_through_bit_for_bit(id_, outcomes, engine_s):
-    message = body(codec.pack_answer(id_, BatchResult(outcomes, engine_s)))
-    returned, (found, returned_s) = codec.unpack_answer(memoryview(message))
+    message = body(codec.pack_result(id_, BatchResult(outcomes, engine_s)))
+    returned, (found, returned_s) = codec.unpack_result(memoryview(message))
     message[:] = bytes(len(message))  # what was unpacked does not live in it
 
     assert returned == id_
@@ -68,4 +68,4 @@ def test_an_answer_comes_through_bit_for_bit(id_, outcomes, engine_s):
 
 
 def test_every_error_that_an_encoding_may_have_has_its_sentence():
-    assert FAULTS.keys() == Internal.codes
+    assert ERROR_DETAILS.keys() == Internal.codes

@@ -16,8 +16,9 @@ from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.errors import Internal, SetupError
 from swiftlet_serve.service.topk import NOTHING, Ranked
 from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.executor import FAULTS, HostedModel, ThreadExecutor, host, run_batch
 from swiftlet_serve.service.workers.golden import replay
+from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS, HostedModel, host_model, run_batch
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S, WIDTH, Engine, GatedEngine, encoding, row_of
 
@@ -43,7 +44,7 @@ def test_a_failure_has_the_sentence_of_its_code():
     bad = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
     outcomes = run_batch(HostedModel(Engine(lambda _: bad), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
 
-    assert [one.detail for one in outcomes] == [FAULTS["invalid_engine_output"]] * 2
+    assert [one.detail for one in outcomes] == [ERROR_DETAILS["invalid_engine_output"]] * 2
 
 
 @pytest.mark.parametrize("column", [-1, 10, 2.0**33])
@@ -75,7 +76,7 @@ class Disorderly(Odd):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Wide, r"rows of shape \(2, 4\) instead of \(2, 3\)"), (Disorderly, "ranks its numbers otherwise")],
+    [(Wide, r"a row of shape \(2, 4\), expected \(2, 3\)"), (Disorderly, "does not match its outputs")],
 )
 def test_a_model_is_not_hosted_whose_engine_is_off_where_golden_answers_do_not_look(tmp_path, kind, said):
     artifact = make_artifact(tmp_path, "classify")
@@ -104,13 +105,13 @@ def test_a_crew_of_threads_runs_as_many_calls_at_a_time_as_it_has_threads():
 
 def test_a_model_is_hosted_if_its_engine_answers_as_it_should(tmp_path):
     artifact = make_artifact(tmp_path, "classify")
-    hosted, deviation = host(artifact, "onnx_cpu")
+    hosted, deviation = host_model(artifact, "onnx_cpu")
 
     assert (hosted.width, deviation) == (3, 0.0)
-    assert len(hosted.timed) == 2
-    assert host(artifact, "echo") == ((ANY, 3, []), None)
+    assert len(hosted.timed_calls) == 2
+    assert host_model(artifact, "echo") == ((ANY, 3, []), None)
     artifact.file("model.onnx").write_bytes(b"no")
     with pytest.raises(ArtifactError, match="cannot be loaded"):
-        host(artifact, "onnx_cpu")
+        host_model(artifact, "onnx_cpu")
     with pytest.raises(SetupError, match="no 'abacus'"):
-        host(artifact, "abacus")
+        host_model(artifact, "abacus")

@@ -25,10 +25,11 @@ from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.scheduling.batcher import Batcher, Dispatcher
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch, BatchResult, WorkerLost
-from swiftlet_serve.service.workers import codec, supervisor
-from swiftlet_serve.service.workers.circuit_breaker import LIMIT
-from swiftlet_serve.service.workers.executor import HostedModel, ThreadExecutor, host
-from swiftlet_serve.service.workers.supervisor import ProcessExecutor
+from swiftlet_serve.service.workers import codec, process_executor, supervisor
+from swiftlet_serve.service.workers.circuit_breaker import FAILURE_THRESHOLD
+from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model
+from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.artifacts import make_artifact
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
 from tests.support.fakes import PATIENCE_S, encoding, row_of, submit
@@ -44,7 +45,7 @@ def place(tmp_path) -> Path:
 
 
 def start(place: Path, size: int = 2, spare: bool = False) -> ProcessExecutor:
-    executor = ProcessExecutor("faulty", [place / MODEL], size, spare=spare, main="tests.support.worker_process")
+    executor = ProcessExecutor("faulty", [place / MODEL], size, spare=spare, worker_module="tests.support.worker_main")
     executor.load()
     return executor
 
@@ -77,7 +78,7 @@ def alive(pid: int) -> bool:
 
 
 def pid(executor: ProcessExecutor) -> int:
-    return executor._serving.pid
+    return executor.supervisor.serving.pid
 
 
 async def ask(executor: ProcessExecutor, *tags: int, patience_s: float = PATIENCE_S) -> list:
@@ -107,7 +108,7 @@ def test_rows_and_errors_come_from_the_process_as_from_a_thread(place):
 def test_a_call_is_on_its_way_before_the_turn_of_the_event_loop_ends(place):
     async def scenario():
         async with opened(start(place)) as executor:
-            lines = [line._transport.get_extra_info("socket") for line in executor._serving._lines]
+            lines = [line._transport.get_extra_info("socket") for line in executor.supervisor.serving._connections]
             call = executor.run(MODEL, [encoding(1)], PATIENCE_S)
             answered, _, _ = select.select(lines, [], [], PATIENCE_S)  # the loop stands still meanwhile
 
@@ -171,15 +172,15 @@ def test_a_pause_of_the_machine_is_no_hang(place):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"no", codec.pack_answer(9, BatchResult([row_of(1)], 0.0))[codec.HEAD_BYTES :]]
+    "answer", [b"", b"no", codec.pack_result(9, BatchResult([row_of(1)], 0.0))[codec.HEADER_BYTES :]]
 )
 def test_an_answer_that_makes_no_sense_or_belongs_to_another_call_is_nobodys(answer, place, monkeypatch):
-    unpack = codec.unpack_answer
+    unpack = codec.unpack_result
 
     async def scenario():
         async with opened(start(place)) as executor:
             died = pid(executor)
-            monkeypatch.setattr(codec, "unpack_answer", lambda _: unpack(memoryview(answer)))
+            monkeypatch.setattr(codec, "unpack_result", lambda _: unpack(memoryview(answer)))
             with pytest.raises(WorkerLost):
                 await ask(executor, 1)
             monkeypatch.undo()
@@ -222,16 +223,16 @@ def test_of_several_only_the_one_that_hangs_fails(place):
 def test_what_was_under_way_when_the_process_was_killed_is_answered_by_the_spare(place):
     async def scenario():
         async with opened(start(place, spare=True)) as executor:
-            await until(lambda: executor._spare)
+            await until(lambda: executor.supervisor.spare)
             work = asyncio.ensure_future(outcomes_of(executor, [1, 2, ONCE, 4, 5]))
             await until((place / "once").exists)
-            died, spare = pid(executor), executor._spare
+            died, spare = pid(executor), executor.supervisor.spare
             os.kill(died, signal.SIGKILL)
-            await until(lambda: executor._serving is spare)
+            await until(lambda: executor.supervisor.serving is spare)
 
             assert executor.ready
             assert await work == rows(1, 2, ONCE, 4, 5)
-            await until(lambda: executor._spare)
+            await until(lambda: executor.supervisor.spare)
             assert not alive(died)
 
     asyncio.run(scenario())
@@ -242,7 +243,7 @@ def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
         async with opened(start(place, 1)) as executor:
             batcher = Batcher(MODEL, Dispatcher(executor, 1 << 16, patience_s=0.6))
             hangs = asyncio.ensure_future(submit(batcher, encoding(HANG), time.monotonic() + 0.2))
-            await until(lambda: executor._serving._patience)
+            await until(lambda: executor.supervisor.serving._ticks_left)
             other = asyncio.ensure_future(submit(batcher, encoding(1), soon()))
             with pytest.raises(DeadlineExceeded):
                 await hangs
@@ -258,10 +259,10 @@ def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
 def test_a_spare_that_dies_is_replaced(place):
     async def scenario():
         async with opened(start(place, spare=True)) as executor:
-            await until(lambda: executor._spare)
-            spare = executor._spare
+            await until(lambda: executor.supervisor.spare)
+            spare = executor.supervisor.spare
             os.kill(spare.pid, signal.SIGKILL)
-            await until(lambda: executor._spare not in (None, spare))
+            await until(lambda: executor.supervisor.spare not in (None, spare))
 
             assert executor.ready
 
@@ -289,13 +290,13 @@ def test_where_no_process_can_be_started_callers_are_told_until_one_can(place, m
 
 
 def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found_to_work_again(place, monkeypatch):
-    monkeypatch.setattr(supervisor, "TRIAL_S", 0.01)
+    monkeypatch.setattr(process_executor, "PROBE_INTERVAL_S", 0.01)
 
     async def scenario():
         async with opened(start(place, 1)) as executor:
             first = pid(executor)
             (place / "broken").touch()
-            for _ in range(LIMIT):
+            for _ in range(FAILURE_THRESHOLD):
                 assert await ask(executor, 1, 2) == ["internal"] * 2
             await until(lambda: executor._breaker.open)
             assert not executor.ready
@@ -315,10 +316,10 @@ def test_an_engine_is_not_replaced_because_one_client_asks_nothing_but_what_fail
     async def scenario():
         async with opened(start(place, 1)) as executor:
             first = pid(executor)
-            for _ in range(4 * LIMIT):
+            for _ in range(4 * FAILURE_THRESHOLD):
                 assert await ask(executor, RAISE) == ["internal"]
                 assert executor.ready
-            await until(lambda: executor._tasks["try"].done())
+            await until(lambda: executor._probing.done())
 
             assert await ask(executor, 1) == rows(1)
             assert pid(executor) == first
@@ -351,13 +352,13 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.fakes import encoding
-from swiftlet_serve.service.workers.supervisor import ProcessExecutor
+from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 
 async def main():
-    executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, main="tests.support.worker_process")
+    executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, worker_module="tests.support.worker_main")
     executor.load()
     await executor.open()
-    print(executor._serving.pid, flush=True)
+    print(executor.supervisor.serving.pid, flush=True)
     await executor.run("tiny-qa", [encoding(int(sys.argv[2]))], 1000)
     await asyncio.Event().wait()
 
@@ -394,7 +395,7 @@ def test_closing_ends_a_process_that_hangs(place):
         await executor.open()
         child = pid(executor)
         call = asyncio.ensure_future(ask(executor, SEIZE))
-        await until(lambda: executor._serving._patience)
+        await until(lambda: executor.supervisor.serving._ticks_left)
 
         assert await executor.close(PATIENCE_S)
         assert not alive(child)
@@ -431,7 +432,7 @@ def test_what_keeps_a_model_from_being_hosted_is_said_in_the_same_sentence(place
 
 def test_a_process_that_ends_while_it_loads_is_said_to():
     with pytest.raises(SetupError, match="ended before the models were loaded"):
-        ProcessExecutor("echo", [], 1, spare=False, main="this_module_is_not_there").load()
+        ProcessExecutor("echo", [], 1, spare=False, worker_module="this_module_is_not_there").load()
 
 
 @pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
@@ -442,7 +443,7 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
     encodings = Batch.without_top_k(**arrays).encodings()
 
     async def scenario():
-        threads = ThreadExecutor({name: HostedModel(*host(artifact, "onnx_cpu")[0])}, 1)
+        threads = ThreadExecutor({name: HostedModel(*host_model(artifact, "onnx_cpu")[0])}, 1)
         executor = ProcessExecutor("onnx_cpu", [artifact.path], 1, spare=False)
         executor.load()
         for timed in (threads.timed_calls(name), executor.timed_calls(name)):

@@ -59,6 +59,6 @@ def create(artifact: Artifact, threads: int) -> StandIn:  # noqa: ARG001  # ever
     )
     if faults:
         logging.getLogger(
-            "swiftlet_serve.service.workers.executor"
+            "swiftlet_serve.service.workers.hosted_model"
         ).disabled = True  # it would tell of every one that was asked for
     return StandIn(artifact.manifest.width, fixed_ms / 1e3, token_us / 1e6, faults)

@@ -6,8 +6,8 @@ TEST_ENGINES = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from swiftlet_serve.service import engines
-from swiftlet_serve.service.workers import supervisor
+from swiftlet_serve.service.workers import process_executor
 engines.__path__.append({str(TESTS / "support/engines")!r})
-supervisor.ProcessExecutor.__init__.__kwdefaults__["main"] = "tests.support.worker_process"
+process_executor.ProcessExecutor.__init__.__kwdefaults__["worker_module"] = "tests.support.worker_main"
 """
 """Code that a server process runs before its command line."""

@@ -1,0 +1,202 @@
+"""The metrics that a server reports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+
+from starlette.testclient import TestClient
+
+from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
+from swiftlet_serve.service.http.app import create_admin, create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry import prometheus
+from swiftlet_serve.service.telemetry.request_record import STAGES
+from tests.support.gated_runtime import make_gated_runtime
+from tests.support.metrics import ACCEPTED, FINISHED, REFUSED, parse, scrape, total
+from tests.support.processes import Process, ask, serving
+
+
+def test_metrics_describe_a_batch_its_padding_and_all_stages(artifact_dir):
+    """Two sequences of different lengths run on an engine that pads."""
+    models = str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa")
+    settings = Settings(models=models, engine="onnx_cpu", cores=1)
+    with TestClient(create_app(Runtime.load(settings))) as client:
+        assert client.post("/classify", json={"inputs": ["ab", "abcdef"]}).status_code == 200
+        assert client.post("/classify", json={"inputs": ""}).status_code == 422
+        series = parse(client.get("/metrics").text)
+
+    labels = {"task": "classify", "model": "tiny-classify"}
+    sequences = total(series, "swiftlet_batch_size_sum", **labels)
+    batches = total(series, "swiftlet_batch_size_count", **labels)
+    assert (sequences, total(series, "swiftlet_batch_tokens_sum", **labels)) == (2, 4 + 8)
+    assert total(series, "swiftlet_padding_tokens_total", **labels) == (4 if batches == 1 else 0)
+    stage_duration = "swiftlet_request_stage_duration_seconds"
+    for stage in STAGES:
+        assert total(series, f"{stage_duration}_count", stage=stage, **labels) == 1, stage
+    duration = total(series, "swiftlet_request_duration_seconds_sum", outcome="answered", **labels)
+    assert 0 < sum(total(series, f"{stage_duration}_sum", stage=stage, **labels) for stage in STAGES) <= duration
+    assert total(series, "swiftlet_request_duration_seconds_bucket", le="+Inf", outcome="answered", **labels) == 1
+    assert total(series, REFUSED, reason="empty_input") == 1
+    info = {"architecture": "table", "precision": "fp32", "engine": "onnx_cpu", "version": "1"}
+    assert total(series, "swiftlet_model_info", **info) == 2
+    assert total(series, "swiftlet_engine_ready") == 1
+    assert total(series, ACCEPTED, model="tiny-qa") == 0
+
+
+def test_clients_cannot_create_series(artifact_dir):
+    """Random paths, methods, models, ids and keys leave the set of series as it was."""
+    draw = random.Random(7)
+
+    def word() -> str:
+        return "".join(draw.choices("abcdefghij", k=draw.randrange(1, 30)))
+
+    async def scenario(server: Process):
+        before = await scrape(server.port)
+        for _ in range(300):
+            headers = [f"X-Request-Id: {word()}", f"X-API-Key: {word()}", f"{word()}: {word()}"]
+            body = json.dumps({"inputs": word(), draw.choice(["model", word()]): word()}).encode()
+            method = draw.choice(["POST", "GET", word().upper()])
+            await ask(server.port, draw.choice(["/classify", f"/{word()}"]), body, headers, method)
+        return before.keys(), (await scrape(server.port)).keys()
+
+    with serving(artifact_dir) as server:
+        before, after = asyncio.run(scenario(server))
+
+    assert after == before
+    assert len(before) > 200
+
+
+def test_shed_bulk_requests_are_counted_separately(artifact_dir, monkeypatch):
+    def refuse(*_, **__):
+        raise Unavailable("overloaded", "Too much waits.", retry_after=1.0)
+
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    monkeypatch.setattr(runtime, "expect", refuse)
+    with TestClient(create_app(runtime)) as client:
+        for priority, status in (("bulk", 503), ("interactive", 503), ("bulk", 503), ("never", 422)):
+            response = client.post("/classify", json={"inputs": "ab"}, headers={"X-Request-Priority": priority})
+            assert response.status_code == status
+        series = parse(client.get("/metrics").text)
+
+    assert total(series, REFUSED, reason="overloaded") == 3
+    assert total(series, "swiftlet_bulk_requests_shed_total") == 2
+
+
+def test_unmet_deadlines_are_counted_by_requested_timeout(artifact_dir, monkeypatch):
+    """Requests with the default timeout and shed bulk requests do not count."""
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), deadline_exceeded()]
+    short, long, bulk = ["50", "interactive"], ["2000", "interactive"], ["20", "bulk"]
+
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(runtime, "expect", refuse)
+    with TestClient(create_app(runtime)) as client:
+        for error in errors:
+            assert client.post("/classify", json={"inputs": "ab"}).status_code == error.status
+            for values in (short, long, bulk):
+                headers = dict(zip(("X-Request-Timeout-Ms", "X-Request-Priority"), values, strict=True))
+                assert client.post("/classify", json={"inputs": "ab"}, headers=headers).status_code == error.status
+        series = parse(client.get("/metrics").text)
+
+    name = "swiftlet_unmet_deadline_seconds"
+    assert total(series, f"{name}_bucket", reason="overloaded", le="0.05") == 1
+    assert total(series, f"{name}_count", reason="overloaded") == 2
+    assert total(series, f"{name}_bucket", reason="deadline_exceeded", le="0.05") == 2
+    assert total(series, f"{name}_count", reason="deadline_exceeded") == 3
+    assert total(series, "swiftlet_deadline_exceeded_total") == 4
+
+
+def test_snapshot_describes_the_queue(artifact_dir):
+    """A call occupies the only core while three requests are queued."""
+
+    async def scenario():
+        runtime, engine = make_gated_runtime(artifact_dir)
+        await runtime.open()
+        pipeline = runtime.pipelines["tiny-classify"]
+        body = pipeline.model.task.Request(inputs="abc")
+        deadline = asyncio.get_running_loop().time() + 1e6
+        first = asyncio.ensure_future(pipeline.answer(body, deadline))
+        call = await engine.called()
+        others = [asyncio.ensure_future(pipeline.answer(body, deadline)) for _ in range(3)]
+        while (queue := (await runtime.snapshot()).queue).sequences < 3:
+            await asyncio.sleep(0)
+        first.cancel()
+        call.finish()
+        for one in others:
+            one.cancel()
+        await runtime.close()
+        return queue
+
+    queue = asyncio.run(scenario())
+
+    assert (queue.sequences, queue.tokens, queue.running_batches) == (3, 3 * 5, 1)
+    assert queue.oldest_age_s > 0
+    assert queue.wait_s > 0
+    assert queue.busy_s >= queue.oldest_age_s  # includes the batch that is still running
+
+
+def test_scrape_fails_in_time_if_the_event_loop_is_blocked(artifact_dir, monkeypatch):
+    """The admin port responds with 503, which Prometheus takes for a server that is down."""
+    monkeypatch.setattr(prometheus, "SNAPSHOT_TIMEOUT_S", 0.05)
+    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as admin:
+        unblock = threading.Event()
+        assert admin.get("/metrics").status_code == 200
+        runtime.loop.call_soon_threadsafe(unblock.wait)
+        response = admin.get("/metrics")
+        unblock.set()
+
+        assert (response.status_code, response.json()["code"]) == (503, "overloaded")
+        monkeypatch.undo()
+        assert admin.get("/metrics").status_code == 200
+
+
+def test_malformed_requests_are_counted_as_refused(artifact_dir):
+    """The application never sees these requests."""
+
+    async def scenario(server: Process):
+        for bad in (b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(bad)
+            await reader.read()
+            writer.close()
+        return await scrape(server.port)
+
+    with serving(artifact_dir) as server:
+        series = asyncio.run(scenario(server))
+
+    assert total(series, REFUSED, reason="bad_framing") == 2
+
+
+def test_servers_that_share_a_port_count_separately_on_their_admin_ports(artifact_dir):
+    """The sum over the servers is what the clients saw."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    shared = ("--reuse-port", "true", "--port", port, "--admin-port", "0")
+
+    async def scenario(servers):
+        for _ in range(60):
+            assert (await ask(int(port))).status == 200
+        return [await scrape(server.admin_port) for server in servers]
+
+    with serving(artifact_dir, *shared) as one, serving(artifact_dir, *shared) as other:
+        both = asyncio.run(scenario([one, other]))
+
+    counts = [total(series, FINISHED, outcome="answered") for series in both]
+    assert sum(counts) == 60
+    assert min(counts) > 0  # the kernel distributes connections
+
+
+def test_server_warns_if_it_shares_a_port_without_an_admin_port(artifact_dir):
+    with serving(artifact_dir, "--reuse-port", "true") as server:
+        server.stop()
+        server.wait()
+
+    assert "/metrics is that of one of the servers" in server.complaints
