@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture loadtest bench lint image image-test lock sbom audit clean
+.PHONY: help run test torture loadtest bench lint docs dist dist-test image image-test lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
@@ -40,6 +40,17 @@ lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 	$(DEVELOPMENT)/bin/ruff format --check
 	$(DEVELOPMENT)/bin/mypy
 	$(DEVELOPMENT)/bin/lint-imports
+
+docs: $(DEVELOPMENT)/ready ## build the documentation site into build/docs
+	$(DEVELOPMENT)/bin/python docs/generate.py
+	$(DEVELOPMENT)/bin/python -m sphinx -W --keep-going -n -q -c docs . build/docs
+	@echo 'Open build/docs/index.html'
+
+dist: $(DEVELOPMENT)/ready ## build the source distribution and the wheel into dist
+	$(DEVELOPMENT)/bin/python -m build
+
+dist-test: $(DEVELOPMENT)/ready ## build a wheel, install it in an empty environment and serve: minutes, needs a package index
+	SWIFTLET_DISTRIBUTION_TEST=1 $(DEVELOPMENT)/bin/pytest tests/test_distribution.py
 
 image: ## build the container image for a CPU, swiftlet:cpu
 	docker/build cpu

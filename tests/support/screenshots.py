@@ -16,17 +16,21 @@ from tests.support.browsing import chromium, locate
 from tests.support.paths import ROOT
 from tests.support.processes import serving
 
-PICTURES = ROOT / ".github/page"
+PICTURES = ROOT / "docs/pictures"
 EMBEDDED = ("--engine", "native", "--models", "", "--spare-engine", "false")
 TASKS = ("classify", "qa", "fill-mask")
 ASKED = 5  # times, so that there is something to tell of how the server does
 COLOURS = 64
 WIDE = {"width": 1100, "height": 1300}
+NARROW = {"width": 390, "height": 1180}
 
 SHOTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "question": ("qa", {"color_scheme": "light", "locale": "en-GB", "viewport": WIDE}),
-    "korean": ("classify", {"color_scheme": "dark", "locale": "ko-KR", "viewport": WIDE}),
-    "narrow": ("fill-mask", {"color_scheme": "light", "locale": "en-GB", "viewport": {"width": 390, "height": 1180}}),
+    "playground": ("qa", {"color_scheme": "light", "locale": "en-GB", "viewport": WIDE}),
+    "playground-korean": ("classify", {"color_scheme": "dark", "locale": "ko-KR", "viewport": WIDE}),
+    "playground-narrow": (
+        "fill-mask",
+        {"color_scheme": "light", "locale": "en-GB", "viewport": NARROW},
+    ),
 }
 """Of each picture the task, and what the browser is like."""
 

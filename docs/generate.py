@@ -1,0 +1,239 @@
+"""Writes the tables of the reference pages that follow from the code.
+
+A generated region of a page stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`.
+
+    python docs/generate.py            writes every region
+    python docs/generate.py --check    exits with 1 if a region differs from the code
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.cli import main as command_line
+from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http.app import ANSWER_SHARE, create_app
+from swiftlet_serve.service.http.limits import MOST_CONNECTIONS, Limits
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.tasks import fill_mask, qa
+from swiftlet_serve.service.telemetry import prometheus
+
+PAGES: Final = Path(__file__).parent
+REGION: Final = re.compile(r"(?<=<!-- generated: )([\w -]+)( -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Yields each page that has generated regions, with its text and with the text it should have."""
+    for path in sorted(PAGES.rglob("*.md")):
+        text = path.read_text("utf-8")
+        if REGION.search(text):
+            yield path, text, REGION.sub(_fill, text)
+
+
+def _fill(region: re.Match[str]) -> str:
+    return f"{region[1]}{region[2]}\n{GENERATORS[region[1]]()}\n\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a pipe table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def code(value: object) -> str:
+    return f"`{value}`"
+
+
+def settings() -> str:
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = field.default_factory or field.default
+        shown = "–" if callable(default) or default in ((), "", None) else code(str(default).lower())
+        rows.append([code(name), shown, str(field.description)])
+    return table(["Setting", "Default", "Description"], rows)
+
+
+def error_classes() -> str:
+    kinds = sorted(SwiftletError.__subclasses__(), key=lambda kind: kind.status)
+    rows = [
+        [str(kind.status), kind.title, ", ".join(map(code, sorted(kind.codes))), "yes" if kind.retryable else "no"]
+        for kind in kinds
+    ]
+    return table(["Status", "Title", "Codes", "Retryable"], rows)
+
+
+def request_limits() -> str:
+    parameters = {task: schema(task, "Parameters")["properties"] for task in ("classify", "qa", "fill-mask")}
+    targets = next(part for part in parameters["fill-mask"]["targets"]["anyOf"] if "maxItems" in part)
+    body, answer, tokens = (
+        Settings.model_fields[name].default for name in ("max_body_bytes", "max_answer_bytes", "max_waiting_tokens")
+    )
+    rows = [
+        ["Request body", f"{body:,} bytes (`max_body_bytes`)"],
+        ["Response body", f"{answer:,} bytes (`max_answer_bytes`), or {ANSWER_SHARE} times the request body if larger"],
+        ["Texts or questions", f"{tasks.MAX_INPUTS}"],
+        ["Tokens of all inputs together", f"{tokens:,} (`max_waiting_tokens`)"],
+        ["Labels (`top_k`), classify", bound(parameters["classify"]["top_k"], "maximum")],
+        ["Characters of all texts, qa", f"{qa.MAX_CHARACTERS:,}"],
+        ["Windows, qa", f"{qa.MAX_WINDOWS}"],
+        ["Answers (`top_k`), qa", bound(parameters["qa"]["top_k"], "maximum")],
+        ["Tokens of an answer (`max_answer_len`), qa", bound(parameters["qa"]["max_answer_len"], "maximum")],
+        ["Masks, fill-mask", f"{fill_mask.MAX_MASKS}"],
+        ["Tokens for each mask (`top_k`), fill-mask", bound(parameters["fill-mask"]["top_k"], "maximum")],
+        ["Characters of all sequences in the answer, fill-mask", f"{fill_mask.MAX_WRITTEN:,}"],
+        ["Targets (`targets`), fill-mask", f"{targets['maxItems']}"],
+        ["Characters of one target, fill-mask", f"{targets['items']['maxLength']}"],
+    ]
+    return table(["Of a request", "At most"], rows)
+
+
+def connection_limits() -> str:
+    limits = Limits(connections=MOST_CONNECTIONS)
+    rows = [
+        ["Request line and headers", f"{limits.head_bytes:,} bytes"],
+        ["Headers", f"{limits.headers}"],
+        ["Request target (path and query)", f"{limits.target_bytes:,} bytes"],
+        ["Time until the headers have arrived", f"{limits.head_s:g} s"],
+        ["Time until the whole request has arrived", f"{limits.receipt_s:g} s"],
+        ["Time until the client has read the response", f"{limits.write_s:g} s"],
+        ["Keep-alive time without a request", f"{limits.idle_s:g} s"],
+        ["Requests processed at the same time", "1; pipelined requests are answered in order"],
+        ["Connections of the server", f"{limits.connections:,}, and half of the open file limit (`ulimit -n`)"],
+    ]
+    return table(["Of a connection", "At most"], rows)
+
+
+def commands() -> str:
+    return "\n\n".join(_command(name, command) for name, command in command_line.commands.items())
+
+
+def _command(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=f"swiftlet {name}")
+    usage = " ".join(command.collect_usage_pieces(context))
+    help_ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(str(command.help)))
+    parts = [f"## swiftlet {name}", f"```text\nswiftlet {name} {usage}\n```", help_]
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    if name == "serve":
+        parts.append("The options are the [settings](settings.md), for example `--timeout-ms` for `timeout_ms`.")
+    elif options:
+        parts.append(table(["Option", "Default", "Description"], [_option(option) for option in options]))
+    return "\n\n".join(parts)
+
+
+def _option(option: click.Option) -> list[str]:
+    choices = f" One of {', '.join(map(code, option.type.choices))}." if isinstance(option.type, click.Choice) else ""
+    plain = option.default if isinstance(option.default, str | int | float) and not option.is_flag else None
+    default = "required" if option.required else "–" if plain in (None, "") else code(plain)
+    return [code(option.opts[0]), default, f"{option.help or ''}{choices}".strip()]
+
+
+@cache
+def server() -> Runtime:
+    """Returns a runtime of the embedded models that computes nothing."""
+    return Runtime.load(Settings(engine="echo"))
+
+
+@cache
+def openapi() -> Any:
+    return create_app(server()).openapi()
+
+
+def schema(task: str, kind: str) -> Any:
+    """Returns the JSON schema of a task's `Parameters` or `Request`."""
+    name = "".join(part.capitalize() for part in task.split("-")) + kind
+    return openapi()["components"]["schemas"][name]
+
+
+def bound(field: Any, name: str) -> str:
+    return str(next(part[name] for part in field.get("anyOf", [field]) if name in part))
+
+
+def parameters(task: str) -> str:
+    rows = [
+        [code(name), _type(field), _default(field), field["description"]]
+        for name, field in schema(task, "Parameters")["properties"].items()
+    ]
+    return table(["Parameter", "Type", "Default", "Description"], rows)
+
+
+def _default(field: Any) -> str:
+    value = field.get("default")
+    return "–" if value is None else code(str(value).lower() if isinstance(value, bool) else value)
+
+
+def _type(field: Any) -> str:
+    kinds = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
+    return " or ".join(_kind(part) for part in kinds)
+
+
+def _kind(part: Any) -> str:
+    if "enum" in part:
+        return ", ".join(code(choice) for choice in part["enum"])
+    if part["type"] == "array":
+        return f"list of {_kind(part['items'])}s"
+    limits = [f"{word} {part[name]}" for word, name in (("from", "minimum"), ("to", "maximum")) if name in part]
+    return " ".join([part["type"], *limits])
+
+
+def request_fields() -> str:
+    shared = {"inputs", "parameters"}
+    rows = [
+        [code(name), field["description"]]
+        for name, field in schema("classify", "Request")["properties"].items()
+        if name not in shared
+    ]
+    return table(["Field", "Description"], rows)
+
+
+def metrics() -> str:
+    async def scrape() -> bytes:
+        await server().open()
+        return await prometheus.scrape(server())
+
+    rows = []
+    for family in text_string_to_metric_families(asyncio.run(scrape()).decode()):
+        if family.name.startswith(prometheus.PREFIX):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = dict.fromkeys(key for one in family.samples for key in one.labels)
+            shown = ", ".join(code(label) for label in labels if label != "le") or "–"
+            rows.append([code(name), family.type, shown, family.documentation])
+    return table(["Metric", "Type", "Labels", "Description"], rows)
+
+
+GENERATORS: Final[dict[str, Callable[[], str]]] = {
+    "settings": settings,
+    "error classes": error_classes,
+    "request limits": request_limits,
+    "connection limits": connection_limits,
+    "commands": commands,
+    "request fields": request_fields,
+    "classify parameters": partial(parameters, "classify"),
+    "qa parameters": partial(parameters, "qa"),
+    "fill-mask parameters": partial(parameters, "fill-mask"),
+    "metrics": metrics,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    stale = [(path, wanted) for path, text, wanted in pages() if text != wanted]
+    for path, wanted in stale:
+        print(path.relative_to(PAGES.parent))
+        if "--check" not in arguments:
+            path.write_text(wanted, "utf-8")
+    return int("--check" in arguments and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
