@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test torture loadtest bench lint docs dist dist-test image image-test lock sbom audit clean
+.PHONY: help run test torture loadtest bench lint docs dist dist-test tutorial-test image image-test lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
@@ -51,6 +51,9 @@ dist: $(DEVELOPMENT)/ready ## build the source distribution and the wheel into d
 
 dist-test: $(DEVELOPMENT)/ready ## build a wheel, install it in an empty environment and serve: minutes, needs a package index
 	SWIFTLET_DISTRIBUTION_TEST=1 $(DEVELOPMENT)/bin/pytest tests/test_distribution.py
+
+tutorial-test: $(DEVELOPMENT)/ready ## follow the tutorial: train, check, serve, load test; minutes
+	SWIFTLET_TUTORIAL_TEST=1 $(DEVELOPMENT)/bin/pytest tests/docs/test_tutorial.py
 
 image: ## build the container image for a CPU, swiftlet:cpu
 	docker/build cpu

@@ -21,6 +21,7 @@ source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
+    "k8s/README.md",
     "loadtest/results/*.md",
     "models/training/studies/*.md",
     ".github/CONTRIBUTING.md",

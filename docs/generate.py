@@ -8,6 +8,7 @@ A generated region of a page stands between `<!-- generated: NAME -->` and `<!--
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import re
@@ -15,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
 
+from swiftlet_serve.models.training import recipe as recipes
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.cli import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
@@ -31,6 +33,49 @@ from swiftlet_serve.service.tasks import fill_mask, qa
 from swiftlet_serve.service.telemetry import prometheus
 
 PAGES: Final = Path(__file__).parent
+ROOT: Final = PAGES.parent
+RECIPE: Final = ROOT / "models/training/recipe.py"
+RECIPE_TABLES: Final = (
+    "Recipe",
+    "TokenizerTraining",
+    "Pretraining",
+    "KnowledgeTransfer",
+    "Finetuning",
+    "Distillation",
+    "Weakness",
+)
+CHOICES: Final = {name: get_args(kind) for name, kind in vars(recipes).items() if get_origin(kind) is Literal}
+SELF_EXPLANATORY: Final = {
+    "architecture": "The architecture of the network: `albert`, `mobilebert` or `bert`.",
+    "attention_weight": "The weight of the attention maps in the loss.",
+    "config": "The configuration of the architecture, such as its widths.",
+    "distillation": "A table, see below.",
+    "epochs": "Passes over the training examples.",
+    "labels": "The labels, in the order of the numbers in the data (classify only).",
+    "learning_rate": "The highest learning rate.",
+    "max_tokens": "Tokens of the longest sequence.",
+    "feature_weight": "The weight of the hidden states in the loss.",
+    "kind": "The kind of tokenizer.",
+    "knowledge_transfer": "A table, see below.",
+    "lowercase": "Whether text is converted to lower case.",
+    "mask_probability": "The share of the tokens to predict.",
+    "name": "The recipe's name.",
+    "objective": "The task that the network learns.",
+    "optimiser": "The optimiser.",
+    "pretraining": "A table, see below.",
+    "seed": "The seed of all random numbers.",
+    "sentence_objective": "A further objective about pairs of segments.",
+    "steps": "Optimiser steps.",
+    "strategy": "The order of transfer and training.",
+    "strip_accents": "Whether accents are removed.",
+    "task": "The task.",
+    "teacher_epochs": "Passes of the teacher over the training examples.",
+    "teacher_learning_rate": "The teacher's highest learning rate.",
+    "tokenizer": "A table, see below.",
+    "variance_weight": "The weight of the features' variances.",
+    "vocab_size": "The number of tokens in the vocabulary.",
+    "weaknesses": "A list of tables, see below.",
+}
 REGION: Final = re.compile(r"(?<=<!-- generated: )([\w -]+)( -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
 
 
@@ -212,6 +257,52 @@ def metrics() -> str:
     return table(["Metric", "Type", "Labels", "Description"], rows)
 
 
+def modules(package: str) -> str:
+    """Returns the modules of a top-level package with the first sentences of their docstrings."""
+    rows = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        sentence = re.split(r"(?<=[.:])(?:\s|$)", text.partition("\n\n")[0].replace("\n", " "))[0]
+        if path.name != "__init__.py":
+            rows.append([code(path.relative_to(ROOT)), sentence.rstrip(":.") + "."])
+    return table(["Module", "Content"], rows)
+
+
+def recipe(name: str) -> str:
+    """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields."""
+    tree = ast.parse(RECIPE.read_text("utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        return ""
+    bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    rows = {key: row for one in [name, *bases] for key, row in _keys(classes[one])}
+    return table(["Key", "Default", "Description"], rows.values())
+
+
+def _keys(node: ast.ClassDef) -> Iterator[tuple[str, list[str]]]:
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            description = " ".join(str(text).split()) or SELF_EXPLANATORY.get(field.target.id, "")
+            choices = CHOICES.get(ast.unparse(field.annotation))
+            if choices:
+                description = f"{description} One of {', '.join(map(code, choices))}.".strip()
+            yield field.target.id, [code(field.target.id), _literal(field.value), description]
+
+
+def _literal(value: ast.expr | None) -> str:
+    """Returns the default of a dataclass's field, given as a value or within a call of `field`."""
+    if value is None:
+        return "required"
+    if isinstance(value, ast.Call):
+        found = {keyword.arg: keyword.value for keyword in value.keywords}
+        if "default" not in found:
+            return "–"
+        value = found["default"]
+    default = ast.literal_eval(value)
+    return "–" if default in ((), "", None) else code(str(default).lower() if isinstance(default, bool) else default)
+
+
 GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "error classes": error_classes,
@@ -223,6 +314,9 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "qa parameters": partial(parameters, "qa"),
     "fill-mask parameters": partial(parameters, "fill-mask"),
     "metrics": metrics,
+    "modules service": partial(modules, "service"),
+    "modules models": partial(modules, "models"),
+    **{f"recipe {name}": partial(recipe, name) for name in RECIPE_TABLES},
 }
 
 

@@ -1,0 +1,199 @@
+"""The reference pages agree with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import tomllib
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from swiftlet_serve.models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, Manifest, find_artifacts
+from swiftlet_serve.service import engines, plugins
+from swiftlet_serve.service.errors import FieldError, SwiftletError, Unprocessable
+from swiftlet_serve.service.http import playground
+from swiftlet_serve.service.http.app import CORS, create_app
+from swiftlet_serve.service.http.problem_details import render
+from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from tests.support.markdown import blocks, code, first_column, table, text_of
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+TASKS = ("classify", "fill-mask", "qa")
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    """The application with the embedded models and an engine that computes nothing."""
+    return create_app(Runtime.load(Settings(engine="echo")))
+
+
+def page(name: str) -> str:
+    return text_of(REFERENCE / f"{name}.md")
+
+
+def test_generated_tables_are_up_to_date():
+    """`make docs` writes them."""
+    generate = runpy.run_path(str(DOCS / "generate.py"))
+    found = {str(path.relative_to(ROOT)): text == wanted for path, text, wanted in generate["pages"]()}
+
+    assert found
+    assert [path for path, same in found.items() if not same] == []
+
+
+def test_generated_tables_have_no_empty_cell():
+    rows = [line for path in DOCS.rglob("*.md") for line in text_of(path).splitlines() if line.startswith("| `")]
+
+    assert rows
+    assert [row for row in rows if re.search(r"\| +\|", row) or re.search(r"\| \.? \|", row)] == []
+
+
+def test_settings_of_the_environment_are_those_of_the_table():
+    assert first_column(page("settings"), "Setting", "Default", "Description") == list(Settings.model_fields)
+
+
+def test_error_codes_have_a_cause_each():
+    codes = first_column(page("errors"), "Code", "Cause")
+
+    assert sorted(codes) == sorted(code for kind in SwiftletError.__subclasses__() for code in kind.codes)
+
+
+def test_error_example_is_what_the_server_sends():
+    (shown,) = [json.loads(block) for block in blocks(page("errors"), "json")]
+    error = Unprocessable(shown["code"], shown["detail"], field_errors=[FieldError("/inputs", shown["code"])])
+
+    assert shown == json.loads(render(error, "4f1d2c").body)
+    assert first_column(page("errors"), "Field", "Meaning") == list(shown)
+
+
+def test_routes_are_those_of_the_application(app):
+    shown = {row[0].strip("`") for row in table(page("http-api"), "Route", "Response")}
+    files = playground.FILES.keys() - {"/"}
+
+    assert shown == {
+        f"{'POST' if route.path.strip('/') in TASKS else 'GET'} {route.path}"
+        for route in app.routes
+        if route.path not in files
+    }
+
+
+def test_request_headers_include_those_of_openapi_and_of_cors(app):
+    shown = {header.lower() for header in first_column(page("http-api"), "Header", "Meaning")}
+    described = {one["name"].lower() for one in app.openapi()["paths"]["/classify"]["post"]["parameters"]}
+    allowed = {header.lower() for header in CORS["allow_headers"]} - {"content-type"}
+
+    assert described | allowed <= shown
+
+
+def test_response_headers_are_those_that_the_server_sends(app):
+    (_, _, rest) = page("http-api").partition("## Response headers")
+    shown = {header.lower() for header in first_column(rest, "Header", "Meaning")}
+    with TestClient(app) as client:
+        response = client.post("/classify", json={"inputs": "fine"})
+    sent = set(response.headers.keys()) - {"content-length", "content-type"}
+
+    assert response.status_code == 200
+    assert shown - sent == {"retry-after", "www-authenticate"}
+    assert sent <= shown
+
+
+def test_parameters_of_every_task_are_documented(app):
+    schemas = app.openapi()["components"]["schemas"]
+    document = page("http-api")
+    rows = [line.split(" | ")[0].strip("| `") for line in document.splitlines() if line.startswith("| `")]
+    names = {name for key, one in schemas.items() if key.endswith("Parameters") for name in one["properties"]}
+
+    assert names
+    assert names <= set(rows)
+
+
+def test_engines_are_those_of_the_package():
+    document = text_of(DOCS / "explanation/engines.md")
+
+    assert set(first_column(document, "Engine", "Runs on", "Needs")) == set(plugins.names(engines))
+
+
+def test_manifest_fields_and_files_are_those_of_an_artifact():
+    document = page("artifact")
+
+    assert set(first_column(document, "Field", "Type", "Meaning")) == {field.name for field in fields(Manifest)}
+    assert set(first_column(document, "File", "Content")) == {MANIFEST, *REQUIRED, *OPTIONAL}
+
+
+def test_card_fields_include_those_of_the_embedded_models():
+    cards = [json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)]
+    shown = first_column(page("artifact"), "Field", "Meaning")
+
+    assert cards
+    assert {name for card in cards for name in card} <= set(shown)
+
+
+def rows_of(card: dict[str, Any], name: str) -> list[str]:
+    """Returns the rows of the table of scores: one for each file that a model was measured on."""
+    files = {card["data"]["file"]: (card["scores"]["int8"], card["scores"]["trivial"])}
+    files |= {file: (told["scores"], told["trivial"]) for file, told in card.get("also", {}).items()}
+    rows = []
+    for file, (scores, trivial) in files.items():
+        names = [next(iter(scores)), *(["matthews"] if "matthews" in scores else [])]
+        shown = ", ".join(
+            f"{one} {scores[one]['value']:.1f} ({scores[one]['low']:.1f} to {scores[one]['high']:.1f})" for one in names
+        )
+        how, best = max(trivial.items(), key=lambda item: item[1]["value"])
+        rows.append(f"{name} | {file} | {shown} | {scores[names[0]]['n']:,} | {best['value']:.1f}, {how}")
+    return rows
+
+
+def test_scores_are_those_of_the_cards():
+    cards = {path.name: json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)}
+    header = ("Model", "Measured on", "Score, 95 % interval", "n", "Without a model")
+    shown = [" | ".join(row) for row in table(page("bundled-models"), *header)]
+
+    assert shown == [row for name, card in cards.items() for row in rows_of(card, name)]
+
+
+def test_recipes_shown_are_part_of_the_shipped_ones():
+    shown = blocks(text_of(DOCS / "how-to/train.md"), "toml")
+    paths = (ROOT / "models/training/recipes").glob("*.toml")
+    shipped = [flat(tomllib.loads(text_of(path))).items() for path in paths]
+
+    assert len(shown) == 2
+    for text in shown:
+        assert any(flat(tomllib.loads(text)).items() <= recipe for recipe in shipped)
+
+
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Returns every number and string of a document by its path."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for name, part in items for key, leaf in flat(part, f"{path}/{name}").items()}
+    return {path: value}
+
+
+def test_metrics_named_in_the_guides_exist():
+    known = set(first_column(page("metrics"), "Metric", "Type", "Labels", "Description"))
+    named = {
+        name
+        for path in DOCS.rglob("*.md")
+        for line in code(text_of(path))
+        for name in re.findall(r"\bswiftlet_(?!serve)\w+", line)
+    }
+
+    assert named
+    assert named <= known
+
+
+def test_load_test_rates_are_those_of_the_committed_result():
+    found = json.loads((ROOT / "loadtest/results/standard.json").read_text("utf-8"))
+    limit, alone = found["maximum"], found["generators"]["nothing"]
+    generator, wrk = (f"{round(alone[name], -2):,.0f}" for name in ("locust", "wrk"))
+    document = text_of(DOCS / "how-to/load-test.md")
+
+    assert f"{limit['rate']:.0f} requests a second of this mix ({limit['low']:.0f} to {limit['high']:.0f})" in document
+    assert f"{generator} requests a second against {wrk} of `wrk`" in document
