@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from swiftlet_serve.models.training import recipe as recipes
 from swiftlet_serve.service import tasks
@@ -117,6 +119,12 @@ def error_classes() -> str:
         for kind in kinds
     ]
     return table(["Status", "Title", "Codes", "Retryable"], rows)
+
+
+def error_example() -> str:
+    with TestClient(create_app(Runtime.load(Settings(engine="echo")))) as client:
+        response = client.post("/fill-mask", json={"inputs": "Paris"}, headers={"X-Request-Id": "4f1d2c"})
+    return f"```json\n{json.dumps(response.json(), indent=2)}\n```"
 
 
 def request_limits() -> str:
@@ -306,6 +314,7 @@ def _literal(value: ast.expr | None) -> str:
 GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "error classes": error_classes,
+    "error example": error_example,
     "request limits": request_limits,
     "connection limits": connection_limits,
     "commands": commands,

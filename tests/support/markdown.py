@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from swiftlet_serve.service.settings import Settings
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASE_URL = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
 
 
@@ -29,17 +29,21 @@ def blocks(document: str, language: str) -> list[str]:
 
 def code(document: str) -> Iterator[str]:
     """Yields every line of a code block, and the text of every code span elsewhere."""
-    for _, block in FENCE.findall(document):
-        yield from block.replace("\\\n", "").splitlines()
+    for language, block in FENCE.findall(document):
+        if not language.startswith("{"):  # a directive of the site's generator
+            yield from block.replace("\\\n", "").splitlines()
     yield from re.findall(r"`([^`\n]+)`", FENCE.sub("", document))
 
 
 def table(document: str, *header: str) -> list[list[str]]:
     """Returns the rows of the table with this header, cell by cell."""
-    _, found, rest = document.partition(f"| {' | '.join(header)} |\n")
-    assert found, header
-    rows = rest.partition("\n\n")[0].splitlines()[1:]
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    tables = re.findall(r"^\|(.*)\|\n\|[-: |]+\|\n((?:\|.*\|\n?)*)", document, re.MULTILINE)
+    (rows,) = [rows for first, rows in tables if _cells(first) == list(header)]
+    return [_cells(row[1:-1]) for row in rows.splitlines()]
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
 
 
 def first_column(document: str, *header: str) -> list[str]:
