@@ -25,7 +25,7 @@ torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad inpu
 
 # How `make loadtest` asks: `standard` searches for the highest rate, `minute` tries a low one.
 PROFILE ?= standard
-standard := --p99-ms 300 --at-least 10 --out loadtest/results/standard
+standard := --p99-ms 300 --at-least 10 --out runs/loadtest/standard --summary loadtest/results/standard.json
 minute := --p99-ms 2000 --rate 20 --shape step --seconds 45 --give-up-s 30 --most-failed 0
 
 loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO, or try one: PROFILE=minute

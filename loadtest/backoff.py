@@ -1,22 +1,21 @@
-"""Whether and when a client asks again, as the retries of common HTTP clients do."""
+"""Whether and when a client retries a failed request, as common HTTP clients do."""
 
 from __future__ import annotations
 
 import random
 from typing import Final
 
-# Lost connections are 0. What else fails would fail again.
-AGAIN: Final = frozenset({0, 408, 429, 502, 503, 504})
-FIRST_S: Final = 0.1
-MOST_S: Final = 10.0
+RETRYABLE: Final = frozenset({0, 408, 429, 502, 503, 504})  # statuses; 0 stands for a lost connection
+INITIAL_S: Final = 0.1
+MAX_S: Final = 10.0
 
 
-def pause(attempt: int, retry_after: float, pick: random.Random) -> float:
-    """Seconds to wait after an attempt, the first of which is 0, failed.
+def backoff_s(attempt: int, retry_after_s: float, draw: random.Random) -> float:
+    """Returns the seconds to wait after a failed attempt. The first attempt has the number 0.
 
-    Any time up to one that doubles ("full jitter"), so that clients that failed together do not come back together;
-    after what the server asked for, where it did, by up to a tenth of that.
+    Without a Retry-After header the delay is uniform up to a limit that doubles with each attempt ("full jitter"), so
+    that clients that failed together do not return together. With one, the delay is at most a tenth longer.
     """
-    if retry_after > 0:
-        return retry_after * (1 + pick.random() / 10)
-    return pick.random() * float(min(MOST_S, FIRST_S * 2**attempt))
+    if retry_after_s > 0:
+        return retry_after_s * (1 + draw.random() / 10)
+    return draw.random() * float(min(MAX_S, INITIAL_S * 2**attempt))

@@ -1,9 +1,9 @@
-"""What many people write: FastAPI, ONNX Runtime with stock int8, a thread for each core. For comparison only.
+"""A baseline for comparison: FastAPI, ONNX Runtime with its stock int8, and a thread for each core.
 
-    python loadtest/baseline_fastapi_onnx.py ARTIFACT [ARTIFACT ...]
+    python -m loadtest.baseline_fastapi_onnx ARTIFACT [ARTIFACT ...]
 
-It prints its address. It reads and writes text as Swiftlet does, and runs each row by itself: what differs is HTTP,
-queueing and batching.
+It prints its URL. It tokenizes and decodes as Swiftlet does, and runs each sequence as a batch of its own. The
+differences that remain are HTTP, queueing and batching.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from fastapi import Body, FastAPI
 
-from loadtest import baseline_server
+from loadtest.baseline_server import serve
 from swiftlet_serve.service.benchmark.baselines import CONTENDERS, opened
 from swiftlet_serve.service.loading import locate, open_model
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 
-RUNS = Path("runs/bench")
-note = partial(print, file=sys.stderr)
-app = FastAPI()
-threads = ThreadPoolExecutor(Settings().cores)
+RUNS: Final = Path("runs/bench")
 
 
-def serve(name: str) -> None:
+def create_app(artifacts: list[str]) -> FastAPI:
+    app, threads = FastAPI(), ThreadPoolExecutor(Settings().cores)
+    for artifact in artifacts:
+        add_route(app, threads, artifact)
+    return app
+
+
+def add_route(app: FastAPI, threads: ThreadPoolExecutor, artifact: str) -> None:
     """Adds the route of an artifact's task."""
-    (path,) = locate([name])
+    (path,) = locate([artifact])
     model = open_model(path, "onnx_cpu")
-    call = CONTENDERS["ort_stock"].load(opened(model.artifact, RUNS, note)).call
+    network = opened(model.artifact, RUNS, partial(print, file=sys.stderr))
+    call = CONTENDERS["ort_stock"].load(network).call
     task = model.task
 
     def answer(body: dict[str, Any]) -> Any:
@@ -43,10 +48,9 @@ def serve(name: str) -> None:
         return task.decode(request, encodings, [batch.split_rows(np.asarray(call(batch)[0]))[0] for batch in batches])
 
     @app.post(f"/{model.manifest.task}")
-    def ask(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI's way
+    def handle(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI reads the default
         return threads.submit(answer, body).result()
 
 
-for artifact in sys.argv[1:]:
-    serve(artifact)
-baseline_server.serve(app)
+if __name__ == "__main__":
+    serve(create_app(sys.argv[1:]))

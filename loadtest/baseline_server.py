@@ -1,4 +1,4 @@
-"""How a server starts that others are compared with: uvicorn as FastAPI's own documents run it, on any free port."""
+"""Serves a baseline application with uvicorn, as FastAPI's documentation does, on a free port."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 
 def serve(app: FastAPI) -> None:
-    """Prints its address once whoever calls there waits and is answered, and serves until it is ended."""
+    """Prints the URL once the server accepts connections, and serves until the process ends."""
     config = uvicorn.Config(app, port=0, log_level="warning", loop="uvloop", http="httptools")
     listener = config.bind_socket()
     listener.listen()

@@ -1,8 +1,11 @@
-"""What most people write instead: transformers' own pipeline in a FastAPI handler. For comparison only.
+"""A baseline for comparison: transformers' own pipeline in a FastAPI handler.
 
-Run as `python -m loadtest.baseline_transformers_pipeline CHECKPOINT`. It needs transformers and torch, and prints its
-address.
+    python -m loadtest.baseline_transformers_pipeline CHECKPOINT
+
+It needs transformers and torch, and prints its URL.
 """
+
+from __future__ import annotations
 
 import sys
 
@@ -10,19 +13,23 @@ import transformers
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from loadtest import baseline_server
-
-pipeline = transformers.pipeline("text-classification", model=sys.argv[1])
-app = FastAPI()
+from loadtest.baseline_server import serve
 
 
 class Body(BaseModel):
     inputs: str
 
 
-@app.post("/classify")
-def classify(body: Body) -> list[list[dict[str, object]]]:
-    return [pipeline(body.inputs, truncation=True, top_k=None)]
+def create_app(checkpoint: str) -> FastAPI:
+    pipeline = transformers.pipeline("text-classification", model=checkpoint)
+    app = FastAPI()
+
+    @app.post("/classify")
+    def classify(body: Body) -> list[list[dict[str, object]]]:
+        return [pipeline(body.inputs, truncation=True, top_k=None)]
+
+    return app
 
 
-baseline_server.serve(app)
+if __name__ == "__main__":
+    serve(create_app(sys.argv[1]))

@@ -1,10 +1,10 @@
-"""What one core answers: `/classify` requests a second by the length of their text, for sizing (k8s/README.md).
+"""Measures `/classify` requests per second of CPU time, by the length of the text. For sizing (k8s/README.md).
 
-    python loadtest/capacity.py [MODEL ...]
+    python -m loadtest.capacity [MODEL ...]
 
-Counts requests for each second of CPU time that the server's processes took, all of it: HTTP, tokens, network. Unlike
-requests by the clock this hardly depends on what else the machine does. `--callers` ask in a closed loop, so that
-batches form as they do under load. A text of N tokens is N - 2 words of one token each, between [CLS] and [SEP].
+The CPU time of all server processes counts: HTTP, tokenizer and network. Unlike requests per second of wall time, the
+result hardly depends on other work on the machine. A closed loop of `--callers` forms batches as a load does. A text of
+N tokens is N - 2 words of one token each, between [CLS] and [SEP].
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import argparse
 import asyncio
 import json
 
-from loadtest.generator import Client, closed_loop, payload
-from loadtest.server_process import Served, cpu_seconds, serving
+from loadtest.generator import closed_loop
+from loadtest.http_client import Client, request_bytes
+from loadtest.server_process import ServerProcess, cpu_seconds, resident_kib, serving
 from swiftlet_serve.service.offline.environment import setting
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
@@ -34,27 +35,31 @@ def main() -> None:
     for model in arguments.models:
         with serving([model], arguments.engine, "--cores", "1", "--timeout-ms", "60000") as server:
             rates = [asyncio.run(measure(server, n, arguments.callers, arguments.seconds)) for n in LENGTHS]
-            memory = server.resident_kib() / 1024
-        print(f"| {model} | " + " | ".join(f"{rate:.0f}" for rate in rates) + f" | {memory:.0f} MiB |", flush=True)
+            memory_mib = resident_kib(server.pid) / 1024
+        print(f"| {model} | " + " | ".join(f"{rate:.0f}" for rate in rates) + f" | {memory_mib:.0f} MiB |", flush=True)
 
 
-async def measure(server: Served, tokens: int, callers: int, seconds: float) -> float:
-    """Requests for each second of CPU time."""
-    client, answered = Client(server.port), 0
-    request = payload("/classify", json.dumps({"inputs": " ".join(["film"] * (tokens - 2))}).encode())
+async def measure(server: ServerProcess, tokens: int, callers: int, seconds: float) -> float:
+    """Returns the requests per second of CPU time.
 
-    async def ask(_: float) -> None:
+    Raises:
+        SystemExit: a request was not answered with 200.
+    """
+    client, answered = Client(server.url), 0
+    request = request_bytes("/classify", json.dumps({"inputs": " ".join(["film"] * (tokens - 2))}).encode())
+
+    async def send(_: float) -> None:
         nonlocal answered
-        answer = await client.ask(request)
-        if answer.status != 200:
-            raise SystemExit(f"not answered: {answer.body.decode()}")
+        response = await client.send(request)
+        if response.status != 200:
+            raise SystemExit(f"A request was answered with {response.status}: {response.body.decode()}")
         answered += 1
 
-    await closed_loop(callers, seconds / 4, ask)  # warm-up: what calls take is learned
-    answered, before = 0, cpu_seconds(server.process.pid)
-    await closed_loop(callers, seconds, ask)
+    await closed_loop([send] * callers, seconds / 4)  # warm-up: the server learns its batch times
+    answered, before = 0, cpu_seconds(server.pid)
+    await closed_loop([send] * callers, seconds)
     client.close()
-    return answered / (cpu_seconds(server.process.pid) - before)
+    return answered / (cpu_seconds(server.pid) - before)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The price of HTTP, tokenising and batching: workloads to Swiftlet, to Swiftlet without a network, and to peers.
+"""Compares servers over HTTP: Swiftlet, Swiftlet without a network, and baselines, on several workloads.
 
-    python loadtest/compare.py [--released DIR | --model ARTIFACT ...] [--workloads DIR] [--out DIR] [--quick]
+    python -m loadtest.compare [--released DIR | --model ARTIFACT ...] [--workloads DIR] [--out DIR] [--quick]
 
-The workloads are files of request bodies, W1.jsonl and so on, or texts of our own where there are none. All servers run
-at once, and only one of them has requests at a time: a closed loop of `wrk`, which must be installed, on the same
-cores. At every concurrency the servers take turns, `--rounds` times; told is the median round, and the lowest and
-highest rate. A turn begins when the server before has nothing left to do, and takes `--seconds`, or as long as the
-slowest server needs to answer every caller three times. Long bodies make short ones wait, so what short ones wait where
-there are both is measured once more, by the generator in Python, which can tell them apart.
+A workload is a file of request bodies: W1.jsonl and so on. Without such files, the default workload of each task is
+used. All servers run at once, and only one of them gets requests at a time: a closed loop of `wrk`, which must be
+installed, on the same cores. At each concurrency the servers are measured in turn, `--rounds` times. The table shows
+the median round, and the lowest and highest rate. A measurement begins when the previous server is idle. It lasts
+`--seconds`, or as long as the slowest server needs to answer each caller three times. Long bodies delay short ones, so
+a workload with both is also sent by the generator in Python, which measures the short ones apart.
 
-Peers are `plain.py`, FastAPI around ONNX Runtime; and `pipeline.py`, transformers' own, of a `--checkpoint` that
-classifies.
+The baselines are `baseline_fastapi_onnx.py` and, for a `--checkpoint` that classifies,
+`baseline_transformers_pipeline.py`.
 """
 
 from __future__ import annotations
@@ -29,51 +29,52 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from loadtest import wrk
-from loadtest.generator import Client, closed_loop, payload
-from loadtest.released_mobilebert import VOCABULARY, make
-from loadtest.server_process import announced, resident_kib, serving, settle
-from loadtest.workload import TASKS, mix, read, route
-from loadtest.wrk import Result
+from loadtest.generator import closed_loop
+from loadtest.http_client import Client, request_bytes
+from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
+from loadtest.workload import TASKS, default_workload, read_workload, route_of
+from loadtest.wrk import WrkResult
 from swiftlet_serve.service.benchmark.bench import EMBEDDED
 from swiftlet_serve.service.offline.environment import Setting, other_work, setting
 from swiftlet_serve.service.percentile import percentile
 
-HERE: Final = Path(__file__).parent
-LONG_BYTES: Final = 400  # of a body that is called long
-WARM_S: Final = 2
-TURNS: Final = 3  # that every caller has, at least, while a server is measured
-QUIET: Final = ("--log-level", "error", "--timeout-ms", "60000")
-NAME: Final = "http"  # of the files
+LONG_BYTES: Final = 400  # a body of more bytes is long
+WARM_UP_S: Final = 2
+MIN_REQUESTS_PER_CALLER: Final = 3
+SERVER_OPTIONS: Final = ("--log-level", "error", "--timeout-ms", "60000")
+FILE_NAME: Final = "http"
+PIPELINE: Final = "transformers pipeline"
+HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
 
 
 @dataclass(frozen=True)
 class Server:
     name: str
-    port: int
+    url: str
     pid: int
 
 
 @dataclass(frozen=True)
 class Point:
-    """A server at a workload and a concurrency."""
+    """The measurements of a server on a workload at a concurrency."""
 
     workload: str
     server: str
     callers: int
-    rounds: tuple[Result, ...]
-    short_p99: float | None  # milliseconds, of the short bodies where there are long ones too
+    rounds: tuple[WrkResult, ...]
+    short_p99: float | None  # milliseconds, of the short bodies if there are long ones too
 
     @property
-    def middle(self) -> Result:
-        """The round whose rate is the median."""
+    def median_round(self) -> WrkResult:
+        """The round with the median rate."""
         return sorted(self.rounds, key=lambda result: result.rate)[len(self.rounds) // 2]
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     setting: Setting
     models: tuple[str, ...]
     seconds: float
@@ -81,86 +82,83 @@ class Compared:
     resident_mib: dict[str, float]
 
 
-def workloads(directory: Path, names: Sequence[str], to: Path) -> dict[str, Path]:
-    """Files of bodies by name; of texts of our own, one for each task, where there is no such directory."""
+def workload_files(directory: Path, names: Sequence[str], temporary: Path) -> dict[str, Path]:
+    """Returns the workload files by name. Without the directory, writes the default workload of each task."""
     if directory.is_dir():
         files = {path.stem: path for path in sorted(directory.glob("*.jsonl"))}
     else:
         files = {}
         for path in TASKS:
-            files[path[1:]] = to / f"{path[1:]}.jsonl"
-            bodies = [body.data for body in mix(400) if body.path == path]
+            files[path[1:]] = temporary / f"{path[1:]}.jsonl"
+            bodies = [body.data for body in default_workload(400) if body.path == path]
             files[path[1:]].write_bytes(b"\n".join(bodies) + b"\n")
     return {name: file for name, file in files.items() if not names or name in names}
 
 
 @contextmanager
-def peer(name: str, script: str, *arguments: str) -> Iterator[Server]:
-    """A peer that answers; it may take minutes to start the first time."""
-    with announced(script, *arguments) as (address, pid):
-        _check(f"{address}/classify")
-        yield Server(name, int(address.rpartition(":")[2]), pid)
+def baseline(name: str, module: str, *arguments: str) -> Iterator[Server]:
+    """Runs a baseline that answers. Its first start may take minutes.
+
+    Raises:
+        SystemExit: it does not answer a text.
+    """
+    with module_server(module, *arguments) as (url, pid):
+        body, headers = b'{"inputs": "It works."}', {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/classify", body, headers)  # noqa: S310  # loopback
+        try:
+            urllib.request.urlopen(request, timeout=60).close()  # noqa: S310  # loopback
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"{url}/classify answered {error.code}.") from None
+        yield Server(name, url, pid)
 
 
-def _check(url: str) -> None:
-    """Ends the comparison where a text is not answered."""
-    request = urllib.request.Request(url, b'{"inputs": "It works."}', {"Content-Type": "application/json"})  # noqa: S310  # loopback
-    try:
-        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310  # loopback
-    except urllib.error.HTTPError as error:
-        raise SystemExit(f"{url} answered {error.code}") from None
-
-
-async def short_p99(port: int, file: Path, callers: int, seconds: float) -> float | None:
-    """What 99 % of the short bodies of a file wait at most, in milliseconds; None where all are short, or none came."""
-    bodies = read([file])
+async def short_p99(url: str, file: Path, callers: int, seconds: float) -> float | None:
+    """Returns the p99 of a file's short bodies, in milliseconds; None if all are short, or none was answered."""
+    bodies = read_workload([file])
     if len({len(body.data) > LONG_BYTES for body in bodies}) < 2 or {body.path for body in bodies} != {"/classify"}:
         return None
-    client, turn, took = Client(port), itertools.cycle(bodies), []
+    client, remaining = Client(url), itertools.cycle(bodies)
+    latencies_s: list[float] = []
 
-    async def ask(now: float) -> None:
-        body = next(turn)
-        answer = await client.ask(payload(body.path, body.data))
-        if answer.status == 200 and len(body.data) <= LONG_BYTES:
-            took.append(time.monotonic() - now)
+    async def send(due: float) -> None:
+        body = next(remaining)
+        response = await client.send(request_bytes(body.path, body.data))
+        if response.status == 200 and len(body.data) <= LONG_BYTES:
+            latencies_s.append(time.monotonic() - due)
 
-    await closed_loop(callers, seconds, ask)
+    await closed_loop([send] * callers, seconds)
     client.close()
-    return 1e3 * percentile(took, 0.99) if took else None
+    return 1e3 * percentile(latencies_s, 0.99) if latencies_s else None
 
 
 def compare(
-    servers: Sequence[Server], files: dict[str, Path], concurrency: Sequence[int], seconds: float, rounds: int
+    servers: Sequence[Server], files: dict[str, Path], concurrencies: Sequence[int], seconds: float, rounds: int
 ) -> Iterator[Point]:
-    """Lets the servers take turns."""
+    """Measures the servers in turn, at each workload and concurrency."""
     for name, file in files.items():
-        path = route(file.read_bytes().split(b"\n", 1)[0])
+        path = route_of(file.read_bytes().split(b"\n", 1)[0])
         able = [server for server in servers if server.name != PIPELINE or path == "/classify"]
-        slowest = min(_turn(server, path, file, 8, WARM_S).rate for server in able)
-        for callers in concurrency:
-            results: dict[str, list[Result]] = {server.name: [] for server in able}
-            turn_s = max(seconds, TURNS * callers / max(slowest, 1.0))
+        slowest = min(_measure(server, path, file, 8, WARM_UP_S).rate for server in able)
+        for callers in concurrencies:
+            results: dict[str, list[WrkResult]] = {server.name: [] for server in able}
+            duration_s = max(seconds, MIN_REQUESTS_PER_CALLER * callers / max(slowest, 1.0))
             for _ in range(rounds):
                 for server in able:
-                    results[server.name].append(_turn(server, path, file, callers, turn_s))
+                    results[server.name].append(_measure(server, path, file, callers, duration_s))
             for server in able:
-                short = asyncio.run(short_p99(server.port, file, callers, turn_s))
-                settle(server.pid)
+                short = asyncio.run(short_p99(server.url, file, callers, duration_s))
+                wait_until_idle(server.pid)
                 yield Point(name, server.name, callers, tuple(results[server.name]), short)
 
 
-def _turn(server: Server, path: str, file: Path, callers: int, seconds: float) -> Result:
-    result = wrk.run(f"http://127.0.0.1:{server.port}{path}", file, callers, seconds)
-    settle(server.pid)
+def _measure(server: Server, path: str, file: Path, callers: int, seconds: float) -> WrkResult:
+    result = wrk.run(f"{server.url}{path}", file, callers, seconds)
+    wait_until_idle(server.pid)
     return result
 
 
-HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
-PIPELINE: Final = "transformers pipeline"
-
-
 def row(point: Point) -> str:
-    rates, middle = [result.rate for result in point.rounds], point.middle
+    rates, middle = [result.rate for result in point.rounds], point.median_round
     short = "–" if point.short_p99 is None else f"{point.short_p99:.0f}"
     cells = [
         point.workload,
@@ -179,62 +177,70 @@ def head() -> str:
     return f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
 
 
-def about(compared: Compared) -> str:
-    memory = ", ".join(f"{name} {mib:.0f}" for name, mib in compared.resident_mib.items())
+def introduction(comparison: Comparison) -> str:
+    """Returns the setting of the measurement."""
+    memory = ", ".join(f"{name} {mib:.0f}" for name, mib in comparison.resident_mib.items())
+    where, rounds = comparison.setting, len(comparison.points[0].rounds)
     lines = [
-        compared.setting.told(),
-        f"Models: {', '.join(compared.models)}. Closed loop, median of {len(compared.points[0].rounds)} rounds of "
-        f"{compared.seconds:g} s or more, and the lowest and highest rate.",
-        f"Resident afterwards, MiB, of all processes: {memory}.",
+        where.told(),
+        f"Models: {', '.join(comparison.models)}. Closed loop, median of {rounds} rounds of "
+        f"{comparison.seconds:g} s or more, and the lowest and highest rate.",
+        f"Resident memory of all processes afterwards, MiB: {memory}.",
     ]
-    return "\n".join([*lines, *other_work(compared.setting.load, compared.setting.cores)])
+    return "\n".join([*lines, *other_work(where.load, where.cores)])
 
 
-def write(compared: Compared, directory: Path) -> None:
+def write(comparison: Comparison, directory: Path) -> None:
+    """Writes the table, the data and the picture."""
     directory.mkdir(parents=True, exist_ok=True)
-    table = "\n".join([head(), *map(row, compared.points)])
-    (directory / f"{NAME}.md").write_text(f"# Over HTTP\n\n{about(compared)}\n\n{table}\n", "utf-8")
-    data = json.dumps(asdict(compared), indent=1, ensure_ascii=False)
-    (directory / f"{NAME}.json").write_text(data + "\n", "utf-8")
-    draw(compared, directory / f"{NAME}.png")
+    table = "\n".join([head(), *map(row, comparison.points)])
+    text = f"# Over HTTP\n\n{introduction(comparison)}\n\n{table}\n"
+    (directory / f"{FILE_NAME}.md").write_text(text, "utf-8")
+    data = json.dumps(asdict(comparison), indent=1, ensure_ascii=False)
+    (directory / f"{FILE_NAME}.json").write_text(data + "\n", "utf-8")
+    draw(comparison, directory / f"{FILE_NAME}.png")
 
 
-def draw(compared: Compared, path: Path) -> None:
-    """A PNG with a panel for each workload: requests a second over how many ask at a time."""
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draws a panel for each workload: requests per second over concurrency."""
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(point.workload for point in compared.points))
+    names = list(dict.fromkeys(point.workload for point in comparison.points))
     figure = Figure(figsize=(3.2 * len(names), 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for server in dict.fromkeys(point.server for point in compared.points):
-            points = [point for point in compared.points if (point.workload, point.server) == (name, server)]
+        for server in dict.fromkeys(point.server for point in comparison.points):
+            points = [point for point in comparison.points if (point.workload, point.server) == (name, server)]
             x = [point.callers for point in points]
-            axes.plot(x, [point.middle.rate for point in points], marker="o", label=server)
+            axes.plot(x, [point.median_round.rate for point in points], marker="o", label=server)
         axes.set(title=name, xscale="log", yscale="log", xlabel="callers", ylabel="requests/s")
         axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
-    figure.suptitle(f"{compared.setting.date}, {compared.setting.commit}, {compared.setting.machine}", fontsize=8)
+    where = comparison.setting
+    figure.suptitle(f"{where.date}, {where.commit}, {where.machine}", fontsize=8)
     figure.savefig(path, dpi=110, format="png")
 
 
-def _models(arguments: Any) -> tuple[str, ...]:
+def _models(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.released is not None:
-        return tuple(str(make(task, arguments.released, VOCABULARY)) for task in ("classify", "qa", "fill-mask"))
+        from loadtest.released_mobilebert import LABELS, make_artifact  # needs torch
+
+        return tuple(str(make_artifact(task, arguments.released)) for task in LABELS)
     return tuple(arguments.model or EMBEDDED)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="artifact or embedded model; one for each task")
-    parser.add_argument("--released", type=Path, help="serve MobileBERT as released, made in this directory if need be")
-    parser.add_argument("--checkpoint", help="for the pipeline: what transformers loads, a classifier")
-    parser.add_argument("--workloads", type=Path, default=Path("../shared/workloads"))
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--seconds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round of two seconds, at 1 and 32")
-    parser.add_argument("--out", type=Path, help="directory to write table, data and picture to")
+    add = parser.add_argument
+    add("--model", action="append", help="Artifact or embedded model. Repeat for each task.")
+    add("--released", type=Path, help="Serve MobileBERT as released, made in this directory if needed.")
+    add("--checkpoint", help="Classifier that transformers loads, for the pipeline.")
+    add("--workloads", type=Path, default=Path("../shared/workloads"), help="Directory of .jsonl files.")
+    add("--only", nargs="+", default=[], metavar="WORKLOAD")
+    add("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
+    add("--seconds", type=int, default=3, help="Duration of a measurement. Default: 3.")
+    add("--rounds", type=int, default=3, help="Measurements of each server. Default: 3.")
+    add("--quick", action="store_true", help="One round of two seconds, at concurrencies 1 and 32.")
+    add("--out", type=Path, help="Directory for the table, the data and the picture.")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.concurrency, arguments.seconds, arguments.rounds = [1, 32], 2, 1
@@ -244,34 +250,34 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     arguments = _parse()
     if shutil.which("wrk") is None:
-        raise SystemExit("wrk is not installed")
+        raise SystemExit("wrk is not installed.")
     models = _models(arguments)
     where = setting("tokenizers", "torch", *(["transformers"] if arguments.checkpoint else []))
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = workloads(arguments.workloads, arguments.only, temporary)
+        files = workload_files(arguments.workloads, arguments.only, temporary)
         if not files:
-            raise SystemExit("there is no such workload")
+            raise SystemExit("No workload has that name.")
         servers = []
         for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
-            served = stack.enter_context(serving(models, engine, *QUIET))
-            servers.append(Server(name, served.port, served.process.pid))
-        servers.append(stack.enter_context(peer("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx", *models)))
+            server = stack.enter_context(serving(models, engine, *SERVER_OPTIONS))
+            servers.append(Server(name, server.url, server.pid))
+        onnx = baseline("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx", *models)
+        servers.append(stack.enter_context(onnx))
         if arguments.checkpoint:
-            servers.append(
-                stack.enter_context(peer(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint))
-            )
+            pipeline = baseline(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint)
+            servers.append(stack.enter_context(pipeline))
         points = []
         print(head())
         for point in compare(servers, files, arguments.concurrency, arguments.seconds, arguments.rounds):
             print(row(point), flush=True)
             points.append(point)
-        resident = {server.name: resident_kib(server.pid) / 1024 for server in servers}
-    named = tuple(Path(model).name for model in models)  # where they lie is this machine's affair
-    compared = Compared(where, named, arguments.seconds, tuple(points), resident)
-    print(f"\n{about(compared)}")
+        resident_mib = {server.name: resident_kib(server.pid) / 1024 for server in servers}
+    names = tuple(Path(model).name for model in models)  # their directories belong to this machine
+    comparison = Comparison(where, names, arguments.seconds, tuple(points), resident_mib)
+    print(f"\n{introduction(comparison)}")
     if arguments.out is not None:
-        write(compared, arguments.out)
+        write(comparison, arguments.out)
 
 
 if __name__ == "__main__":

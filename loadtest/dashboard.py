@@ -1,10 +1,10 @@
-"""Draws the panels of the Grafana dashboard from what a real Prometheus answers to their queries, after a load.
+"""Draws the panels of the Grafana dashboard from the answers of a real Prometheus, after a load.
 
-    python loadtest/dashboard.py docker/grafana/dashboard.png
+    python -m loadtest.dashboard docker/grafana/dashboard.png
 
-A server of the embedded models is scraped while clients ask all three tasks: some of the time few, then more than it
-can do, then few again, while its engine is killed. Needs Prometheus (`apt-get install prometheus`) and the extra
-`plot`. There is no Grafana in this: the queries, their legends and the titles are the dashboard's own.
+Prometheus scrapes a server of the embedded models during a load of all three tasks. The load is low, then above the
+server's capacity, then low again while the engine process is killed. Needs Prometheus (`apt-get install prometheus`)
+and the extra `plot`, and no Grafana: the queries, legends and titles are the dashboard's own.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.generator import Connection, Lost, payload
+from loadtest.arrivals import poisson
+from loadtest.generator import open_loop
+from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.prometheus_server import DASHBOARD, Prometheus, expressions, prometheus
-from loadtest.server_process import Served, serving
+from loadtest.server_process import ServerProcess, process_tree, serving
 
 SCRAPE_S, STEP_S = 1.0, 1.0
-PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests a second
+PHASES = ((15, 40), (15, 1200), (20, 40))  # seconds, requests per second
+KILL_PHASE, KILL_AFTER_S = 2, 8.0
+ABANDONED_SHARE, ABANDON_AFTER_S = 0.03, 0.005
 COLUMNS = 4
 BODIES = (
     ("/classify", {"inputs": "A warm, funny and clever film."}),
@@ -43,75 +48,74 @@ BODIES = (
     ("/fill-mask", {"inputs": "A sentence without any mask."}),
 )
 
-
-async def offer(port: int, seconds: float, rate: float, draw: random.Random) -> None:
-    """Sends requests at random times, each on a connection of its own, whether or not earlier ones were answered."""
-    loop = asyncio.get_running_loop()
-    requests = [payload(path, json.dumps(body).encode(), {"x-request-timeout-ms": "2000"}) for path, body in BODIES]
-    due, end, open_ = loop.time(), loop.time() + seconds, set()
-    while max(due, loop.time()) < end:
-        await asyncio.sleep(due - loop.time())
-        one = loop.create_task(ask(port, draw.choice(requests), draw.random() < 0.03))
-        open_.add(one)
-        one.add_done_callback(open_.discard)
-        due += draw.expovariate(rate)
-    if open_:
-        await asyncio.wait(open_)
+Queries: TypeAlias = list[tuple[str, str]]
+Panel: TypeAlias = Callable[[Axes, Prometheus, Queries, float, float, str], None]
 
 
-async def ask(port: int, request: bytes, hang_up: bool) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-        if hang_up:
-            loop.call_later(0.005, connection.close)
-        await connection.ask(request)
-        connection.close()
-    except (Lost, OSError):
-        pass
+async def send_load(url: str, seconds: float, rate: float, draw: random.Random) -> None:
+    """Sends an open loop, each request on a connection of its own. Clients abandon some of them."""
+    client = Client(url)
+    requests = [
+        request_bytes(path, json.dumps(body).encode(), {"x-request-timeout-ms": "2000"}, close=True)
+        for path, body in BODIES
+    ]
+
+    async def send(_: float) -> None:
+        patience_s = ABANDON_AFTER_S if draw.random() < ABANDONED_SHARE else None
+        try:
+            async with asyncio.timeout(patience_s):
+                await client.send(draw.choice(requests))
+        except (ConnectionLost, OSError, TimeoutError):
+            pass
+
+    await open_loop(poisson(rate, seconds, draw), send)
 
 
-async def live(server: Served) -> None:
-    """What happens to the server."""
+async def run_phases(server: ServerProcess) -> None:
+    """Sends the load of each phase, and kills the engine process in one of them."""
     draw = random.Random(0)
     for number, (seconds, rate) in enumerate(PHASES):
-        phase = asyncio.ensure_future(offer(server.port, seconds, rate, draw))
-        if number == 2:
-            await asyncio.sleep(8)
-            os.kill(server.family()[1], signal.SIGKILL)
+        phase = asyncio.ensure_future(send_load(server.url, seconds, rate, draw))
+        if number == KILL_PHASE:
+            await asyncio.sleep(KILL_AFTER_S)
+            os.kill(process_tree(server.pid)[1], signal.SIGKILL)
         await phase
 
 
-def draw(watching: Prometheus, began: float, ended: float, path: Path) -> None:
-    kinds = {panel["title"]: panel for panel in json.loads(DASHBOARD.read_text())["panels"]}
-    asked = expressions(rate_interval="5s")
-    rows = math.ceil(len(asked) / COLUMNS)
+def draw_dashboard(source: Prometheus, began: float, ended: float, path: Path) -> None:
+    panels = {panel["title"]: panel for panel in json.loads(DASHBOARD.read_text())["panels"]}
+    queries = expressions(rate_interval="5s")
+    rows = math.ceil(len(queries) / COLUMNS)
     mpl.rcParams.update({"font.size": 7, "axes.titlesize": 8, "axes.titleweight": "bold"})
     figure = Figure(figsize=(5 * COLUMNS, 2.6 * rows), dpi=80, layout="constrained")
-    for axes, (title, queries) in zip(figure.subplots(rows, COLUMNS).flat, asked.items(), strict=False):
+    for axes, (title, own) in zip(figure.subplots(rows, COLUMNS).flat, queries.items(), strict=False):
         axes.set_title(title)
-        unit = kinds[title]["fieldConfig"]["defaults"]["unit"]
-        PANELS.get(kinds[title]["type"], lines)(axes, watching, queries, began, ended, unit)
-    for axes in list(figure.axes)[len(asked) :]:
+        unit = panels[title]["fieldConfig"]["defaults"]["unit"]
+        PANELS.get(panels[title]["type"], lines)(axes, source, own, began, ended, unit)
+    for axes in list(figure.axes)[len(queries) :]:
         axes.set_visible(False)
     figure.savefig(path, metadata={"Software": None})
 
 
-def series(watching: Prometheus, query: str, began: float, ended: float) -> list[dict[str, Any]]:
-    """What a query comes to over time. Raises SystemExit where that is nothing: a panel would stay empty."""
-    found = watching.get("query_range", query=query, start=began, end=ended, step=STEP_S)["result"]
+def series(source: Prometheus, query: str, began: float, ended: float) -> list[dict[str, Any]]:
+    """Returns the series of a query over time.
+
+    Raises:
+        SystemExit: there is none, and the panel would be empty.
+    """
+    found = source.get("query_range", query=query, start=began, end=ended, step=STEP_S)["result"]
     if not found:
-        raise SystemExit(f"no data: {query}")
+        raise SystemExit(f"No data: {query}")
     return list(found)
 
 
-def lines(axes: Axes, watching: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
+def lines(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     scale, suffix = {"s": (1000, " ms"), "percentunit": (100, " %"), "bytes": (1e-6, " MB")}.get(unit, (1, ""))
     for query, legend in queries:
-        for one in series(watching, query, began, ended):
+        for one in series(source, query, began, ended):
             points = [(float(at) - began, scale * float(value)) for at, value in one["values"]]
             if "{{" not in legend or any(value for _, value in points if not math.isnan(value)):
-                axes.plot(*zip(*points, strict=True), linewidth=1, label=named(legend, one["metric"]))
+                axes.plot(*zip(*points, strict=True), linewidth=1, label=fill_legend(legend, one["metric"]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{suffix}")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, ended - began)
@@ -120,53 +124,52 @@ def lines(axes: Axes, watching: Prometheus, queries: Queries, began: float, ende
         axes.legend(fontsize=6, loc="upper left", ncols=2)
 
 
-def stat(axes: Axes, watching: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
+def stat(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     ((query, _),) = queries
-    value = float(series(watching, query, began, ended)[0]["values"][-1][1])
+    value = float(series(source, query, began, ended)[0]["values"][-1][1])
     axes.text(0.5, 0.5, f"{100 * value:.1f} %" if unit == "percentunit" else f"{value:g}", size=26, ha="center")
     axes.axis("off")
 
 
-def heatmap(axes: Axes, watching: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
+def heatmap(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     ((query, _),) = queries
-    found = sorted(series(watching, query, began, ended), key=lambda one: float(one["metric"]["le"]))
-    times = sorted({at for one in found for at, _ in one["values"]})
-    counts = [[float(dict(one["values"]).get(at, 0)) for at in times] for one in found]
+    buckets = sorted(series(source, query, began, ended), key=lambda one: float(one["metric"]["le"]))
+    times = sorted({at for bucket in buckets for at, _ in bucket["values"]})
+    counts = [[float(dict(bucket["values"]).get(at, 0)) for at in times] for bucket in buckets]
     below = [[0.0] * len(times), *counts]
     cells = [[max(0.0, a - b) for a, b in zip(*rows, strict=True)] for rows in zip(counts, below, strict=False)]
     axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
-    axes.set_yticks(range(0, len(found), 4), [one["metric"]["le"] + " s" for one in found[::4]])
+    axes.set_yticks(range(0, len(buckets), 4), [bucket["metric"]["le"] + " s" for bucket in buckets[::4]])
     axes.set_xlabel(unit)
 
 
-def table(axes: Axes, watching: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
+def table(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     ((query, _),) = queries
     names = ("model", "architecture", "precision", "engine")
-    rows = [[one["metric"][name] for name in names] for one in series(watching, query, began, ended)]
+    rows = [[one["metric"][name] for name in names] for one in series(source, query, began, ended)]
     axes.table(rows, colLabels=names, loc="center").scale(1, 1.2)
     axes.axis("off")
     axes.set_xlabel(unit)
 
 
-def named(legend: str, labels: dict[str, str]) -> str:
+def fill_legend(legend: str, labels: dict[str, str]) -> str:
     for name, value in labels.items():
         legend = legend.replace("{{" + name + "}}", value)
     return legend
 
 
-Queries = list[tuple[str, str]]
-PANELS = {"stat": stat, "heatmap": heatmap, "table": table}
+PANELS: dict[str, Panel] = {"stat": stat, "heatmap": heatmap, "table": table}
 
 
 def main() -> None:
     (path,) = map(Path, sys.argv[1:])
-    with (
-        serving([], "native", "--admin-port", "0") as server,
-        prometheus({"swiftlet": [server.admin_port]}, SCRAPE_S) as watching,
-    ):
-        began = time.time()
-        asyncio.run(live(server))
-        draw(watching, began, time.time(), path)
+    with serving([], "native", "--admin-port", "0") as server:
+        if server.admin_port is None:
+            raise SystemExit("The server has no admin port.")
+        with prometheus({"swiftlet": [server.admin_port]}, SCRAPE_S) as source:
+            began = time.time()
+            asyncio.run(run_phases(server))
+            draw_dashboard(source, began, time.time(), path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One load: what became of each of its requests, and what that comes to."""
+"""One load: the results of its requests, and their summary."""
 
 from __future__ import annotations
 
@@ -7,52 +7,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadtest.verdict import SHARE, Run
+from loadtest.verdict import MAX_BAD_SHARE, Run
 from swiftlet_serve.service.percentile import percentile
 
-BUSY: Final = 0.9  # of a core: a generator that takes more has none left
+MAX_GENERATOR_CPU_SHARE: Final = 0.9  # above this share of a core the generator is saturated
 SLICES: Final = 10
+CONNECTION_LOST: Final = 0
+WRONG_RESPONSE: Final = -1  # a 200 whose body cannot be a response to the request
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One request, as its client saw it; times are those of `time.monotonic()`."""
+class RequestResult:
+    """One request, as its client saw it. Times are of `time.monotonic()`, in seconds."""
 
     path: str
     due: float
     sent: float
     ended: float
-    status: int  # of the last attempt; 0 where the connection was lost, -1 where the answer was to something else
+    status: int  # of the last attempt; or CONNECTION_LOST, or WRONG_RESPONSE
     attempts: int
 
     @property
-    def took(self) -> float:
-        """Seconds since it was due; for ever where it was not answered."""
+    def latency_s(self) -> float:
+        """Seconds since the request was due; infinite if it failed."""
         return self.ended - self.due if self.status == 200 else math.inf
 
     @property
-    def late(self) -> float:
-        """Seconds that the generator was behind."""
+    def lateness_s(self) -> float:
+        """Seconds by which the generator sent the request late."""
         return self.sent - self.due
 
 
 @dataclass(frozen=True)
-class Level:
-    """What became of a load. Times are in milliseconds, and a p99 is infinite where more than 1 % were not answered."""
+class Measurement:
+    """The summary of one load. A percentile is infinite if too many requests failed."""
 
-    rate: float  # that was asked for, in requests a second
-    offered: float  # that came of it
+    rate: float  # requests per second that were requested
+    offered_rate: float  # requests per second that were sent
     seconds: float
     p50_ms: float
     p99_ms: float
-    p99_by_route: dict[str, float]
-    slices: list[float]  # p99 of each tenth of the time
-    share: float  # of bad requests
-    statuses: dict[str, int]  # how the requests ended
-    again: int  # attempts beyond the first
-    late_ms: float  # by how much the generator was behind, at the 99th percentile
-    share_sent: float  # of bad requests, had it been in time
-    core: float  # the share of a core that it took
+    p99_ms_by_route: dict[str, float]
+    p99_ms_by_slice: list[float]  # one for each tenth of the time
+    bad_share: float  # failed, or later than the target
+    statuses: dict[str, int]  # number of requests by final status
+    retries: int
+    lateness_p99_ms: float
+    bad_share_since_sent: float  # the bad share without the generator's lateness
+    generator_cpu_share: float  # of one core
     run: Run
 
     @property
@@ -60,53 +62,55 @@ class Level:
         return sum(count for status, count in self.statuses.items() if status != "200")
 
     @property
-    def generator_bound(self) -> bool:
-        """Whether this says nothing of the server: it was not asked as it should have been."""
-        return self.core > BUSY or self.share > SHARE >= self.share_sent
+    def generator_limited(self) -> bool:
+        """Whether the generator, not the server, may have caused the bad requests."""
+        saturated = self.generator_cpu_share > MAX_GENERATOR_CPU_SHARE
+        return saturated or self.bad_share > MAX_BAD_SHARE >= self.bad_share_since_sent
 
 
-def bound(levels: Sequence[Level], found: float) -> bool:
-    """Whether the rates above the one found failed for the generator's sake: the server's limit may then be higher."""
-    above = [level for level in levels if level.rate > found and level.share > SHARE]
-    return bool(above) and all(level.generator_bound for level in above)
+def generator_limited(measurements: Sequence[Measurement], rate: float) -> bool:
+    """Whether every failed load above a rate was limited by the generator: the server may then hold more."""
+    failed = [one for one in measurements if one.rate > rate and one.bad_share > MAX_BAD_SHARE]
+    return bool(failed) and all(one.generator_limited for one in failed)
 
 
-def tell(
-    records: Sequence[Record], started: float, seconds: float, rate: float, target_ms: float, core: float = 0.0
-) -> Level:
-    """What the records of a load of so many seconds come to; there is at least one."""
-    target = target_ms / 1000
+def summarize(
+    results: Sequence[RequestResult],
+    started: float,
+    seconds: float,
+    rate: float,
+    target_ms: float,
+    generator_cpu_share: float = 0.0,
+) -> Measurement:
+    """Summarizes the results of a load. There must be at least one result."""
+    target_s = target_ms / 1000
 
-    def slot(record: Record, count: int) -> int:
-        return min(count - 1, int((record.due - started) / seconds * count))
+    def slot(result: RequestResult, count: int) -> int:
+        return min(count - 1, int((result.due - started) / seconds * count))
 
-    def p99(some: Sequence[Record]) -> float:
-        return 1000 * percentile([record.took for record in some], 1 - SHARE)
+    def p99_ms(some: Sequence[RequestResult]) -> float:
+        return 1000 * percentile((result.latency_s for result in some), 1 - MAX_BAD_SHARE)
 
-    whole = math.ceil(seconds)
-    asked, bad = [0] * whole, [0] * whole
-    for record in records:
-        asked[slot(record, whole)] += 1
-        bad[slot(record, whole)] += record.took > target
-    return Level(
-        rate,
-        len(records) / seconds,
-        seconds,
-        1000 * percentile([record.took for record in records], 0.5),
-        p99(records),
-        {
-            path: p99([record for record in records if record.path == path])
-            for path in sorted({record.path for record in records})
-        },
-        [p99([record for record in records if slot(record, SLICES) == tenth]) for tenth in range(SLICES)],
-        sum(bad) / len(records),
-        {
-            str(status): sum(record.status == status for record in records)
-            for status in sorted({record.status for record in records})
-        },
-        sum(record.attempts - 1 for record in records),
-        1000 * percentile([record.late for record in records], 1 - SHARE),
-        sum(record.took - record.late > target for record in records) / len(records),
-        core,
-        Run(rate, tuple(asked), tuple(bad)),
+    whole_seconds = math.ceil(seconds)
+    requests, bad = [0] * whole_seconds, [0] * whole_seconds
+    for result in results:
+        requests[slot(result, whole_seconds)] += 1
+        bad[slot(result, whole_seconds)] += result.latency_s > target_s
+    paths = sorted({result.path for result in results})
+    statuses = sorted({result.status for result in results})
+    return Measurement(
+        rate=rate,
+        offered_rate=len(results) / seconds,
+        seconds=seconds,
+        p50_ms=1000 * percentile((result.latency_s for result in results), 0.5),
+        p99_ms=p99_ms(results),
+        p99_ms_by_route={path: p99_ms([result for result in results if result.path == path]) for path in paths},
+        p99_ms_by_slice=[p99_ms([result for result in results if slot(result, SLICES) == n]) for n in range(SLICES)],
+        bad_share=sum(bad) / len(results),
+        statuses={str(status): sum(result.status == status for result in results) for status in statuses},
+        retries=sum(result.attempts - 1 for result in results),
+        lateness_p99_ms=1000 * percentile((result.lateness_s for result in results), 1 - MAX_BAD_SHARE),
+        bad_share_since_sent=sum(result.latency_s - result.lateness_s > target_s for result in results) / len(results),
+        generator_cpu_share=generator_cpu_share,
+        run=Run(rate, tuple(requests), tuple(bad)),
     )

@@ -1,6 +1,6 @@
-"""A server that answers everything at once with the same answer, to find out what a load generator manages alone.
+"""A server that sends one fixed response, to measure the highest rate of a load generator.
 
-Run as `python loadtest/null_server.py`; prints its address.
+Run as `python -m loadtest.null_server`. It prints its URL.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import uvloop
 
-ANSWER = json.dumps([{"label": "", "answer": "", "token_str": ""}]).encode()  # of every task
-REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER)
-LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+BODY = json.dumps([{"label": "", "answer": "", "token_str": ""}]).encode()  # has the fields of every task
+RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
-class Null(asyncio.Protocol):
+class NullProtocol(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = b""
 
@@ -26,15 +26,15 @@ class Null(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        found = LENGTH.search(head)
-        if end and len(rest) >= int(found[1] if found else 0):
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
+        length = CONTENT_LENGTH.search(head)
+        if end and len(body) >= int(length[1] if length else 0):
             self._buffer = b""
-            self._transport.write(REPLY)
+            self._transport.write(RESPONSE)
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Null, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(NullProtocol, "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

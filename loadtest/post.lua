@@ -1,5 +1,5 @@
--- wrk sends the bodies of a file, line by line, round and round: BODIES=file wrk -s post.lua URL
--- A line may begin with the path that its body goes to, and a blank.
+-- Makes wrk send the bodies of a file, line by line and repeatedly: BODIES=file wrk -s post.lua URL
+-- A line may begin with the path of its body and a space.
 local requests = {}
 for line in io.lines(os.getenv("BODIES")) do
   local path, body = line:match("^(/%S*) (.*)$")
@@ -9,10 +9,10 @@ end
 local headers = wrk.headers
 headers["Content-Type"] = "application/json"
 
-local turn = 0
+local index = 0
 request = function()
-  turn = turn % #requests + 1
-  return wrk.format("POST", requests[turn].path, headers, requests[turn].body)
+  index = index % #requests + 1
+  return wrk.format("POST", requests[index].path, headers, requests[index].body)
 end
 
 done = function(summary, latency)

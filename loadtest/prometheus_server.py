@@ -1,4 +1,4 @@
-"""Prometheus as a process, for as long as a block lasts: it scrapes servers and evaluates the rules of docker/."""
+"""Prometheus in a process of its own: it scrapes servers and evaluates the rules of docker/prometheus."""
 
 from __future__ import annotations
 
@@ -20,31 +20,36 @@ DOCKER = Path(__file__).parent.parent / "docker"
 CONFIG = DOCKER / "prometheus" / "prometheus.yml"
 RULES = DOCKER / "prometheus" / "rules.yml"
 DASHBOARD = DOCKER / "grafana" / "dashboard.json"
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 START_S = 60.0
 
 
 def installed() -> bool:
+    """Whether Prometheus and its tool are on the PATH."""
     return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 
 
-def hurried(rules: str, times: float) -> str:
-    """The same rules for a world that goes so many times faster: all durations are as much shorter."""
+def accelerated(rules: str, factor: float) -> str:
+    """Returns the rules with all durations divided by a factor."""
 
     def shorter(found: re.Match[str]) -> str:
-        return f"{found[1]}{max(1, round(1000 * int(found[2]) * UNITS[found[3]] / times))}ms"
+        return f"{found[1]}{max(1, round(1000 * int(found[2]) * UNIT_S[found[3]] / factor))}ms"
 
     return re.sub(r"(\[|for: )(\d+)([smhd])\b", shorter, rules)
 
 
 class Prometheus:
-    """One that answers."""
+    """The API of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **parameters: object) -> Any:
-        """What its API answers. Raises ValueError for what it cannot evaluate."""
+        """Returns the data of an API call.
+
+        Raises:
+            ValueError: Prometheus cannot evaluate the query.
+        """
         query = urllib.parse.urlencode({name: str(value) for name, value in parameters.items()})
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:  # noqa: S310  # loopback
@@ -53,21 +58,21 @@ class Prometheus:
             raise ValueError(error.read().decode()) from None
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression comes to now, each with its `metric` and its `value`."""
+        """Returns the current series of an expression, each with its `metric` and its `value`."""
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return found
 
     def alerts(self) -> dict[str, str]:
-        """The alerts that are pending or firing, with which of the two."""
+        """Returns the state of each active alert: `pending` or `firing`."""
         found = sorted(self.get("alerts")["alerts"], key=lambda one: str(one["state"]), reverse=True)
         return {one["labels"]["alertname"]: one["state"] for one in found}
 
 
 @contextmanager
-def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, times: float = 1.0) -> Iterator[Prometheus]:
-    """Scrapes the ports of each job every `interval_s`, and evaluates the rules as often, `times` faster."""
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
+def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, factor: float = 1.0) -> Iterator[Prometheus]:
+    """Scrapes the ports of each job and evaluates the rules, every `interval_s`. Accelerates the rules by a factor."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         jobs = [
             {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
             for job, ports in targets.items()
@@ -75,25 +80,26 @@ def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, times: f
         every = f"{round(1000 * interval_s)}ms"
         settings = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
         config = {"global": settings, "rule_files": ["rules.yml"], "scrape_configs": jobs}
-        (place / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        (place / "rules.yml").write_text(hurried(RULES.read_text(), times))
+        (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        (directory / "rules.yml").write_text(accelerated(RULES.read_text(), factor))
         command = [
             shutil.which("prometheus") or "prometheus",
-            f"--config.file={place / 'prometheus.yml'}",
-            f"--storage.tsdb.path={place / 'data'}",
+            f"--config.file={directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
             "--web.listen-address=127.0.0.1:0",
         ]
-        with (place / "log").open("w") as log, subprocess.Popen(command, stderr=log, cwd=place) as process:
+        log_file = directory / "log"
+        with log_file.open("w") as log, subprocess.Popen(command, stderr=log, cwd=directory) as process:
             try:
-                yield Prometheus(_port(process, place / "log"))
+                yield Prometheus(_port(process, log_file))
             finally:
                 process.kill()
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port that the system chose, once Prometheus is ready."""
-    give_up = time.monotonic() + START_S
-    while time.monotonic() < give_up and process.poll() is None:
+    """Waits until Prometheus is ready, and returns its port."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r'"?Listening on"? address=\S+?:(\d+)', log.read_text())
         if found and "Server is ready" in log.read_text():
             return int(found[1])
@@ -102,7 +108,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def expressions(rate_interval: str, job: str = ".+") -> dict[str, list[tuple[str, str]]]:
-    """What the dashboard asks, by the titles of its panels: expressions with their legends, variables filled in."""
+    """Returns the dashboard's queries by panel title: expressions and their legends, with the variables filled in."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return {
         panel["title"]: [

@@ -1,6 +1,6 @@
-"""MobileBERT in its released shape, with random weights, as artifacts: speed does not depend on weights.
+"""Makes artifacts of MobileBERT in its released shape, with random weights: speed does not depend on the weights.
 
-python loadtest/released_mobilebert.py DIRECTORY [--vocabulary FILE] [--only TASK ...]
+python -m loadtest.released_mobilebert DIRECTORY [--vocabulary FILE] [--only TASK ...]
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.offline.release import Draft, release
 
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
-LABELS: Final = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}
-WORDS: Final = 30_522
+LABELS: Final[Mapping[str, tuple[str, ...]]] = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}
+VOCABULARY_SIZE: Final = 30_522
 HEADS: Final[Mapping[str, Head]] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
-WIDTHS: Final = {"classify": 2, "qa": 2, "fill-mask": WORDS}
+WIDTHS: Final = {"classify": 2, "qa": 2, "fill-mask": VOCABULARY_SIZE}
 
 
-def make(task: str, directory: Path, vocabulary: Path) -> Path:
-    """The artifact of a task, unless it is there."""
+def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY) -> Path:
+    """Returns the path of a task's artifact. Makes it if it does not exist."""
     path = directory / f"mobilebert-released-{task}"
     if path.exists():
         return path
@@ -44,7 +44,7 @@ def make(task: str, directory: Path, vocabulary: Path) -> Path:
         head=HEADS[task],
         precision="int8",
         max_tokens=512,
-        vocab_size=WORDS,
+        vocab_size=VOCABULARY_SIZE,
         width=WIDTHS[task],
         labels=LABELS[task],
         problem="single_label" if task == "classify" else None,
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=Path, default=VOCABULARY)
     arguments = parser.parse_args()
     for task in arguments.only:
-        print(make(task, arguments.directory, arguments.vocabulary), flush=True)
+        print(make_artifact(task, arguments.directory, arguments.vocabulary), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a load test found out, as text, as a page and as a picture."""
+"""The report of a load test, as text, as an HTML page and as a picture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from loadtest.verdict import SHARE, fit
-from loadtest.verdict import Run as _Run
+from loadtest.verdict import MAX_BAD_SHARE, Run, fit
 from swiftlet_serve.service.offline.environment import other_work
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TARGET: Final = "Target: 99 % of the requests answered within {:g} ms of when they were due."
 COLUMNS: Final = (
@@ -24,106 +26,108 @@ COLUMNS: Final = (
     "p99 by route",
     "bad",
     "failed",
-    "asked again",
+    "retries",
     "generator",
 )
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+STYLE: Final = "body{font:16px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .8em;text-align:right}"
 
 
-def cells(level: Any) -> list[str]:
-    """A load, as a row of the table."""
-    generator = f"{level.late_ms:.0f} ms late, {level.core:.0%} of a core"
-    return [
-        f"{level.rate:.1f}",
-        f"{level.offered:.1f}",
-        f"{level.seconds:.0f}",
-        f"{level.p50_ms:.0f}",
-        f"{level.p99_ms:.0f}",
-        ", ".join(f"{path} {time:.0f}" for path, time in level.p99_by_route.items()),
-        f"{level.share:.1%}",
-        ", ".join(f"{count} × {status}" for status, count in level.statuses.items() if status != "200") or "0",
-        str(level.again),
-        f"**the limit**: {generator}" if level.generator_bound else generator,
+def row(measurement: Mapping[str, Any], generator_limited: bool) -> str:
+    """Returns the row of one measurement."""
+    generator = f"{measurement['lateness_p99_ms']:.0f} ms late, {measurement['generator_cpu_share']:.0%} of a core"
+    failed = [f"{count} × {status}" for status, count in measurement["statuses"].items() if status != "200"]
+    cells = [
+        f"{measurement['rate']:.1f}",
+        f"{measurement['offered_rate']:.1f}",
+        f"{measurement['seconds']:.0f}",
+        f"{measurement['p50_ms']:.0f}",
+        f"{measurement['p99_ms']:.0f}",
+        ", ".join(f"{path} {p99_ms:.0f}" for path, p99_ms in measurement["p99_ms_by_route"].items()),
+        f"{measurement['bad_share']:.1%}",
+        ", ".join(failed) or "0",
+        str(measurement["retries"]),
+        f"**the limit**: {generator}" if generator_limited else generator,
     ]
-
-
-def row(level: Any) -> str:
-    return f"| {' | '.join(cells(level))} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def generators(rates: Mapping[str, Mapping[str, float | None]]) -> str:
-    """What the two generators manage, and so which of them may be believed."""
+    """Returns the closed-loop rates of both generators, and whether this one is fast enough for the server."""
     lines = ["| closed loop, requests/s | this generator | wrk | quotient |", "|---|---|---|---|"]
-    for name, of in {"a server that does nothing": rates["nothing"], "this server": rates["server"]}.items():
-        own, other = of["locust"] or 0.0, of["wrk"]
+    for title, name in {"a server that does nothing": "null_server", "this server": "server"}.items():
+        own, other = rates[name]["python"] or 0.0, rates[name]["wrk"]
         compared = f"{other:.0f} | {own / other:.2f}" if other else "not installed | –"
-        lines.append(f"| {name} | {own:.0f} | {compared} |")
-    own, ceiling = rates["server"]["locust"] or 0.0, rates["nothing"]["locust"] or 0.0
+        lines.append(f"| {title} | {own:.0f} | {compared} |")
+    own, ceiling = rates["server"]["python"] or 0.0, rates["null_server"]["python"] or 0.0
     if own > ceiling / 2:
-        lines += ["", f"This server answers so fast that this generator is near its own limit of {ceiling:.0f}/s."]
+        lines += ["", f"The server answers so fast that this generator is near its own limit of {ceiling:.0f}/s."]
     else:
-        lines += ["", f"This generator could ask {ceiling / max(own, 1e-9):.0f} times as fast as this server answers."]
+        lines += ["", f"This generator can send {ceiling / max(own, 1e-9):.0f} times as fast as the server answers."]
     return "\n".join(lines)
 
 
 def conclusion(found: Mapping[str, Any]) -> str:
-    """The verdict in a few sentences."""
+    """Returns the verdict in a few sentences."""
     lines = []
     if maximum := found.get("maximum"):
-        more = " or more: no rate failed" if maximum["open"] else ""
+        more = " or more: no rate failed" if maximum["unbounded"] else ""
         lines.append(
             f"Highest rate with p99 ≤ {found['target_p99_ms']:g} ms: {maximum['rate']:.1f} requests/s "
             f"(95 % interval {maximum['low']:.1f} to {maximum['high']:.1f}){more}."
         )
-        if not found["ended"]:
-            lines.append("The search ended with its time: not every rate was tried as often as it should.")
-        if maximum["generator_bound"]:
-            lines.append("The generator was the limit, not the server, which may manage more.")
+        if not found["complete"]:
+            lines.append("The search ran out of time: some rates were not repeated as often as requested.")
+        if maximum["generator_limited"]:
+            lines.append("The generator was the limit, not the server. The server may hold a higher rate.")
     else:
-        (level,) = found["levels"]
-        lines.append(f"p99 {level['p99_ms']:.0f} ms at {level['offered']:.1f} requests/s, {level['share']:.1%} bad.")
-        lines.append(f"From the first to the last tenth of the time p99 went {_drift(level['slices'])}.")
-        if level["generator_bound"]:
+        (one,) = found["measurements"]
+        lines.append(f"p99 {one['p99_ms']:.0f} ms at {one['offered_rate']:.1f} requests/s, {one['bad_share']:.1%} bad.")
+        first, *_, last = one["p99_ms_by_slice"]
+        lines.append(f"From the first to the last tenth of the time, p99 went from {first:.0f} to {last:.0f} ms.")
+        if one["generator_limited"]:
             lines.append("The generator was the limit, not the server.")
     lines += other_work(found["setting"]["load"], found["setting"]["cores"])
-    if compared := found.get("compared"):
-        lines.append(compared)
-    wanted = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""
-    return "\n".join([*lines, f"SLO{wanted}: {found['verdict'].upper()}"])
-
-
-def _drift(slices: list[float]) -> str:
-    return f"from {slices[0]:.0f} to {slices[-1]:.0f} ms"
+    if comparison := found.get("comparison"):
+        lines.append(comparison)
+    required = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""
+    return "\n".join([*lines, f"SLO{required}: {found['verdict'].upper()}"])
 
 
 def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """What changed since an earlier result: only what the intervals show."""
+    """Returns the change since an earlier result. Overlapping intervals show no difference."""
     now, then = found.get("maximum"), before.get("maximum")
-    about = f"{before['setting']['date']} (commit {before['setting']['commit']})"
-    same = ("target_p99_ms", "arrivals", "bodies", "server")
-    if not (now and then) or any(found[name] != before[name] for name in same):
-        return f"The result of {about} is of another load, and not compared."
-    figures = f"{then['rate']:.1f} ({then['low']:.1f} to {then['high']:.1f}) on {about}"
-    elsewhere = "" if found["setting"]["machine"] == before["setting"]["machine"] else ", on another machine"
+    when = f"{before['setting']['date']} (commit {before['setting']['commit']})"
+    load = ("target_p99_ms", "arrivals", "workload", "server")
+    if not (now and then) or any(found[name] != before[name] for name in load):
+        return f"The result of {when} is of another load, and not compared."
+    figures = f"{then['rate']:.1f} ({then['low']:.1f} to {then['high']:.1f}) on {when}"
+    machine = "" if found["setting"]["machine"] == before["setting"]["machine"] else ", on another machine"
     if now["low"] > then["high"]:
         change = "higher than"
     elif now["high"] < then["low"]:
         change = "LOWER than"
     else:
-        change = "no different, as far as this shows, from"
+        change = "no different, as far as the intervals show, from"
     quotient = f"; quotient {now['rate'] / then['rate']:.2f}" if then["rate"] else ""
-    return f"That is {change} {figures}{elsewhere}{quotient}."
+    return f"This is {change} {figures}{machine}{quotient}."
+
+
+def write_summary(found: Mapping[str, Any], path: Path) -> None:
+    """Writes the result without its measurements: small enough to commit."""
+    summary = {name: value for name, value in found.items() if name not in ("measurements", "comparison")}
+    path.write_text(json.dumps(_finite(summary), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def write(found: Mapping[str, Any], path: Path) -> None:
-    """Data, page and picture, under one name."""
+    """Writes the data, the picture and the page under one name."""
     path.with_suffix(".json").write_text(json.dumps(_finite(found), indent=1, ensure_ascii=False) + "\n", "utf-8")
     draw(found, path.with_suffix(".png"))
     path.with_suffix(".html").write_text(page(found, path.with_suffix(".png").read_bytes()), "utf-8")
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: null."""
+    """Replaces infinity by None, because JSON has none."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -132,7 +136,7 @@ def _finite(value: Any) -> Any:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """A search over the rates, or one load over time."""
+    """Draws a search over its rates, or one load over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -142,69 +146,58 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     if "maximum" in found:
         _draw_search(found, *axes)
     else:
-        (level,) = found["levels"]
-        x = [(slot + 0.5) * level["seconds"] / len(level["slices"]) for slot in range(len(level["slices"]))]
-        axes.plot(x, level["slices"], marker="o")
+        (one,) = found["measurements"]
+        slices = one["p99_ms_by_slice"]
+        axes.plot([(n + 0.5) * one["seconds"] / len(slices) for n in range(len(slices))], slices, marker="o")
         axes.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
         axes.set(xlabel="seconds", ylabel="p99, ms", yscale="log")
         axes.legend()
-    figure.suptitle(
-        f"{found['setting']['date']}, {found['setting']['commit']}, {found['setting']['machine']}", fontsize=8
-    )
+    where = found["setting"]
+    figure.suptitle(f"{where['date']}, {where['commit']}, {where['machine']}", fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def _draw_search(found: Mapping[str, Any], times: Any, shares: Any) -> None:
-    levels, maximum = found["levels"], found["maximum"]
-    rates = [level["rate"] for level in levels]
+def _draw_search(found: Mapping[str, Any], latencies: Axes, shares: Axes) -> None:
+    measurements, maximum = found["measurements"], found["maximum"]
+    rates = [one["rate"] for one in measurements]
     for name in ("p50_ms", "p99_ms"):
-        shown = [level[name] if math.isfinite(level[name]) else float("nan") for level in levels]
-        times.plot(rates, shown, "o", label=name.removesuffix("_ms"))
-    times.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
-    times.set(xlabel="requests/s", ylabel="ms", yscale="log")
-    curve = fit([_Run(level["rate"], level["run"]["asked"], level["run"]["bad"]) for level in levels])
-    shares.plot(rates, [100 * level["share"] for level in levels], "o", label="a load")
+        values = [one[name] if math.isfinite(one[name]) else float("nan") for one in measurements]
+        latencies.plot(rates, values, "o", label=name.removesuffix("_ms"))
+    latencies.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
+    latencies.set(xlabel="requests/s", ylabel="ms", yscale="log")
+    curve = fit([Run(one["rate"], one["run"]["requests"], one["run"]["bad"]) for one in measurements])
+    shares.plot(rates, [100 * one["bad_share"] for one in measurements], "o", label="a load")
     shares.plot([rate for rate, _ in curve], [100 * share for _, share in curve], label="fitted")
-    shares.axhline(100 * SHARE, color="grey", linestyle="--", label="1 %")
+    shares.axhline(100 * MAX_BAD_SHARE, color="grey", linestyle="--", label="1 %")
     shares.set(xlabel="requests/s", ylabel="bad requests, %", yscale="symlog", ylim=(0, 100))
-    for axes in (times, shares):
+    for axes in (latencies, shares):
         axes.axvspan(maximum["low"], maximum["high"], alpha=0.2, label="highest rate, 95 %")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
 
 
-STYLE: Final = "body{font:16px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .8em;text-align:right}"
-
-
 def page(found: Mapping[str, Any], picture: bytes) -> str:
-    """One file that needs no other."""
-    setting = found["setting"]
-    versions = ", ".join(f"{name} {version}" for name, version in setting["versions"].items())
-    about = (
-        f"{setting['date']}, commit {setting['commit']}. {setting['machine']}, load {setting['load']:.1f}. {versions}."
+    """Returns the report as one HTML file with the picture inside."""
+    where = found["setting"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    setting = f"{where['date']}, commit {where['commit']}. {where['machine']}, load {where['load']:.1f}. {versions}."
+    parts = [f"<h1>Load test: {html.escape(found['verdict'])}</h1>", f"<p>{html.escape(setting)}</p>"]
+    parts.append(
+        f"<p>Server: {html.escape(found['server'])}. Workload: {html.escape(', '.join(found['workload']))}.</p>"
     )
-    parts = [f"<h1>Load test: {html.escape(found['verdict'])}</h1>", f"<p>{html.escape(about)}</p>"]
-    parts.append(f"<p>Of {html.escape(found['server'])}, with {html.escape(', '.join(found['bodies']))}.</p>")
     parts += [f"<p>{html.escape(line)}</p>" for line in conclusion(found).splitlines()]
     parts.append(f'<p><img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>')
     if rates := found.get("generators"):
         parts.append(_table(generators(rates)))
-    rows = [HEAD, *(row(_Shown(level)) for level in found["levels"])]
+    rows = [HEAD, *(row(one, one["generator_limited"]) for one in found["measurements"])]
     parts += [f"<p>{TARGET.format(found['target_p99_ms'])}</p>", _table("\n".join(rows))]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Load test</title><style>{STYLE}</style>"
     return "\n".join([head, *parts, "</html>\n"])
 
 
-class _Shown:
-    """A load that was data."""
-
-    def __init__(self, level: Mapping[str, Any]) -> None:
-        self.__dict__.update(level)
-
-
 def _table(markdown: str) -> str:
-    """A table of markdown, and what follows it, in HTML."""
+    """Converts a Markdown table, and the lines after it, to HTML."""
     lines = markdown.splitlines()
     rows = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell.strip())}' for cell in cells)}" for cells in rows)

@@ -1,4 +1,4 @@
-"""Swiftlet as a process, for as long as a block lasts."""
+"""Servers in processes of their own, and the CPU time and memory that they take."""
 
 from __future__ import annotations
 
@@ -19,80 +19,82 @@ from typing import IO
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).parent / "stand_in"
 STOP_S = 60.0
-LOOK_S = 0.25  # between two looks at what a server does
-IDLE_SHARE = 0.2  # of a core
+POLL_S = 0.25
+IDLE_SHARE = 0.2  # of a core; a process that takes less is idle
 
 
-def family(pid: int) -> list[int]:
-    """A process and those that it started, oldest first."""
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            found += map(int, task.read_text().split())
-    return found
+def process_tree(pid: int) -> list[int]:
+    """Returns the ids of a process and of its descendants, oldest first."""
+    pids = [pid]
+    for parent in pids:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            pids += map(int, task.read_text().split())
+    return pids
 
 
 def resident_kib(pid: int) -> int:
-    """The resident memory of a process and of those that it started."""
-    lines = (Path(f"/proc/{one}/status").read_text() for one in family(pid))
-    return sum(int(found[1]) for text in lines if (found := re.search(r"VmRSS:\s+(\d+)", text)))
-
-
-def settle(pid: int) -> None:
-    """Waits until a process and those that it started have nothing to do: some work on for callers who have gone."""
-    before, now = -math.inf, cpu_seconds(pid)
-    while now - before > IDLE_SHARE * LOOK_S:
-        time.sleep(LOOK_S)  # nobody is told when a process falls idle: what it took has to be looked at
-        before, now = now, cpu_seconds(pid)
+    """Returns the resident memory of a process and its descendants."""
+    texts = (Path(f"/proc/{one}/status").read_text() for one in process_tree(pid))
+    return sum(int(found[1]) for text in texts if (found := re.search(r"VmRSS:\s+(\d+)", text)))
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU time that a process and those that it started have taken so far."""
-    fields = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in family(pid))
+    """Returns the CPU time that a process and its descendants have taken so far."""
+    fields = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in process_tree(pid))
     return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_until_idle(pid: int) -> None:
+    """Waits until a process and its descendants are idle. Some servers continue work after their clients have left."""
+    before, now = -math.inf, cpu_seconds(pid)
+    while now - before > IDLE_SHARE * POLL_S:
+        time.sleep(POLL_S)  # the system sends no event when a process becomes idle
+        before, now = now, cpu_seconds(pid)
+
+
 @contextmanager
-def announced(script: str, *arguments: str) -> Iterator[tuple[str, int]]:
-    """A server of this folder that prints its address once it listens: that, and its process."""
-    command = [sys.executable, "-m", script, *arguments]
+def module_server(module: str, *arguments: str) -> Iterator[tuple[str, int]]:
+    """Runs a module that prints its URL once it listens. Yields the URL and the process id.
+
+    Raises:
+        SystemExit: the module ended without a URL.
+    """
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths}
+    command, environment = [sys.executable, "-m", module, *arguments], os.environ | {"PYTHONPATH": paths}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            assert process.stdout is not None  # noqa: S101  # it is a pipe
-            address = process.stdout.readline().strip()
-            if not address:
-                raise SystemExit(f"{script} ended with status {process.wait()}")
-            yield address, process.pid
+            url = _stdout(process).readline().strip()
+            if not url:
+                raise SystemExit(f"{module} ended with status {process.wait()}")
+            yield url, process.pid
         finally:
             process.kill()
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
-    """A server that answers."""
+class ServerProcess:
+    """A Swiftlet server that accepts requests."""
 
     process: subprocess.Popen[str]
     port: int
     log: IO[str]
     admin_port: int | None = None
 
-    def family(self) -> list[int]:
-        """Its process and those that it started, oldest first."""
-        return family(self.process.pid)
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
-    def resident_kib(self) -> int:
-        """The resident memory of all its processes."""
-        return resident_kib(self.process.pid)
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def stop(self) -> int:
-        """Tells it to stop, and says with which status it did."""
+        """Sends SIGTERM and returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S)
 
-    def said(self) -> str:
-        """Everything it logged."""
+    def logged(self) -> str:
+        """Returns the whole log."""
         self.log.seek(0)
         return self.log.read()
 
@@ -104,8 +106,12 @@ def serving(
     *options: str,
     environment: Mapping[str, str] | None = None,
     port: int = 0,
-) -> Iterator[Served]:
-    """A server of these models, or of the embedded ones, on a port that the system chose; it is ended in any case."""
+) -> Iterator[ServerProcess]:
+    """Serves these models, or the embedded ones if there are none, on a free port. Kills the server at the end.
+
+    Raises:
+        SystemExit: the server did not start.
+    """
     command = [sys.executable, "-m", "swiftlet_serve.service", "serve", "--port", str(port), "--engine", engine]
     command += [*(["--models", ",".join(map(str, models))] if models else []), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
@@ -122,11 +128,16 @@ def serving(
         ) as process,
     ):
         try:
-            assert process.stdout is not None  # noqa: S101  # it is a pipe
-            found = re.findall(r"http://\S+?:(\d+)", process.stdout.readline())
-            if not found:
+            ports = re.findall(r"http://\S+?:(\d+)", _stdout(process).readline())
+            if not ports:
                 log.seek(0)
-                raise SystemExit(f"the server did not start:\n{log.read()}")
-            yield Served(process, int(found[0]), log, int(found[1]) if found[1:] else None)
+                raise SystemExit(f"The server did not start:\n{log.read()}")
+            yield ServerProcess(process, int(ports[0]), log, int(ports[1]) if ports[1:] else None)
         finally:
             process.kill()
+
+
+def _stdout(process: subprocess.Popen[str]) -> IO[str]:
+    if process.stdout is None:
+        raise ValueError("The process has no pipe.")
+    return process.stdout

@@ -1,17 +1,15 @@
-"""Does a server hold its SLO? The highest rate whose p99 is within a target, with an interval; exit status 0 or 1.
+"""Finds the highest rate at which a server's p99 is within a target, and reaches a verdict: exit status 0 or 1.
 
-    python loadtest/slo.py --p99-ms 250 --at-least 20           starts a server of the embedded models, and searches
-    python loadtest/slo.py --p99-ms 250 --url http://host:8000  searches on any server of our format
-    python loadtest/slo.py --p99-ms 250 --rate 20 --shape burst --seconds 60     tries one load, and judges that
+    python -m loadtest.slo --p99-ms 250 --at-least 20           serves the embedded models, and searches
+    python -m loadtest.slo --p99-ms 250 --url http://host:8000  searches on a running server with the same API
+    python -m loadtest.slo --p99-ms 250 --rate 20 --shape burst --seconds 60     sends one load, and judges it
 
-A request is bad if it was not answered, with all the retries of its client, or later than the target from when it was
-due; p99 is within the target where at most 1 % are bad. `verdict.py` says how the highest rate follows from that. It
-holds with --at-least where the whole interval is above it. With --out a result is written, as data, page and picture,
-and compared with the one that was last committed there.
+A request is bad if it failed after all retries, or if its response came later than the target. Time counts from when
+the request was due. The p99 is within the target if at most 1 % of the requests are bad. `verdict.py` derives the
+highest rate. With --at-least, the SLO holds if the whole confidence interval is at least that rate.
 
-Where the generator was the limit is told: a load that would have been in time from when its requests were really sent,
-or during which the generator had no more processor time to get, says nothing of the server. Before a search both this
-generator and wrk, if there is one, ask a server that does nothing, and in a closed loop the one to be measured.
+The report names loads that the generator limited. Before a search, this generator and wrk, if installed, each run a
+closed loop against a server that does nothing and against the measured one.
 """
 
 from __future__ import annotations
@@ -19,183 +17,185 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import math
-import random
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-# Locust changes how the standard library waits, so it comes before all that uses that.
-from loadtest.locustfile import ClosedLoop, Load, OpenLoop, add_options, load_of, seconds_of, times_of  # isort: skip
-
-from locust.env import Environment
+import uvloop
 
 from loadtest import report, wrk
-from loadtest.measurement import Level, bound, tell
-from loadtest.server_process import announced, serving
-from loadtest.verdict import FLOOR, SHARE, estimate, judge, next_rate
+from loadtest.load import Load, add_options, arrival_times, duration_s, load_of
+from loadtest.measurement import Measurement, generator_limited, summarize
+from loadtest.server_process import module_server, serving
+from loadtest.verdict import MAX_BAD_SHARE, MIN_RATE, estimate, next_rate, verdict
 from swiftlet_serve.service.offline.environment import setting
 from swiftlet_serve.service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop
-LEAST_REQUESTS: Final = 200  # of a load: with fewer, 1 % is a matter of one
-LONGEST: Final = 3  # a load of a low rate lasts longer for that, but no longer than so many times
+MIN_REQUESTS: Final = 200  # of a load; with fewer, a single request decides about 1 %
+MAX_STRETCH: Final = 3  # a load of a low rate lasts longer for MIN_REQUESTS, at most so many times
 
 
-def offer(load: Load, user: type[OpenLoop] | type[ClosedLoop], users: int = 1) -> float:
-    """Lets Locust's users send a load. Returns the share of a core that this took."""
-    environment = Environment(user_classes=[user], host=load.url)
-    environment.load = load  # type: ignore[attr-defined]  # what our users look for
-    runner = environment.create_local_runner()
-    wall, processor = time.monotonic(), time.process_time()
-    runner.start(users, spawn_rate=users)
-    runner.spawning_greenlet.join()
-    runner.user_greenlets.join()
-    core = (time.process_time() - processor) / (time.monotonic() - wall)
-    runner.quit()
-    load.close()
-    return core
+def run_load(load: Coroutine[Any, Any, None]) -> float:
+    """Runs a load to its end. Returns the share of a core that the generator took."""
+    wall, cpu = time.monotonic(), time.process_time()
+    uvloop.run(load)
+    return (time.process_time() - cpu) / (time.monotonic() - wall)
 
 
-def closed(load: Load, callers: int = CALLERS) -> float:
-    """Requests answered a second where each of the callers asks again once it was answered."""
-    load.started = time.monotonic()
-    offer(load, ClosedLoop, callers)
-    ended = max(record.ended for record in load.records)
-    return sum(record.status == 200 for record in load.records) / (ended - load.started)
+def closed_loop_rate(load: Load, seconds: float) -> float:
+    """Returns the requests per second that a closed loop completes."""
+    run_load(load.run_closed(CALLERS, seconds))
+    ended = max(result.ended for result in load.results)
+    return sum(result.status == 200 for result in load.results) / (ended - load.started)
 
 
-def generators(options: Any, url: str) -> dict[str, dict[str, float | None]]:
-    """Requests a second of a closed loop: this generator's and wrk's, of a server that does nothing and of this one."""
+def generator_rates(options: argparse.Namespace, url: str) -> dict[str, dict[str, float | None]]:
+    """Returns the closed-loop rates of this generator and of wrk, for a server that does nothing and for this one."""
     rates: dict[str, dict[str, float | None]] = {}
-    with announced("loadtest.null_server") as (null, _), tempfile.TemporaryDirectory() as folder:
-        for name, address in {"nothing": null, "server": url}.items():
-            load = load_of(options, address, seconds=options.closed_s)
-            own, other = closed(load), None
+    with module_server("loadtest.null_server") as (null_url, _), tempfile.TemporaryDirectory() as directory:
+        for name, server_url in {"null_server": null_url, "server": url}.items():
+            load = load_of(options, server_url)
+            own, other = closed_loop_rate(load, options.closed_s), None
             if shutil.which("wrk"):
-                lines = Path(folder, name)
-                lines.write_bytes(b"".join(b"%b %b\n" % (load.place(one).encode(), one.data) for one in load.bodies))
-                other = wrk.run(address, lines, CALLERS, options.closed_s, load.headers).rate
-            rates[name] = {"locust": own, "wrk": other}
+                file = Path(directory, name)
+                file.write_bytes(b"".join(b"%b %b\n" % (load.path(body).encode(), body.data) for body in load.bodies))
+                other = wrk.run(server_url, file, CALLERS, options.closed_s, load.headers).rate
+            rates[name] = {"python": own, "wrk": other}
     return rates
 
 
-def wanted(options: Any, levels: Sequence[Level], start: float) -> float | None:
-    """The rate that a search tries after these."""
-    runs = [one.run for one in levels]
-    return next_rate(runs, start, options.resolution, options.repeats, options.most_rate)
+def rate_to_try(options: argparse.Namespace, measurements: Sequence[Measurement], first: float) -> float | None:
+    runs = [one.run for one in measurements]
+    return next_rate(runs, first, options.resolution, options.repeats, options.most_rate)
 
 
-def search(options: Any, url: str, start: float) -> list[Level]:
-    """Loads of one rate after the other, as `verdict.next_rate` wants them."""
-    levels: list[Level] = []
-    ends, usual = time.monotonic() + options.budget_s, seconds_of(options, 10.0)
-    while time.monotonic() < ends and (rate := wanted(options, levels, start)):
-        seconds = min(max(usual, LEAST_REQUESTS / rate), LONGEST * usual)
-        levels.append(one_level(options, url, rate, seconds, seed=len(levels) + 1))
-    return levels
+def search(options: argparse.Namespace, url: str, first: float) -> list[Measurement]:
+    """Measures one rate after another until the search is complete or its time is over."""
+    measurements: list[Measurement] = []
+    ends, default_s = time.monotonic() + options.budget_s, duration_s(options, 10.0)
+    while time.monotonic() < ends and (rate := rate_to_try(options, measurements, first)):
+        seconds = min(max(default_s, MIN_REQUESTS / rate), MAX_STRETCH * default_s)
+        measurements.append(measure_load(options, url, rate, seconds, seed=len(measurements) + 1))
+    return measurements
 
 
-def one_level(options: Any, url: str, rate: float, seconds: float, seed: int) -> Level:
-    load = load_of(options, url, times=times_of(options, rate, seconds, seed), seconds=seconds)
-    load.bodies = random.Random(seed).sample(load.bodies, len(load.bodies))
-    core = offer(load, OpenLoop)
-    done = tell(load.records, load.started, seconds, rate, options.p99_ms, core)
-    print(report.row(done), flush=True)
-    return done
+def measure_load(options: argparse.Namespace, url: str, rate: float, seconds: float, seed: int) -> Measurement:
+    load = load_of(options, url, seed)
+    cpu_share = run_load(load.run_open(arrival_times(options, rate, seconds, seed)))
+    measurement = summarize(load.results, load.started, seconds, rate, options.p99_ms, cpu_share)
+    print(report.row(asdict(measurement), measurement.generator_limited), flush=True)
+    return measurement
 
 
-def measure(options: Any, url: str) -> tuple[bool, dict[str, Any]]:
-    """Whether the SLO is held, and everything that was found out."""
+def warm_up(options: argparse.Namespace, url: str) -> None:
+    """Sends a closed loop.
+
+    Raises:
+        SystemExit: no request was answered.
+    """
+    load = load_of(options, url)
+    if not closed_loop_rate(load, options.closed_s):
+        statuses = ", ".join(f"{result.path}: {result.status}" for result in load.results[:3])
+        raise SystemExit(f"No request to {url} was answered ({statuses}; 0: connection lost, -1: wrong response).")
+
+
+def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Measures a server and returns everything that the report shows."""
     print(f"{report.TARGET.format(options.p99_ms)}\n")
-    warm_up = load_of(options, url, seconds=options.closed_s)
-    if not closed(warm_up):
-        met = ", ".join(f"{record.path}: {record.status}" for record in warm_up.records[:3])
-        raise SystemExit(f"Not one request to {url} was answered ({met}; 0: no connection, -1: another answer).")
-    found: dict[str, Any] = {"target_p99_ms": options.p99_ms, "arrivals": str(options.trace or options.shape)}
-    found["server"] = options.url or f"{options.models or 'the embedded models'} on the engine {options.engine}"
-    found["bodies"] = [path.name for path in options.bodies] or [" ".join(["our own mix", *options.task])]
+    warm_up(options, url)
+    found: dict[str, Any] = {
+        "target_p99_ms": options.p99_ms,
+        "arrivals": str(options.trace or options.shape),
+        "server": options.url or f"{options.models or 'the embedded models'} on the engine {options.engine}",
+        "workload": [path.name for path in options.bodies] or [" ".join(["default", *options.task])],
+        "at_least": options.at_least,
+    }
     if options.rate:
         print(report.HEAD)
-        levels = [one_level(options, url, options.rate, seconds_of(options, 60.0), 1)]
-        most = math.inf if options.most_failed is None else options.most_failed
-        holds = levels[0].share <= SHARE and levels[0].failed <= most
-        word = "holds" if holds else "does not hold"
+        measurements = [measure_load(options, url, options.rate, duration_s(options, 60.0), seed=1)]
+        max_failed = math.inf if options.most_failed is None else options.most_failed
+        holds = measurements[0].bad_share <= MAX_BAD_SHARE and measurements[0].failed <= max_failed
+        text = "holds" if holds else "does not hold"
     else:
-        found["generators"] = generators(options, url)
-        print(report.generators(found["generators"]), "\n\n", report.HEAD, sep="")
-        levels = search(options, url, options.start or max(FLOOR, found["generators"]["server"]["locust"] / 2))
-        best = estimate([one.run for one in levels])
-        holds, word = judge(best, options.at_least)
-        found["ended"] = wanted(options, levels, math.nan) is None
-        found["maximum"] = asdict(best) | {"generator_bound": bound(levels, best.rate)}
-    found["levels"] = [asdict(one) | {"generator_bound": one.generator_bound} for one in levels]
-    return holds, found | {"holds": holds, "verdict": word, "at_least": options.at_least}
+        rates = found["generators"] = generator_rates(options, url)
+        print(report.generators(rates), "\n\n", report.HEAD, sep="")
+        measurements = search(options, url, options.start or max(MIN_RATE, (rates["server"]["python"] or 0.0) / 2))
+        best = estimate([one.run for one in measurements])
+        holds, text = verdict(best, options.at_least)
+        found["complete"] = rate_to_try(options, measurements, math.nan) is None
+        found["maximum"] = asdict(best) | {"generator_limited": generator_limited(measurements, best.rate)}
+    found["measurements"] = [asdict(one) | {"generator_limited": one.generator_limited} for one in measurements]
+    return found | {"holds": holds, "verdict": text}
 
 
 @contextlib.contextmanager
-def target(options: Any) -> Iterator[str]:
-    """The address of the server to be measured."""
+def measured_server(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the URL of the server to measure. Starts one if the options name none."""
     if options.url:
         yield options.url
         return
     models = options.models.split(",") if options.models else []
     with serving(models, options.engine, "--log-level", "error") as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server.url
         server.stop()
 
 
 def last_committed(path: Path) -> dict[str, Any] | None:
-    """What this file was in the last commit that has it."""
+    """Returns the content of a JSON file in the last commit, or None if it is not in there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     command = ["git", "show", f"HEAD:./{path.name}"]
-    done = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)  # the git of this machine
+    done = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def _options() -> Any:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="a server that runs; one is started if left out")
-    parser.add_argument("--models", default="", help="of the server that is started; every embedded one if left out")
-    parser.add_argument("--engine", default=Settings.model_fields["engine"].default, help="of that server")
-    parser.add_argument("--p99-ms", type=float, required=True, help="the target")
-    parser.add_argument("--at-least", type=float, help="a search holds if it finds this rate to hold")
-    parser.add_argument("--most-failed", type=int, help="how many requests of a single load may fail; 1 %% if left out")
-    parser.add_argument("--start", type=float, help="the first rate of a search; half of a closed loop's if left out")
-    parser.add_argument("--most-rate", type=float, default=math.inf, help="a search tries no higher one")
-    parser.add_argument("--closed-s", type=float, default=5.0, help="how long warm-up and closed loops take")
-    parser.add_argument("--resolution", type=float, default=1.1, help="how near to each other the last two rates are")
-    parser.add_argument("--repeats", type=int, default=3, help="how often these two are tried")
-    parser.add_argument("--budget-s", type=float, default=140.0, help="a search begins no load after that")
-    parser.add_argument("--out", type=Path, help="where the result is written: a path without its ending")
+    engine = Settings.model_fields["engine"].default
+    add = parser.add_argument
+    add("--url", help="URL of a running server. Default: start one.")
+    add("--models", default="", help="Models of the started server. Default: all embedded models.")
+    add("--engine", default=engine, help=f"Engine of the started server. Default: {engine}.")
+    add("--p99-ms", type=float, required=True, help="Target for the 99th percentile, in milliseconds.")
+    add("--at-least", type=float, help="Rate that a search must show to hold.")
+    add("--most-failed", type=int, help="Maximum failed requests of a single load. Default: 1 %% of them.")
+    add("--start", type=float, help="First rate of a search. Default: half of the closed loop's.")
+    add("--most-rate", type=float, default=math.inf, help="Highest rate of a search.")
+    add("--closed-s", type=float, default=5.0, help="Duration of the warm-up and of each closed loop. Default: 5.")
+    add("--resolution", type=float, default=1.1, help="Largest quotient of the last two rates. Default: 1.1.")
+    add("--repeats", type=int, default=3, help="Runs of each of the last two rates. Default: 3.")
+    add("--budget-s", type=float, default=140.0, help="Seconds after which a search starts no load. Default: 140.")
+    add("--out", type=Path, help="Path without suffix for the full result: .json, .png and .html.")
+    add("--summary", type=Path, help="JSON file for the summary. Compares with its last committed version.")
     add_options(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     options = _options()
-    logging.getLogger("locust").setLevel(logging.ERROR)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # an open loop has many connections
-    about = setting("locust", "gevent", "geventhttpclient")
-    print(about.told(), "\n")
-    with target(options) as url:
-        holds, found = measure(options, url)
-    found = {"setting": asdict(about)} | found
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # an open loop has many connections
+    where = setting("httptools")
+    print(where.told(), "\n")
+    with measured_server(options) as url:
+        found = {"setting": asdict(where)} | measure(options, url)
+    if options.summary:
+        before = last_committed(options.summary)
+        found["comparison"] = report.compare(found, before) if before else "There is no earlier result to compare with."
+        report.write_summary(found, options.summary)
     if options.out:
-        before = last_committed(options.out.with_suffix(".json"))
-        found["compared"] = report.compare(found, before) if before else "There is no earlier result to compare with."
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         report.write(found, options.out)
     print(f"\n{report.conclusion(found)}")
-    sys.exit(not holds)
+    sys.exit(not found["holds"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What requests ask: bodies of the three tasks, each for the route that its form tells.
+"""The workload: request bodies of the three tasks, each with the route that its form implies.
 
-Of 100 requests 60 classify, 20 ask a question and 20 fill a mask. Half of the texts that are classified are one
-sentence; one in twenty fills the model's window, as the long tail of reviews, tickets and pages does.
+Of 100 default requests 60 classify, 20 ask a question and 20 fill a mask. Half of the texts to classify are one
+sentence. One in twenty fills the model's window, as long reviews, tickets and pages do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, Final
 TEXTS: Final = Path(__file__).parent / "texts.toml"
 MASK: Final = "[MASK]"
 TASKS: Final = {"/classify": 0.6, "/qa": 0.2, "/fill-mask": 0.2}
-SENTENCES: Final = {(1, 1): 0.5, (2, 3): 0.3, (4, 10): 0.15, (20, 35): 0.05}  # of a text that is classified
-SIGNS: Final = {"/classify": b'"label"', "/qa": b'"answer"', "/fill-mask": b'"token_str"'}
+# Shares of texts to classify, by their smallest and largest number of sentences.
+SENTENCES: Final = {(1, 1): 0.5, (2, 3): 0.3, (4, 10): 0.15, (20, 35): 0.05}
+RESPONSE_FIELDS: Final = {"/classify": b'"label"', "/qa": b'"answer"', "/fill-mask": b'"token_str"'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,56 +27,56 @@ class Body:
     path: str
     data: bytes
 
-    def answered(self, answer: bytes) -> bool:
-        """Whether this may be an answer to it, and is none to something else."""
-        return SIGNS[self.path] in answer
+    def is_answered_by(self, response: bytes) -> bool:
+        """Whether a response body has the field that this task's responses have."""
+        return RESPONSE_FIELDS[self.path] in response
 
 
-def mix(count: int, seed: int = 1, tasks: Collection[str] = TASKS.keys()) -> list[Body]:
-    """Bodies of our own texts, for these routes; the same for the same seed."""
-    texts, pick = tomllib.loads(TEXTS.read_text("utf-8")), random.Random(seed)
+def default_workload(count: int, seed: int = 1, tasks: Collection[str] = TASKS.keys()) -> list[Body]:
+    """Returns bodies of built-in texts for these routes. Equal seeds give equal bodies."""
+    texts, draw = tomllib.loads(TEXTS.read_text("utf-8")), random.Random(seed)
     make = {"/classify": _classify, "/qa": _qa, "/fill-mask": _fill_mask}
     weights = {path: weight for path, weight in TASKS.items() if path in tasks}
-    paths = pick.choices(list(weights), list(weights.values()), k=count)
-    return [Body(path, json.dumps(make[path](texts, pick)).encode()) for path in paths]
+    paths = draw.choices(list(weights), list(weights.values()), k=count)
+    return [Body(path, json.dumps(make[path](texts, draw)).encode()) for path in paths]
 
 
-def _classify(texts: dict[str, Any], pick: random.Random) -> dict[str, Any]:
-    ((least, most),) = pick.choices(list(SENTENCES), list(SENTENCES.values()))
-    return {"inputs": " ".join(pick.choices(texts["sentences"], k=pick.randint(least, most)))}
+def _classify(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    ((fewest, most),) = draw.choices(list(SENTENCES), list(SENTENCES.values()))
+    return {"inputs": " ".join(draw.choices(texts["sentences"], k=draw.randint(fewest, most)))}
 
 
-def _qa(texts: dict[str, Any], pick: random.Random) -> dict[str, Any]:
-    """A question on the first, second or third of up to three passages."""
-    passages = pick.sample(texts["passages"], pick.choice([1, 1, 2, 3]))
+def _qa(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Returns a question on one of up to three passages."""
+    passages = draw.sample(texts["passages"], draw.choice([1, 1, 2, 3]))
     context = "\n".join(passage["context"] for passage in passages)
-    return {"inputs": {"question": pick.choice(pick.choice(passages)["questions"]), "context": context}}
+    return {"inputs": {"question": draw.choice(draw.choice(passages)["questions"]), "context": context}}
 
 
-def _fill_mask(texts: dict[str, Any], pick: random.Random) -> dict[str, Any]:
-    words = " ".join(pick.choices(texts["sentences"], k=pick.choice([1, 1, 1, 2]))).split()
-    words[pick.randrange(len(words))] = MASK
+def _fill_mask(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    words = " ".join(draw.choices(texts["sentences"], k=draw.choice([1, 1, 1, 2]))).split()
+    words[draw.randrange(len(words))] = MASK
     return {"inputs": " ".join(words), "parameters": {"top_k": 5}}
 
 
-def read(paths: Sequence[Path]) -> list[Body]:
-    """The bodies of files, one a line.
+def read_workload(paths: Sequence[Path]) -> list[Body]:
+    """Reads bodies from files, one on each line.
 
     Raises:
-        ValueError: a line is no body of a task.
+        ValueError: a line is not a body of a task.
     """
-    return [Body(route(line), line) for path in paths for line in path.read_bytes().splitlines() if line.strip()]
+    return [Body(route_of(line), line) for path in paths for line in path.read_bytes().splitlines() if line.strip()]
 
 
-def route(data: bytes) -> str:
-    """Where a body belongs.
+def route_of(data: bytes) -> str:
+    """Returns the route of a body.
 
     Raises:
-        ValueError: it is no body of a task.
+        ValueError: it is not a body of a task.
     """
     body = json.loads(data)
     if not isinstance(body, dict) or "inputs" not in body:
-        raise ValueError("a body needs inputs")
+        raise ValueError('A body must be a JSON object with the field "inputs".')
     first = body["inputs"][0] if isinstance(body["inputs"], list) and body["inputs"] else body["inputs"]
     if isinstance(first, dict):
         return "/qa" if first.keys() & {"question", "questions"} else "/classify"

@@ -1,4 +1,4 @@
-"""A run of `wrk`, a closed-loop generator written in C, which must be installed."""
+"""Runs `wrk`, a closed-loop load generator written in C. It must be installed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ SCRIPT: Final = Path(__file__).parent / "post.lua"
 
 
 @dataclass(frozen=True)
-class Result:
-    """One run."""
-
-    rate: float  # requests a second
+class WrkResult:
+    rate: float  # requests per second
     p50: float  # milliseconds
     p99: float  # milliseconds
     failed: int
 
 
-def run(url: str, bodies: Path, connections: int, seconds: float, headers: Mapping[str, str] | None = None) -> Result:
-    """Sends the bodies of a file, line by line, where a line may begin with a path of its own.
+def run(
+    url: str, bodies: Path, connections: int, seconds: float, headers: Mapping[str, str] | None = None
+) -> WrkResult:
+    """Sends the bodies of a file, line by line. A line may begin with a path of its own.
 
     Raises:
-        SystemExit: wrk gave no result.
+        SystemExit: wrk printed no result.
     """
     command: Sequence[str] = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
-    named = [part for name, value in (headers or {}).items() for part in ("-H", f"{name}: {value}")]
+    header_options = [part for name, value in (headers or {}).items() for part in ("-H", f"{name}: {value}")]
     output = subprocess.run(
-        [*command, *named, "-s", str(SCRIPT), url],
+        [*command, *header_options, "-s", str(SCRIPT), url],
         env=os.environ | {"BODIES": str(bodies)},
         capture_output=True,
         text=True,
@@ -40,6 +40,6 @@ def run(url: str, bodies: Path, connections: int, seconds: float, headers: Mappi
     ).stdout
     found = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
     if found is None:
-        raise SystemExit(f"wrk said nothing of {url}:\n{output}")
+        raise SystemExit(f"wrk printed no result for {url}:\n{output}")
     requests, microseconds, p50, p99, failed = map(float, found.groups())
-    return Result(requests / microseconds * 1e6, p50, p99, int(failed))
+    return WrkResult(requests / microseconds * 1e6, p50, p99, int(failed))

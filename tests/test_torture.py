@@ -1,4 +1,4 @@
-"""The short version of `make torture`: the goals that do not hang on how busy the machine is."""
+"""A short version of `make torture`: the goals that do not depend on the machine's other work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCALES = {"hostile": 0.01, "deliveries": 0.01, "restarts": 0.1, "memory": 0.004}
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_no_goal_is_missed(case, artifact_dir):
+def test_torture_case_reaches_its_goals(case, artifact_dir):
     outcomes = CASES[case](artifact_dir, SCALES[case])
 
     assert all(one.passed for one in outcomes), table(outcomes)

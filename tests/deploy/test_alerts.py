@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from loadtest.prometheus_server import CONFIG, DASHBOARD, RULES, Prometheus, expressions, hurried, installed, prometheus
+from loadtest.prometheus_server import (
+    CONFIG,
+    DASHBOARD,
+    RULES,
+    Prometheus,
+    accelerated,
+    expressions,
+    installed,
+    prometheus,
+)
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
@@ -71,8 +80,10 @@ def test_the_metrics_are_as_prometheus_wants_them(artifact_dir):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_rules_can_be_hurried():
-    assert hurried("rate5m: rate(x[5m]) + y[1h]\nfor: 30s", 60) == "rate5m: rate(x[5000ms]) + y[60000ms]\nfor: 500ms"
+def test_rules_can_be_accelerated():
+    assert (
+        accelerated("rate5m: rate(x[5m]) + y[1h]\nfor: 30s", 60) == "rate5m: rate(x[5000ms]) + y[60000ms]\nfor: 500ms"
+    )
 
 
 class World:

@@ -189,8 +189,8 @@ def test_metrics_named_in_the_guides_exist():
 
 def test_load_test_rates_are_those_of_the_committed_result():
     found = json.loads((ROOT / "loadtest/results/standard.json").read_text("utf-8"))
-    limit, alone = found["maximum"], found["generators"]["nothing"]
-    generator, wrk = (f"{round(alone[name], -2):,.0f}" for name in ("locust", "wrk"))
+    limit, alone = found["maximum"], found["generators"]["null_server"]
+    generator, wrk = (f"{round(alone[name], -2):,.0f}" for name in ("python", "wrk"))
     document = text_of(DOCS / "how-to/load-test.md")
 
     assert f"{limit['rate']:.0f} requests a second of this mix ({limit['low']:.0f} to {limit['high']:.0f})" in document

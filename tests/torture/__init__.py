@@ -1,1 +1,1 @@
-"""The figures that Swiftlet promises on its worst day, each as a case that measures it."""
+"""Long tests of load, faults and bad input. Each case measures goals that the README states."""

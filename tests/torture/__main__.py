@@ -1,6 +1,6 @@
-"""Runs the cases and ends with a table; the exit status is 1 if a goal was missed.
+"""Runs the torture cases and prints a table. The exit status is 1 if a goal was missed.
 
-PYTHONPATH=.:tests:loadtest python -m torture [--scale 0.1] [--out FILE] [CASE ...]
+python -m tests.torture [--scale 0.1] [--out FILE] [CASE ...]
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.torture.cases import CASES, Outcome, table
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all if left out: {', '.join(CASES)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests; 1 takes about an hour")
-    parser.add_argument("--out", type=Path, help="a file for the table, which has the machine above it")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"Default: all of {', '.join(CASES)}.")
+    parser.add_argument("--scale", type=float, default=1.0, help="Share of all requests. 1 takes about an hour.")
+    parser.add_argument("--out", type=Path, help="File for the machine and the table.")
     arguments = parser.parse_args()
     unknown = set(arguments.cases) - CASES.keys()
     if unknown:
-        parser.error(f"there is no case {', '.join(sorted(unknown))}")
-    logging.disable(logging.CRITICAL)  # of the pipelines in this process, whose engines fail on purpose
+        parser.error(f"unknown case: {', '.join(sorted(unknown))}")
+    logging.disable(logging.CRITICAL)  # the engines of this process's pipelines fail on purpose
     outcomes: list[Outcome] = []
     where = setting()
     head = [where.told(), *other_work(where.load, where.cores), ""]
@@ -38,7 +38,7 @@ def main() -> None:
             started = time.monotonic()
             outcomes += CASES[name](Path(directory), arguments.scale)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-            if arguments.out:  # an hour is long: what there is, is kept
+            if arguments.out:  # after each case, so that an interrupted run leaves its results
                 arguments.out.write_text("\n".join([*head, table(outcomes), ""]), "utf-8")
     print(table(outcomes))
     sys.exit(not all(one.passed for one in outcomes))

@@ -1,4 +1,4 @@
-"""The cases. Each takes the scale, 1 for the whole of it, and gives what it counted or measured beside the goal."""
+"""The torture cases. A case gets the artifacts and the scale, and returns what it measured beside each goal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,9 +25,10 @@ import uvloop
 
 import swiftlet_serve.service.engines
 from loadtest.arrivals import poisson
-from loadtest.generator import Client, Lost, open_loop, payload
-from loadtest.overload import run as overload
-from loadtest.server_process import STAND_IN, Served, serving
+from loadtest.generator import open_loop, send_all
+from loadtest.http_client import Client, ConnectionLost, request_bytes
+from loadtest.overload import run as run_overload
+from loadtest.server_process import STAND_IN, ServerProcess, resident_kib, serving
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.loading import load_model, locate
 from swiftlet_serve.service.percentile import percentile
@@ -37,22 +38,20 @@ from swiftlet_serve.service.types import Batch
 from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
 
-COMING: Final = 200  # slow clients a second, as slowhttptest has it
 ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
-with mock.patch.object(
-    swiftlet_serve.service.engines, "__path__", ENGINES
-):  # for a moment: it is none of the service's own
-    from swiftlet_serve.service.engines import stand_in  # type: ignore[attr-defined]  # a type checker knows no such moment
+with mock.patch.object(swiftlet_serve.service.engines, "__path__", ENGINES):
+    from swiftlet_serve.service.engines import stand_in  # type: ignore[attr-defined]  # found by the patched path
 
 PATIENCE_S: Final = 60.0
-FAULTS: Final = 0.01  # of the encodings
-CANCELS: Final = 0.05  # of the requests
-REAL: Final = "mobilebert-sst2"
+FAULT_SHARE: Final = 0.01  # of the sequences
+CANCELLED_SHARE: Final = 0.05  # of the requests
+SLOW_CLIENTS_PER_S: Final = 200  # as slowhttptest opens them
+LATENCY_MODEL: Final = "mobilebert-sst2"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table."""
+    """One row of the table."""
 
     case: str
     n: int
@@ -68,72 +67,74 @@ def _models(artifact_dir: Path) -> list[Path]:
     return [artifact_dir / f"tiny-{task}" for task in TASKS]
 
 
-def _count(whole: int, scale: float, least: int) -> int:
-    return max(least, round(whole * scale))
+def _scaled(count: int, scale: float, minimum: int) -> int:
+    return max(minimum, round(count * scale))
 
 
 # Hostile requests
 
 
-def hostile(artifact_dir: Path, scale: float) -> list[Outcome]:
-    """Attacks over HTTP, some of them alone on their connection."""
-    count = _count(100_000, scale, 300)
+def hostile_requests(artifact_dir: Path, scale: float) -> list[Outcome]:
+    """Sends attacks over HTTP. The large ones have a connection of their own."""
+    count = _scaled(100_000, scale, 300)
     with serving(_models(artifact_dir), "echo", "--log-level", "debug") as server:
-        wrong = uvloop.run(_attack(server.port, count))
+        complaints = uvloop.run(_attack(server.url, count))
         alive = server.process.poll() is None
         status = server.stop()
-        logged = len(CANARY.findall(server.said()))
-    faults = sum(wrong.values())
-    shown = "; ".join(f"{what}: {times}" for what, times in wrong.items())
+        echoes = len(CANARY.findall(server.logged()))
+    shown = "; ".join(f"{text}: {times}" for text, times in complaints.items()) or "0 x 5xx, 0 echoes"
+    crashed = not alive or status != 0
     return [
-        Outcome("hostile requests", count, shown or "0 x 5xx, 0 echoes", "0 x 5xx, 0 echoes", not faults),
-        Outcome("hostile requests: crashes", count, str(int(not alive or status != 0)), "0", alive and status == 0),
-        Outcome("hostile requests: echoes in the log", count, str(logged), "0", not logged),
+        Outcome("hostile requests", count, shown, "0 x 5xx, 0 echoes", not complaints.total()),
+        Outcome("hostile requests: crashes", count, str(int(crashed)), "0", not crashed),
+        Outcome("hostile requests: echoes in the log", count, str(echoes), "0", not echoes),
     ]
 
 
-async def _attack(port: int, count: int) -> Counter[str]:
-    wrong: Counter[str] = Counter()
-    flood = attacks(seed=count, count=count)
-    client = Client(port)
+async def _attack(url: str, count: int) -> Counter[str]:
+    complaints: Counter[str] = Counter()
+    client = Client(url)
 
     async def send(attack: Attack) -> None:
         try:
-            answer = await asyncio.wait_for(client.ask(_bytes(attack)), PATIENCE_S)
-        except Lost:
-            wrong["no answer"] += 1
+            response = await asyncio.wait_for(client.send(_request(attack)), PATIENCE_S)
+        except ConnectionLost:
+            complaints["no response"] += 1
             return
-        below = not answer.head.lower().count(b"x-request-id")  # answered before the application was asked
-        status = answer.status
-        if below and status in (400, 408, 413, 414, 431) and CANARY.search(answer.body.decode()) is None:
+        status, body = response.status, response.body
+        from_http_layer = "x-request-id" not in response.headers  # the application did not see the request
+        if from_http_layer and status in (400, 408, 413, 414, 431) and CANARY.search(body.decode()) is None:
             return
-        found = complaint(attack, status, answer.head.decode("latin-1"), answer.body)
+        head = "\r\n".join([response.reason, *(f"{name}: {value}" for name, value in response.headers.items())])
+        found = complaint(attack, status, head, body)
         if found is not None:
-            wrong[found] += 1
+            complaints[found] += 1
 
-    while wave := list(islice(flood, 16)):
+    flood = attacks(seed=count, count=count)
+    while wave := list(islice(flood, 16)):  # in waves, so that many arrive at once
         await asyncio.gather(*map(send, wave))
-    return wrong
+    client.close()
+    return complaints
 
 
-def _bytes(attack: Attack) -> bytes:
+def _request(attack: Attack) -> bytes:
     path = attack.path.encode("ascii", "replace").decode()
-    return payload(path, attack.body, attack.headers, attack.method, close=len(attack.body) > 1 << 20)
+    return request_bytes(path, attack.body, attack.headers, attack.method, close=len(attack.body) > 1 << 20)
 
 
-# Canaries
+# Deliveries
 
 
 def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
-    """Interleaved requests, each with a text of its own, over pipelines of this process: HTTP would take an hour.
+    """Sends interleaved requests with distinct texts through pipelines of this process. HTTP would take an hour.
 
-    The engines are in theirs, which is killed when half of the requests have been made.
+    The engines run in an engine process, which is killed after half of the requests.
     """
-    count = _count(1_000_000, scale, 3000)
+    count = _scaled(1_000_000, scale, 3000)
     wrong, seen = uvloop.run(_deliver(artifact_dir, count))
-    bound = f"{wrong} ({seen['answered']:,} answered, {seen['failed']:,} faulty, {seen['cancelled']:,} cancelled"
+    shown = f"{wrong} ({seen['answered']:,} answered, {seen['failed']:,} faulty, {seen['cancelled']:,} cancelled"
     return [
-        Outcome("wrong deliveries", count, bound + f", {seen['refused']:,} refused)", "0", wrong == 0),
+        Outcome("wrong deliveries", count, shown + f", {seen['refused']:,} refused)", "0", wrong == 0),
         Outcome("wrong deliveries: faults met", count, str(seen["failed"]), "> 0", seen["failed"] > 0),
         Outcome("wrong deliveries: engines killed", count, str(seen["killed"]), "1", seen["killed"] == 1),
     ]
@@ -141,8 +142,8 @@ def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
 
 async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(artifact_dir)))
-    faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULTS)})
-    with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # for engine processes, a new one too
+    faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULT_SHARE)})
+    with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # engine processes inherit both
         runtime = Runtime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
         await runtime.open()
         try:
@@ -152,10 +153,10 @@ async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
 
 
 async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
-    pick, seen = random.Random(3), Counter[str]()
+    draw, seen = random.Random(3), Counter[str]()
     wrong = 0
 
-    async def one(number: int) -> None:
+    async def send(number: int) -> None:
         nonlocal wrong
         if number == count // 2:
             os.kill(runtime._executor.supervisor.serving.pid, signal.SIGKILL)
@@ -164,32 +165,26 @@ async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
         model = runtime.pipelines[f"tiny-{task}"].model
         request = model.task.Request.model_validate({"inputs": _inputs(task, number)})
         work = asyncio.ensure_future(runtime.pipeline(task, None).answer(request, time.monotonic() + PATIENCE_S))
-        if pick.random() < CANCELS:
-            for _ in range(pick.randrange(6)):
+        if draw.random() < CANCELLED_SHARE:
+            for _ in range(draw.randrange(6)):
                 await asyncio.sleep(0)
             work.cancel()
         try:
-            answer: Any = await work
+            result: Any = await work
         except asyncio.CancelledError:
             seen["cancelled"] += 1
             return
         except Exception as error:
-            answer = getattr(error, "code", type(error).__name__)
+            result = getattr(error, "code", type(error).__name__)
         expected = _expected(model, request)
-        if answer == "overloaded":
+        if result == "overloaded":
             seen["refused"] += 1
-        elif answer != expected and not (isinstance(expected, set) and answer in expected):
+        elif result != expected and not (isinstance(expected, set) and result in expected):
             wrong += 1
         else:
             seen["failed" if isinstance(expected, set) else "answered"] += 1
 
-    numbers = iter(range(count))
-
-    async def caller() -> None:
-        for number in numbers:
-            await one(number)
-
-    await asyncio.gather(*(caller() for _ in range(96)))
+    await send_all(range(count), send, concurrency=96)
     return wrong, seen
 
 
@@ -201,9 +196,9 @@ def _inputs(task: str, number: int) -> Any:
 
 
 def _expected(model: Any, request: Any) -> Any:
-    """The one right answer; or, where the engine is at fault, the codes that may tell so."""
+    """Returns the right response, or the set of error codes that a faulty engine may cause."""
     encodings = model.task.encode(request)
-    faults = {stand_in.fault(encoding, FAULTS) for encoding in encodings} - {None}
+    faults = {stand_in.fault(encoding, FAULT_SHARE) for encoding in encodings} - {None}
     if faults:
         return {{"raises": "internal", "nan": "invalid_engine_output"}[str(fault)] for fault in faults}
     return model.task.decode(request, encodings, Echo(model.manifest.width).run(Batch.of(encodings)))
@@ -213,15 +208,15 @@ def _expected(model: Any, request: Any) -> Any:
 
 
 def restarts(artifact_dir: Path, scale: float) -> list[Outcome]:
-    """Servers behind a balancer, replaced one after the other at 70 % of the load that two of them take."""
-    rounds = _count(20, scale, 2)
+    """Replaces servers behind a load balancer, one after the other, at 70 % of the load that two servers take."""
+    rounds = _scaled(20, scale, 2)
     rate = 0.7 * asyncio.run(peak(artifact_dir))
     tally, statuses = asyncio.run(roll(artifact_dir, rounds, rate))
-    lost, wrong = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
+    lost, failed_exits = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
     shown = f"{lost} lost, {tally.answered} answered at {rate:.0f} requests/s"
     return [
         Outcome("lost at SIGTERM", rounds, shown, "0", lost == 0 and tally.answered > 0),
-        Outcome("exit status after SIGTERM", rounds, f"{wrong} not 0", "0", wrong == 0),
+        Outcome("exit status after SIGTERM", rounds, f"{failed_exits} not 0", "0", failed_exits == 0),
     ]
 
 
@@ -229,126 +224,122 @@ def restarts(artifact_dir: Path, scale: float) -> list[Outcome]:
 
 
 def slow_clients(artifact_dir: Path, scale: float) -> list[Outcome]:
-    """Connections that send a byte now and then, in their head or their body, beside ordinary callers.
+    """Opens connections that send a byte now and then, in head or body, beside ordinary callers.
 
-    Before, the same connections go to a socket that nobody reads: they run on this machine, and what they take of it is
-    not the server's.
+    The same connections first go to a socket that is never read: their clients run on this machine, and their CPU time
+    must not count against the server.
     """
-    count, seconds = _count(2000, scale, 100), max(3.0, 20 * scale)
+    count, seconds = _scaled(2000, scale, 100), max(3.0, 20 * scale)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * count) as sink,
         serving(_models(artifact_dir), "echo", "--log-level", "error") as server,
     ):
-        before, during, failed = uvloop.run(_slow(server.port, sink.getsockname()[1], count, seconds))
-    more = during / before - 1
-    good = more <= 0.1 or during - before <= 0.001  # of a millisecond, a tenth is noise
+        before_s, during_s, failed = uvloop.run(_slow(server, sink.getsockname()[1], count, seconds))
+    more = during_s / before_s - 1
+    passed = more <= 0.1 or during_s - before_s <= 0.001  # a tenth of a millisecond is noise
+    shown = f"{1000 * before_s:.1f} -> {1000 * during_s:.1f} ms"
     return [
-        Outcome("p99 beside slow clients", count, f"{1000 * before:.1f} -> {1000 * during:.1f} ms", "+ 10 %", good),
+        Outcome("p99 beside slow clients", count, shown, "+ 10 %", passed),
         Outcome("failures beside slow clients", count, str(failed), "0", failed == 0),
     ]
 
 
-async def _slow(port: int, sink: int, count: int, seconds: float) -> tuple[float, float, int]:
-    client = Client(port)
-    request = payload("/classify", b'{"inputs": "fine"}')
+async def _slow(server: ServerProcess, sink: int, count: int, seconds: float) -> tuple[float, float, int]:
+    client = Client(server.url)
+    request = request_bytes("/classify", b'{"inputs": "fine"}')
 
     async def quick() -> tuple[float, int]:
-        times, failed = [], 0
+        """Returns the p99 of ordinary callers in seconds, and the number of failures."""
+        latencies_s: list[float] = []
+        failed = 0
 
         async def send(due: float) -> None:
             nonlocal failed
             try:
-                failed += (await client.ask(request)).status != 200
-            except (Lost, OSError):
+                failed += (await client.send(request)).status != 200
+            except (ConnectionLost, OSError):
                 failed += 1
-            times.append(time.monotonic() - due)
+            latencies_s.append(time.monotonic() - due)
 
         await open_loop(poisson(100, seconds, random.Random(5)), send)
-        return percentile(times, 0.99), failed
+        return percentile(latencies_s, 0.99), failed
 
-    pick, here = random.Random(17), asyncio.Semaphore(0)
+    draw, opened = random.Random(17), asyncio.Semaphore(0)
 
-    async def crawl(to: int, number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", to)
+    async def crawl(port: int, number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         text = b"POST /classify HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n"
         writer.write(text[:20] if number % 2 else text + b"\r\n{")
         try:
             while not reader.at_eof():
-                await asyncio.sleep(pick.uniform(1, 2))  # in lockstep they would be a flood, seven times a second
+                await asyncio.sleep(draw.uniform(1, 2))  # at random, so that the bytes do not arrive in bursts
                 writer.write(b"X" if number % 2 else b" ")
                 await writer.drain()
         finally:
             writer.close()
 
-    async def slow(to: int, number: int) -> None:
-        await asyncio.sleep(number / COMING)  # nor do they all come, or run out of time, at once
-        here.release()
-        while True:  # who is thrown out comes again
+    async def slow(port: int, number: int) -> None:
+        await asyncio.sleep(number / SLOW_CLIENTS_PER_S)
+        opened.release()
+        while True:  # a closed connection is opened again
             try:
-                await crawl(to, number)
+                await crawl(port, number)
             except OSError:
-                await asyncio.sleep(1)  # who is not let in, after a while: at once, it would be a flood
+                await asyncio.sleep(1)  # without a pause, refused connections would be a flood
 
-    found, failed = [], 0
-    for to in (sink, port):
-        crawling = [asyncio.ensure_future(slow(to, number)) for number in range(count)]
+    latencies_s, failed = [], 0
+    for port in (sink, server.port):
+        crawling = [asyncio.ensure_future(slow(port, number)) for number in range(count)]
         for _ in crawling:
-            await here.acquire()
-        p99, lost = await quick()
-        found.append(p99)
+            await opened.acquire()
+        p99_s, lost = await quick()
+        latencies_s.append(p99_s)
         failed += lost
         for one in crawling:
             one.cancel()
         await asyncio.gather(*crawling, return_exceptions=True)
     client.close()
-    before, during = found
-    return before, during, failed
+    before_s, during_s = latencies_s
+    return before_s, during_s, failed
 
 
 # Memory
 
 
 def memory(artifact_dir: Path, scale: float) -> list[Outcome]:
-    """Resident memory over mixed requests, a third of them wrong and some given up, after a warm-up."""
-    count = _count(1_000_000, scale, 4000)
-    with serving(
-        _models(artifact_dir), "stand_in", "--log-level", "error", environment={"STAND_IN_FAULTS": "0.01"}
-    ) as server:
-        samples = uvloop.run(_mix(server, count))
+    """Measures resident memory over mixed requests after a warm-up. A third are attacks, and some are abandoned."""
+    count = _scaled(1_000_000, scale, 4000)
+    faults = {"STAND_IN_FAULTS": str(FAULT_SHARE)}
+    with serving(_models(artifact_dir), "stand_in", "--log-level", "error", environment=faults) as server:
+        samples = uvloop.run(_mixed_requests(server, count))
     halves = np.array_split(np.array(samples, float), 2)
     growth = float(np.median(halves[1]) / np.median(halves[0]) - 1)
-    # Below the whole count the warm-up is short, and what grows is still the allocator's own reserve.
+    # A scaled run has a short warm-up, and the allocator's reserve still grows after it.
     goal = 0.01 if scale >= 1 else 0.05
     shown = f"{growth:+.2%} ({samples[0] / 1024:.0f} -> {samples[-1] / 1024:.0f} MiB)"
     return [Outcome("growth of resident memory", count, shown, f"< {goal:.0%}", growth < goal)]
 
 
-async def _mix(server: Served, count: int) -> list[int]:
-    client, pick = Client(server.port), random.Random(11)
+async def _mixed_requests(server: ServerProcess, count: int) -> list[int]:
+    """Returns samples of the server's resident memory, in KiB."""
+    client, draw = Client(server.url), random.Random(11)
     flood = attacks(seed=13, count=10**9)
-    samples = []
+    samples: list[int] = []
 
     async def send(number: int) -> None:
         task = TASKS[number % 3]
+        request = request_bytes(f"/{task}", json.dumps({"inputs": _inputs(task, number)}).encode())
         if number % 3 == 2 and number % 2:
             attack = next(flood)
-            if len(attack.body) > 10_000:
-                return
-            request = _bytes(attack)
-        else:
-            request = payload(f"/{task}", json.dumps({"inputs": _inputs(task, number)}).encode())
-        with suppress(Lost, OSError, TimeoutError):
-            await asyncio.wait_for(client.ask(request), 0.001 if pick.random() < CANCELS else PATIENCE_S)
+            request = _request(attack) if len(attack.body) <= 10_000 else b""
+        if request:
+            with suppress(ConnectionLost, OSError, TimeoutError):
+                patience_s = 0.001 if draw.random() < CANCELLED_SHARE else PATIENCE_S
+                await asyncio.wait_for(client.send(request), patience_s)
+        if number >= count // 5 and number % max(1, count // 100) == 0:
+            samples.append(resident_kib(server.pid))
 
-    numbers = iter(range(count))
-
-    async def caller() -> None:
-        for number in numbers:
-            await send(number)
-            if number >= count // 5 and number % max(1, count // 100) == 0:
-                samples.append(server.resident_kib())
-
-    await asyncio.gather(*(caller() for _ in range(16)))
+    await send_all(range(count), send, concurrency=16)
     client.close()
     return samples
 
@@ -356,74 +347,78 @@ async def _mix(server: Served, count: int) -> list[int]:
 # Latency
 
 
-def latency(artifact_dir: Path, scale: float) -> list[Outcome]:  # every case is called so
-    """One request after the other: what everything but the engine's call takes, in turn with the bare call."""
-    count = _count(2000, scale, 100)
+def latency(artifact_dir: Path, scale: float) -> list[Outcome]:  # the signature of a case
+    """Sends one request at a time, in turn with a bare engine call, and compares both."""
+    count = _scaled(2000, scale, 100)
     body = {"inputs": "A warm, funny and clever film that never takes itself too seriously."}
-    (path,) = locate([REAL])
+    (path,) = locate([LATENCY_MODEL])
     model = load_model(path, "native")
     batch = Batch.of(model.task.encode(model.task.Request.model_validate(body)))
     with serving([path], "native", "--log-level", "error") as server:
-        served, bare = uvloop.run(
-            _in_turn(server.port, json.dumps(body).encode(), count, lambda: model.engine.run(batch))
-        )
-    added = 1000 * (percentile(served, 0.5) - percentile(bare, 0.5))
-    shown = f"{added:.2f} ms (bare call {1000 * percentile(bare, 0.5):.2f} ms)"
-    return [Outcome("added latency, p50, alone", count, shown, "<= 1 ms", added <= 1.0)]
+        request = request_bytes("/classify", json.dumps(body).encode())
+        served_s, bare_s = uvloop.run(_in_turn(server.url, request, count, lambda: model.engine.run(batch)))
+    added_ms = 1000 * (percentile(served_s, 0.5) - percentile(bare_s, 0.5))
+    shown = f"{added_ms:.2f} ms (bare call {1000 * percentile(bare_s, 0.5):.2f} ms)"
+    return [Outcome("added latency, p50, alone", count, shown, "<= 1 ms", added_ms <= 1.0)]
 
 
-async def _in_turn(port: int, body: bytes, count: int, call: Callable[[], object]) -> tuple[list[float], list[float]]:
-    client, request = Client(port), payload("/classify", body)
-    served, bare = [], []
-    for turn in range(count + 20):
+async def _in_turn(
+    url: str, request: bytes, count: int, call: Callable[[], object], warm_up: int = 20
+) -> tuple[list[float], list[float]]:
+    client = Client(url)
+    served_s, bare_s = [], []
+    for _ in range(warm_up + count):
+        served_s.append(await _timed(client.send(request)))
         started = time.perf_counter()
-        await client.ask(request)
-        between = time.perf_counter()
         call()
-        if turn >= 20:
-            served.append(between - started)
-            bare.append(time.perf_counter() - between)
+        bare_s.append(time.perf_counter() - started)
     client.close()
-    return served, bare
+    return served_s[warm_up:], bare_s[warm_up:]
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
 
 
 # Overload
 
 
-def overloaded(artifact_dir: Path, scale: float) -> list[Outcome]:  # every case is called so
-    """Three and ten times the capacity of an engine with a known rate, and a burst whose clients send again."""
+def overload(artifact_dir: Path, scale: float) -> list[Outcome]:  # the signature of a case
+    """Sends three and ten times the capacity of an engine with a known rate, and a burst with retries."""
     seconds = max(3.0, 30 * scale)
-    report = overload("stand_in", 1000, seconds, (1.0, 3.0, 10.0))
+    report = run_overload("stand_in", 1000, seconds, (1.0, 3.0, 10.0))
     outcomes = []
     for level in report.levels[1:]:
         share, goal = level.goodput / report.peak, 0.95 if level.multiple == 3 else 0.9
         name, n = f"goodput at {level.multiple:g}x", sum(level.statuses.values())
         outcomes.append(Outcome(name, n, f"{share:.0%} of peak", f">= {goal:.0%}", share >= goal))
     three = report.levels[1]
-    refused = three.p99_refused_ms
-    outcomes += [
-        Outcome("p99 of accepted at 3x", three.statuses.get(200, 0), f"{three.p99_accepted_ms:.0f} ms", "<= 1000 ms",
-                three.p99_accepted_ms <= 1000),
-        Outcome("p99 of 503s at 3x", three.statuses.get(503, 0), f"{refused:.1f} ms", "<= 20 ms",
-                not math.isnan(refused) and refused <= 20),
+    accepted_ms, refused_ms = three.p99_accepted_ms, three.p99_refused_ms
+    answered, refused = (three.statuses.get(status, 0) for status in (200, 503))
+    shown, refused_in_time = f"{refused_ms:.1f} ms", not math.isnan(refused_ms) and refused_ms <= 20
+    return [
+        *outcomes,
+        Outcome("p99 of accepted at 3x", answered, f"{accepted_ms:.0f} ms", "<= 1000 ms", accepted_ms <= 1000),
+        Outcome("p99 of 503s at 3x", refused, shown, "<= 20 ms", refused_in_time),
         Outcome("recovery after a burst", 1, f"{report.recovery_s:.1f} s", "<= 2 s", report.recovery_s <= 2),
-    ]  # fmt: skip
-    return outcomes
+    ]
 
 
 CASES: Final[dict[str, Case]] = {
-    "hostile": hostile,
+    "hostile": hostile_requests,
     "deliveries": deliveries,
     "restarts": restarts,
     "slow-clients": slow_clients,
     "memory": memory,
     "latency": latency,
-    "overload": overloaded,
+    "overload": overload,
 }
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """All lines, in markdown."""
+    """Returns all outcomes in Markdown."""
     lines = ["| case | n | result | goal | pass |", "|---|---|---|---|---|"]
     lines += [
         f"| {one.case} | {one.n:,} | {one.result} | {one.goal} | {'yes' if one.passed else 'NO'} |" for one in outcomes
