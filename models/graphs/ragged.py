@@ -89,7 +89,7 @@ def of_int8(folded: Folded) -> Multiply:
 
     In 8 bits, but for MobileBERT. Its layers normalise nothing, so that what is rounded in one goes on to the last: its
     rows came out up to four times as far off as ALBERT's. And 8 bits would save it a tenth of its time at most, for its
-    products are narrow. Measured on a CPU with AVX2 and no more: `loadtest/results/int8_forms.md`.
+    products are narrow. Measured on a CPU with AVX2 and no more: `loadtest/results/int8_variants.md`.
     """
     return in_mixed if folded.architecture == "mobilebert" else in_int8
 
