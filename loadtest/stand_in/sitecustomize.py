@@ -1,6 +1,6 @@
-"""Python imports this at its start where the folder is on PYTHONPATH: `stand_in` is then an engine like the others.
+"""Registers the engine `stand_in`. Python imports this module at start-up if its directory is on PYTHONPATH.
 
-With CLOSED_BOOKS in the environment the server counts nothing, so that it can be measured what counting costs.
+If STAND_IN_WITHOUT_STATS is set, the server keeps no request statistics, which allows their cost to be measured.
 """
 
 import os
@@ -10,7 +10,7 @@ import swiftlet_serve.service.engines
 
 swiftlet_serve.service.engines.__path__.append(str(Path(__file__).parent / "engines"))
 
-if os.environ.get("CLOSED_BOOKS"):
+if os.environ.get("STAND_IN_WITHOUT_STATS"):
     from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
-    RequestStats.accept = RequestStats.finish = RequestStats.ran = lambda *_: None
+    RequestStats.accept = RequestStats.finish = RequestStats.add_batch = lambda *_: None

@@ -1,4 +1,4 @@
-"""Small artifacts for the tests: a tokenizer of single characters, and a network that is one look-up."""
+"""Small artifacts for tests: a tokenizer of single characters and a network that looks rows up in a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY)}
 
 
 def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
-    """Writes an artifact of this task and seals it. Its rows are those of `table`, by the ids in focus."""
+    """Writes and seals an artifact for the task. The network returns the rows of `table` for the ids at the focus."""
     name = name or f"tiny-{task}"
     path = directory / name
     path.mkdir(parents=True)
@@ -52,19 +52,19 @@ def make_artifact(directory: Path, task: str, name: str | None = None, tolerance
 
 
 def make_tokenizer() -> Tokenizer:
-    """The tokenizer of single characters."""
+    """Returns a tokenizer of single characters."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
         return Tokenizer.from_directory(Path(directory))
 
 
 def table(width: int) -> np.ndarray:
-    """(V, O): the row of each id."""
+    """Returns the row of each id, as an array (V, O)."""
     return np.random.default_rng(7).normal(size=(len(VOCABULARY), width)).astype(np.float32)
 
 
 def network(width: int) -> onnx.ModelProto:
-    """An ONNX graph with the inputs and the output that every artifact's has."""
+    """Returns an ONNX graph with the inputs and the output of every artifact."""
     int64, dims = TensorProto.INT64, {"input_ids": "BS", "token_type_ids": "BS", "lengths": "B", "focus": "N"}
     graph = helper.make_graph(
         [
@@ -81,7 +81,7 @@ def network(width: int) -> onnx.ModelProto:
 
 
 def golden(width: int) -> dict[str, np.ndarray]:
-    """Two encodings, of three and two tokens, and of each row the first two columns."""
+    """Returns golden answers for two sequences of three and two tokens: the first two columns of each row."""
     ids, focus = np.array([2, 9, 3, 2, 3]), np.array([0, 1, 0])
     columns = np.arange(2)
     return {

@@ -1,4 +1,4 @@
-"""What goes into one end of the wire comes out of the other."""
+"""Messages between the service and a worker process survive a round trip."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def encodings(draw):
     plain = Encoding(ids, types, draw(arrays.arrays(np.int64, focus, elements=INT64)))
     if draw(st.booleans()):
         return plain
-    among = draw(arrays.arrays(np.int64, st.integers(0, 5), elements=INT64))
-    return Ranked(*vars(plain).values(), draw(st.integers(1, 100)), among)
+    candidates = draw(arrays.arrays(np.int64, st.integers(0, 5), elements=INT64))
+    return Ranked(*vars(plain).values(), draw(st.integers(1, 100)), candidates)
 
 
 ROWS = arrays.arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(0, 50)))
 FAILURES = st.sampled_from(list(ERROR_DETAILS)).map(lambda code: Internal(code, ERROR_DETAILS[code]))
 
 
-def body(message: bytes) -> bytearray:
-    """A message without its head, which tells its length."""
+def body_of(message: bytes) -> bytearray:
+    """Returns a message without its header, whose length field is checked."""
     assert codec.body_bytes(bytearray(message)) == len(message) - codec.HEADER_BYTES
     return bytearray(message[codec.HEADER_BYTES :])
 
 
 @given(INT64, st.integers(0, 100), st.lists(encodings(), min_size=1, max_size=20))
-def test_a_call_comes_through(id_, model, asked):
-    returned, model_returned, batch = codec.unpack_call(body(codec.pack_call(id_, model, asked)))
+def test_call_survives_a_round_trip(id_, model, sent):
+    returned, model_returned, batch = codec.unpack_call(body_of(codec.pack_call(id_, model, sent)))
     found = batch.encodings()
 
     assert (returned, model_returned) == (id_, model)
-    assert list(map(type, found)) == list(map(type, asked))
+    assert list(map(type, found)) == list(map(type, sent))
     assert [[np.array(part).tolist() for part in vars(one).values()] for one in found] == [
-        [np.array(part).tolist() for part in vars(one).values()] for one in asked
+        [np.array(part).tolist() for part in vars(one).values()] for one in sent
     ]
 
 
 @given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20), st.floats(0, 1e6))
-def test_an_answer_comes_through_bit_for_bit(id_, outcomes, engine_s):
-    message = body(codec.pack_result(id_, BatchResult(outcomes, engine_s)))
+def test_result_survives_a_round_trip_bit_for_bit(id_, outcomes, engine_s):
+    message = body_of(codec.pack_result(id_, BatchResult(outcomes, engine_s)))
     returned, (found, returned_s) = codec.unpack_result(memoryview(message))
-    message[:] = bytes(len(message))  # what was unpacked does not live in it
+    message[:] = bytes(len(message))  # the unpacked rows must be copies
 
     assert returned == id_
     assert returned_s == pytest.approx(engine_s, abs=1e-9)
@@ -67,5 +67,5 @@ def test_an_answer_comes_through_bit_for_bit(id_, outcomes, engine_s):
             assert (one.dtype, one.shape, one.tobytes()) == (np.float32, other.shape, other.tobytes())
 
 
-def test_every_error_that_an_encoding_may_have_has_its_sentence():
+def test_every_internal_error_code_has_a_detail():
     assert ERROR_DETAILS.keys() == Internal.codes

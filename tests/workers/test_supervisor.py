@@ -1,4 +1,4 @@
-"""An engine process may hang, crash or be killed: the suspects fail, all others are served."""
+"""Worker processes that hang, crash or are killed: only the sequences that cause it fail."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ from tests.support.artifacts import make_artifact
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
 from tests.support.fakes import PATIENCE_S, encoding, row_of, submit
 
-MODEL = "tiny-qa"  # its rows are two numbers wide, as those of the faulty engine
+MODEL = "tiny-qa"  # its rows have two columns, like those of the faulty engine
 
 
 @pytest.fixture
-def place(tmp_path) -> Path:
-    """A directory with one artifact, and room for the files that tell the faulty engine what to do."""
+def directory(tmp_path) -> Path:
+    """Directory with one artifact. Tests add the files that switch the faulty engine's faults."""
     make_artifact(tmp_path, "qa")
     return tmp_path
 
 
-def start(place: Path, size: int = 2, spare: bool = False) -> ProcessExecutor:
-    executor = ProcessExecutor("faulty", [place / MODEL], size, spare=spare, worker_module="tests.support.worker_main")
+def start(directory: Path, size: int = 2, spare: bool = False) -> ProcessExecutor:
+    executor = ProcessExecutor(
+        "faulty", [directory / MODEL], size, spare=spare, worker_module="tests.support.worker_main"
+    )
     executor.load()
     return executor
 
@@ -60,20 +62,20 @@ async def opened(executor: ProcessExecutor):
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Waits for what must happen outside of this process."""
+    """Waits for an event outside of this process."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():
             await asyncio.sleep(0.005)
 
 
-def soon() -> float:
+def far_deadline() -> float:
     return time.monotonic() + PATIENCE_S
 
 
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or while it was read
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before or during the read
         return False
 
 
@@ -81,8 +83,8 @@ def pid(executor: ProcessExecutor) -> int:
     return executor.supervisor.serving.pid
 
 
-async def ask(executor: ProcessExecutor, *tags: int, patience_s: float = PATIENCE_S) -> list:
-    outcomes, _ = await executor.run(MODEL, [encoding(tag) for tag in tags], patience_s)
+async def ask(executor: ProcessExecutor, *tags: int, timeout_s: float = PATIENCE_S) -> list:
+    outcomes, _ = await executor.run(MODEL, [encoding(tag) for tag in tags], timeout_s)
     return [one.code if isinstance(one, Internal) else one.tolist() for one in outcomes]
 
 
@@ -90,12 +92,12 @@ def rows(*tags: int) -> list:
     return [row_of(tag).tolist() for tag in tags]
 
 
-# What an engine may do to a call
+# Faults during a call
 
 
-def test_rows_and_errors_come_from_the_process_as_from_a_thread(place):
+def test_worker_returns_rows_and_errors_like_a_thread(directory):
     async def scenario():
-        async with opened(start(place)) as executor:
+        async with opened(start(directory)) as executor:
             assert await ask(executor, 1, 2, 3) == rows(1, 2, 3)
             assert await ask(executor, 1, RAISE, 3) == [*rows(1), "internal", *rows(3)]
             assert await ask(executor, NAN, 2) == ["invalid_engine_output", *rows(2)]
@@ -105,12 +107,12 @@ def test_rows_and_errors_come_from_the_process_as_from_a_thread(place):
     asyncio.run(scenario())
 
 
-def test_a_call_is_on_its_way_before_the_turn_of_the_event_loop_ends(place):
+def test_call_is_sent_before_the_event_loop_runs_again(directory):
     async def scenario():
-        async with opened(start(place)) as executor:
-            lines = [line._transport.get_extra_info("socket") for line in executor.supervisor.serving._connections]
+        async with opened(start(directory)) as executor:
+            sockets = [one._transport.get_extra_info("socket") for one in executor.supervisor.serving._connections]
             call = executor.run(MODEL, [encoding(1)], PATIENCE_S)
-            answered, _, _ = select.select(lines, [], [], PATIENCE_S)  # the loop stands still meanwhile
+            answered, _, _ = select.select(sockets, [], [], PATIENCE_S)  # blocks the event loop
 
             assert len(answered) == 1
             assert (await call).outcomes[0].tolist() == row_of(1).tolist()
@@ -119,50 +121,50 @@ def test_a_call_is_on_its_way_before_the_turn_of_the_event_loop_ends(place):
 
 
 @pytest.mark.parametrize("how", [CRASH, EXIT])
-def test_where_the_process_dies_every_call_may_have_been_the_cause(how, place):
+def test_every_running_call_is_suspect_if_the_worker_dies(how, directory):
     async def scenario():
-        async with opened(start(place)) as executor:
-            died = pid(executor)
-            beside = asyncio.ensure_future(ask(executor, ONCE))
-            await until((place / "once").exists)
-            outcomes = await asyncio.gather(ask(executor, how), beside, return_exceptions=True)
+        async with opened(start(directory)) as executor:
+            lost = pid(executor)
+            other = asyncio.ensure_future(ask(executor, ONCE))
+            await until((directory / "once").exists)
+            outcomes = await asyncio.gather(ask(executor, how), other, return_exceptions=True)
 
             assert [(type(one), one.suspect) for one in outcomes] == [(WorkerLost, True)] * 2
             assert not executor.ready
             assert await ask(executor, 1) == rows(1)
             assert executor.ready
-            assert pid(executor) != died
+            assert pid(executor) != lost
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("how", [HANG, SEIZE])
-def test_a_call_that_hangs_is_ended_with_its_process_and_the_others_are_not_to_blame(how, place):
+def test_only_the_overdue_call_is_suspect_if_the_worker_is_killed(how, directory):
     async def scenario():
-        async with opened(start(place)) as executor:
-            died = pid(executor)
-            beside = asyncio.ensure_future(ask(executor, ONCE))
-            await until((place / "once").exists)
-            with pytest.raises(WorkerLost) as lost:
-                await ask(executor, how, patience_s=0.1)
-            with pytest.raises(WorkerLost) as other:
-                await beside
+        async with opened(start(directory)) as executor:
+            lost = pid(executor)
+            other = asyncio.ensure_future(ask(executor, ONCE))
+            await until((directory / "once").exists)
+            with pytest.raises(WorkerLost) as suspect:
+                await ask(executor, how, timeout_s=0.1)
+            with pytest.raises(WorkerLost) as bystander:
+                await other
 
-            assert (lost.value.suspect, other.value.suspect) == (True, False)
-            await until(lambda: not alive(died))
+            assert (suspect.value.suspect, bystander.value.suspect) == (True, False)
+            await until(lambda: not alive(lost))
             assert await ask(executor, 1) == rows(1)
 
     asyncio.run(scenario())
 
 
-def test_a_pause_of_the_machine_is_no_hang(place):
+def test_suspended_machine_does_not_count_as_a_hang(directory):
     async def scenario():
-        async with opened(start(place)) as executor:
+        async with opened(start(directory)) as executor:
             paused = pid(executor)
             os.kill(paused, signal.SIGSTOP)
-            call = asyncio.ensure_future(ask(executor, 1, patience_s=0.5))
+            call = asyncio.ensure_future(ask(executor, 1, timeout_s=0.5))
             await asyncio.sleep(0)
-            time.sleep(1)  # this process stands still as well
+            time.sleep(1)  # suspends this process as well
             os.kill(paused, signal.SIGCONT)
 
             assert await call == rows(1)
@@ -172,39 +174,41 @@ def test_a_pause_of_the_machine_is_no_hang(place):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"no", codec.pack_result(9, BatchResult([row_of(1)], 0.0))[codec.HEADER_BYTES :]]
+    "result", [b"", b"no", codec.pack_result(9, BatchResult([row_of(1)], 0.0))[codec.HEADER_BYTES :]]
 )
-def test_an_answer_that_makes_no_sense_or_belongs_to_another_call_is_nobodys(answer, place, monkeypatch):
+def test_invalid_result_or_result_of_another_call_ends_the_worker(result, directory, monkeypatch):
     unpack = codec.unpack_result
 
     async def scenario():
-        async with opened(start(place)) as executor:
-            died = pid(executor)
-            monkeypatch.setattr(codec, "unpack_result", lambda _: unpack(memoryview(answer)))
+        async with opened(start(directory)) as executor:
+            lost = pid(executor)
+            monkeypatch.setattr(codec, "unpack_result", lambda _: unpack(memoryview(result)))
             with pytest.raises(WorkerLost):
                 await ask(executor, 1)
             monkeypatch.undo()
 
             assert await ask(executor, 1) == rows(1)
-            assert pid(executor) != died
+            assert pid(executor) != lost
 
     asyncio.run(scenario())
 
 
-# What the pool makes of it
+# With the scheduler
 
 
-async def outcomes_of(executor: ProcessExecutor, tags: list[int], patience_s: float = PATIENCE_S) -> list:
-    pool = Dispatcher(executor, 1 << 16, patience_s)
-    batcher = Batcher(MODEL, pool)
-    found = await asyncio.gather(*(submit(batcher, encoding(tag), soon()) for tag in tags), return_exceptions=True)
+async def outcomes_of(executor: ProcessExecutor, tags: list[int], timeout_s: float = PATIENCE_S) -> list:
+    dispatcher = Dispatcher(executor, 1 << 16, timeout_s)
+    batcher = Batcher(MODEL, dispatcher)
+    found = await asyncio.gather(
+        *(submit(batcher, encoding(tag), far_deadline()) for tag in tags), return_exceptions=True
+    )
     return [one.code if isinstance(one, Internal) else one.tolist() for one in found]
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_of_sixteen_only_the_one_that_kills_the_process_fails(size, place):
+def test_only_the_sequence_that_crashes_the_worker_fails(size, directory):
     async def scenario():
-        async with opened(start(place, size)) as executor:
+        async with opened(start(directory, size)) as executor:
             tags = [*range(10), CRASH, *range(10, 15)]
 
             assert await outcomes_of(executor, tags) == [*rows(*range(10)), "internal", *rows(*range(10, 15))]
@@ -212,39 +216,39 @@ def test_of_sixteen_only_the_one_that_kills_the_process_fails(size, place):
     asyncio.run(scenario())
 
 
-def test_of_several_only_the_one_that_hangs_fails(place):
+def test_only_the_sequence_that_hangs_fails(directory):
     async def scenario():
-        async with opened(start(place)) as executor:
-            assert await outcomes_of(executor, [1, 2, HANG, 3], patience_s=0.1) == [*rows(1, 2), "internal", *rows(3)]
+        async with opened(start(directory)) as executor:
+            assert await outcomes_of(executor, [1, 2, HANG, 3], timeout_s=0.1) == [*rows(1, 2), "internal", *rows(3)]
 
     asyncio.run(scenario())
 
 
-def test_what_was_under_way_when_the_process_was_killed_is_answered_by_the_spare(place):
+def test_spare_answers_calls_that_were_running_when_the_worker_was_killed(directory):
     async def scenario():
-        async with opened(start(place, spare=True)) as executor:
+        async with opened(start(directory, spare=True)) as executor:
             await until(lambda: executor.supervisor.spare)
             work = asyncio.ensure_future(outcomes_of(executor, [1, 2, ONCE, 4, 5]))
-            await until((place / "once").exists)
-            died, spare = pid(executor), executor.supervisor.spare
-            os.kill(died, signal.SIGKILL)
+            await until((directory / "once").exists)
+            lost, spare = pid(executor), executor.supervisor.spare
+            os.kill(lost, signal.SIGKILL)
             await until(lambda: executor.supervisor.serving is spare)
 
             assert executor.ready
             assert await work == rows(1, 2, ONCE, 4, 5)
             await until(lambda: executor.supervisor.spare)
-            assert not alive(died)
+            assert not alive(lost)
 
     asyncio.run(scenario())
 
 
-def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
+def test_caller_of_an_engine_that_hangs_gets_an_error_at_the_deadline(directory):
     async def scenario():
-        async with opened(start(place, 1)) as executor:
+        async with opened(start(directory, 1)) as executor:
             batcher = Batcher(MODEL, Dispatcher(executor, 1 << 16, patience_s=0.6))
             hangs = asyncio.ensure_future(submit(batcher, encoding(HANG), time.monotonic() + 0.2))
             await until(lambda: executor.supervisor.serving._ticks_left)
-            other = asyncio.ensure_future(submit(batcher, encoding(1), soon()))
+            other = asyncio.ensure_future(submit(batcher, encoding(1), far_deadline()))
             with pytest.raises(DeadlineExceeded):
                 await hangs
 
@@ -253,12 +257,12 @@ def test_a_caller_of_an_engine_that_hangs_is_answered_at_the_deadline(place):
     asyncio.run(scenario())
 
 
-# What becomes of the processes
+# Supervision
 
 
-def test_a_spare_that_dies_is_replaced(place):
+def test_supervisor_replaces_a_dead_spare(directory):
     async def scenario():
-        async with opened(start(place, spare=True)) as executor:
+        async with opened(start(directory, spare=True)) as executor:
             await until(lambda: executor.supervisor.spare)
             spare = executor.supervisor.spare
             os.kill(spare.pid, signal.SIGKILL)
@@ -269,12 +273,12 @@ def test_a_spare_that_dies_is_replaced(place):
     asyncio.run(scenario())
 
 
-def test_where_no_process_can_be_started_callers_are_told_until_one_can(place, monkeypatch):
+def test_calls_fail_while_no_worker_can_be_started(directory, monkeypatch):
     monkeypatch.setattr(supervisor, "BACK_OFF_S", (0.01,))
 
     async def scenario():
-        async with opened(start(place)) as executor:
-            (place / "refuse").touch()
+        async with opened(start(directory)) as executor:
+            (directory / "refuse").touch()
             os.kill(pid(executor), signal.SIGKILL)
             await until(lambda: not executor.ready)
             with pytest.raises(Unavailable) as refusal:
@@ -282,20 +286,20 @@ def test_where_no_process_can_be_started_callers_are_told_until_one_can(place, m
 
             assert refusal.value.code == "engine_unavailable"
             assert refusal.value.retry_after
-            (place / "refuse").unlink()
+            (directory / "refuse").unlink()
             await until(lambda: executor.ready)
             assert await ask(executor, 1) == rows(1)
 
     asyncio.run(scenario())
 
 
-def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found_to_work_again(place, monkeypatch):
+def test_broken_engine_is_replaced_then_rejected_until_a_probe_succeeds(directory, monkeypatch):
     monkeypatch.setattr(process_executor, "PROBE_INTERVAL_S", 0.01)
 
     async def scenario():
-        async with opened(start(place, 1)) as executor:
+        async with opened(start(directory, 1)) as executor:
             first = pid(executor)
-            (place / "broken").touch()
+            (directory / "broken").touch()
             for _ in range(FAILURE_THRESHOLD):
                 assert await ask(executor, 1, 2) == ["internal"] * 2
             await until(lambda: executor._breaker.open)
@@ -304,7 +308,7 @@ def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found
                 await ask(executor, 1)
 
             assert refusal.value.code == "engine_unavailable"
-            (place / "broken").unlink()
+            (directory / "broken").unlink()
             await until(lambda: executor.ready)
             assert await ask(executor, 1) == rows(1)
             assert pid(executor) != first
@@ -312,9 +316,9 @@ def test_an_engine_that_fails_at_everything_is_replaced_then_shut_off_then_found
     asyncio.run(scenario())
 
 
-def test_an_engine_is_not_replaced_because_one_client_asks_nothing_but_what_fails(place):
+def test_engine_is_not_replaced_if_only_one_clients_inputs_fail(directory):
     async def scenario():
-        async with opened(start(place, 1)) as executor:
+        async with opened(start(directory, 1)) as executor:
             first = pid(executor)
             for _ in range(4 * FAILURE_THRESHOLD):
                 assert await ask(executor, RAISE) == ["internal"]
@@ -327,23 +331,23 @@ def test_an_engine_is_not_replaced_because_one_client_asks_nothing_but_what_fail
     asyncio.run(scenario())
 
 
-def test_twenty_kills_leave_nothing_behind(place):
-    def holds() -> tuple[int, int]:
+def test_twenty_kills_leak_no_descriptors_processes_or_threads(directory):
+    def resources() -> tuple[int, int]:
         children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True, text=True)
         return len(os.listdir("/proc/self/fd")), len(children.stdout.split())
 
     async def scenario():
-        async with opened(start(place, 1)) as executor:
+        async with opened(start(directory, 1)) as executor:
             for n in range(21):
                 assert await ask(executor, n) == rows(n)
                 if n == 0:
-                    before, threads = holds(), threading.active_count()
+                    before, threads = resources(), threading.active_count()
                 if n < 20:
                     os.kill(pid(executor), signal.SIGKILL)
                     await until(lambda: not executor.ready)
-            await until(lambda: holds() == before)
+            await until(lambda: resources() == before)
 
-            assert threading.active_count() <= threads + 8  # those of the event loop's executor
+            assert threading.active_count() <= threads + 8  # threads of the event loop's default executor
 
     asyncio.run(scenario())
 
@@ -366,9 +370,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("tag", [1, HANG, SEIZE], ids=["idle", "hangs", "hangs with the lock"])
-def test_the_process_dies_with_its_parent(tag, place):
-    command = [sys.executable, "-c", PARENT, str(place / MODEL), str(tag)]
+@pytest.mark.parametrize("tag", [1, HANG, SEIZE], ids=["idle", "hangs", "hangs with the GIL"])
+def test_worker_ends_with_its_parent(tag, directory):
+    command = [sys.executable, "-c", PARENT, str(directory / MODEL), str(tag)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
@@ -377,9 +381,9 @@ def test_the_process_dies_with_its_parent(tag, place):
     asyncio.run(until(lambda: not alive(child)))
 
 
-def test_the_process_leaves_signals_to_its_parent(place):
+def test_worker_ignores_termination_signals(directory):
     async def scenario():
-        async with opened(start(place)) as executor:
+        async with opened(start(directory)) as executor:
             for which in (signal.SIGINT, signal.SIGTERM):
                 os.kill(pid(executor), which)
 
@@ -389,9 +393,9 @@ def test_the_process_leaves_signals_to_its_parent(place):
     asyncio.run(scenario())
 
 
-def test_closing_ends_a_process_that_hangs(place):
+def test_close_ends_a_worker_that_hangs(directory):
     async def scenario():
-        executor = start(place, 1)
+        executor = start(directory, 1)
         await executor.open()
         child = pid(executor)
         call = asyncio.ensure_future(ask(executor, SEIZE))
@@ -411,32 +415,32 @@ def test_closing_ends_a_process_that_hangs(place):
 # Start-up
 
 
-def test_what_keeps_a_model_from_being_hosted_is_said_in_the_same_sentence(place, capfd):
-    artifact = open_artifact(place / MODEL)
+def test_start_fails_with_the_same_error_as_load(directory, capfd):
+    artifact = open_artifact(directory / MODEL)
     artifact.file(GOLDEN).write_bytes(b"no")
     seal(artifact.path, replace(artifact.manifest))
     for settings, kind in (
         (Settings(models=(str(artifact.path),), cores=1), ArtifactError),
         (Settings(models=(str(artifact.path),), engine="abacus"), SetupError),
-        (Settings(models=(str(place / "none"),)), SetupError),
+        (Settings(models=(str(directory / "none"),)), SetupError),
         (Settings(models=(str(artifact.path),) * 2, engine="echo"), SetupError),
     ):
-        with pytest.raises(kind) as isolated:
+        with pytest.raises(kind) as started:
             Runtime.start(settings)
-        with pytest.raises(kind) as plain:
+        with pytest.raises(kind) as loaded:
             Runtime.load(settings)
 
-        assert str(isolated.value) == str(plain.value)
+        assert str(started.value) == str(loaded.value)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_process_that_ends_while_it_loads_is_said_to():
+def test_load_fails_if_the_worker_ends_first():
     with pytest.raises(SetupError, match="ended before the models were loaded"):
         ProcessExecutor("echo", [], 1, spare=False, worker_module="this_module_is_not_there").load()
 
 
 @pytest.mark.parametrize("name", ["albert-sst2", "mobilebert-qa", "albert-fill-mask"])
-def test_rows_are_those_of_a_thread_bit_for_bit(name):
+def test_worker_and_thread_return_bit_equal_rows(name):
     artifact = open_artifact(BUNDLED / name)
     with np.load(artifact.file(GOLDEN)) as file:
         arrays = {key: file[key] for key in file if key not in ("rows", "columns")}
@@ -452,7 +456,7 @@ def test_rows_are_those_of_a_thread_bit_for_bit(name):
         async with opened(executor):
             return [(await one.run(name, encodings, PATIENCE_S)).outcomes for one in (threads, executor)]
 
-    here, there = asyncio.run(scenario())
-    assert [(row.shape, row.dtype, row.tobytes()) for row in here] == [
-        (row.shape, row.dtype, row.tobytes()) for row in there
+    from_thread, from_worker = asyncio.run(scenario())
+    assert [(row.shape, row.dtype, row.tobytes()) for row in from_thread] == [
+        (row.shape, row.dtype, row.tobytes()) for row in from_worker
     ]

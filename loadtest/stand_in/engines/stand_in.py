@@ -1,11 +1,11 @@
-"""An engine whose cost is known and whose faults are chosen, for load and torture. Its rows are those of `echo`.
+"""Engine with a known cost and chosen faults, for load and torture tests. It returns the rows of `echo`.
 
-    STAND_IN_FIXED_MS    what a call takes before its first token (0)
-    STAND_IN_TOKEN_US    what each token adds (0)
-    STAND_IN_FAULTS      the share of encodings that a call fails on, by raising or by a NaN (0)
+    STAND_IN_FIXED_MS    fixed duration of a call, in ms (default 0)
+    STAND_IN_TOKEN_US    additional duration per token, in µs (default 0)
+    STAND_IN_FAULTS      fraction of the sequences that fail, with an exception or a NaN (default 0)
 
-A call sleeps, so that it takes its time without taking a core. Which encodings are faulty is a function of their ids:
-a client can tell which of its requests have to fail.
+A call sleeps, so it uses no CPU. The ids of a sequence decide whether it fails, so a client can predict which of its
+requests fail.
 """
 
 from __future__ import annotations
@@ -40,25 +40,23 @@ class StandIn(Echo):
     def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
         kind = fault(encoding, self.faults)
         if kind == "raises":
-            raise RuntimeError("a fault that was asked for")
+            raise RuntimeError("injected fault")
         found = super().numbers(encoding)
         return np.full_like(found, np.nan) if kind == "nan" else found
 
 
-def fault(encoding: Encoding, share: float) -> str | None:
-    """What goes wrong with an encoding."""
+def fault(encoding: Encoding, fraction: float) -> str | None:
+    """Returns the fault of a sequence: "raises", "nan" or None."""
     number = zlib.crc32(encoding.input_ids.astype("<i8").tobytes(), 1) / 2**32
-    if number >= share:
+    if number >= fraction:
         return None
-    return "raises" if number < share / 2 else "nan"
+    return "raises" if number < fraction / 2 else "nan"
 
 
-def create(artifact: Artifact, threads: int) -> StandIn:  # noqa: ARG001  # every engine is made like this
-    fixed_ms, token_us, faults = (
-        float(os.environ.get(f"STAND_IN_{name}", "0")) for name in ("FIXED_MS", "TOKEN_US", "FAULTS")
-    )
+def create(artifact: Artifact, threads: int) -> StandIn:  # noqa: ARG001  # all engines have this signature
+    values = [float(os.environ.get(f"STAND_IN_{name}", "0")) for name in ("FIXED_MS", "TOKEN_US", "FAULTS")]
+    fixed_ms, token_us, faults = values
     if faults:
-        logging.getLogger(
-            "swiftlet_serve.service.workers.hosted_model"
-        ).disabled = True  # it would tell of every one that was asked for
+        logger = logging.getLogger("swiftlet_serve.service.workers.hosted_model")
+        logger.disabled = True  # it would log every injected fault
     return StandIn(artifact.manifest.width, fixed_ms / 1e3, token_us / 1e6, faults)

@@ -1,7 +1,8 @@
-"""An engine that does what the first id of an encoding says; any other id is answered as in `fakes.row_of`.
+"""Engine whose faults are selected by the first id of a sequence. Other ids are answered as by `fakes.row_of`.
 
-Files beside the artifact say more: `refuse`, that it cannot be loaded; `broken`, that every call fails; `stuck`, that
-every call hangs. And what is asked `ONCE` hangs the first time and leaves the file `once`, so that a test knows when.
+Files beside the artifact switch further faults on: `refuse` (loading fails), `broken` (every call fails) and `stuck`
+(every call hangs). A sequence with the id `ONCE` hangs the first time and creates the file `once`, so that a test can
+wait for the hang.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ class Faulty:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._does = {
+        self._faults = {
             RAISE: self._fail,
             HANG: lambda: time.sleep(FOREVER_S),
-            SEIZE: lambda: ctypes.PyDLL(None).sleep(FOREVER_S),  # and keeps the interpreter's lock
+            SEIZE: lambda: ctypes.PyDLL(None).sleep(FOREVER_S),  # hangs while holding the GIL
             EXIT: lambda: os._exit(3),
             CRASH: lambda: signal.raise_signal(signal.SIGSEGV),
             ONCE: self._hang_once,
         }
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        asked = [int(batch.input_ids[start]) for start in batch.offsets[:-1]]
+        tags = [int(batch.input_ids[start]) for start in batch.offsets[:-1]]
         if (self._directory / "broken").exists():
             self._fail()
         if (self._directory / "stuck").exists():
             time.sleep(FOREVER_S)
-        for tag in asked:
-            self._does.get(tag, lambda: None)()
-        rows = zip(asked, np.diff(batch.focus_offsets), strict=True)
+        for tag in tags:
+            self._faults.get(tag, lambda: None)()
+        rows = zip(tags, np.diff(batch.focus_offsets), strict=True)
         return [self._row(math.nan if tag == NAN else tag, count) for tag, count in rows if tag != FEW]
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class Faulty:
         return np.array([[tag, -tag]] * count, np.float32)
 
     def _fail(self) -> None:
-        raise RuntimeError("as asked")
+        raise RuntimeError("the sequence or the file `broken` asks for a failure")
 
     def _hang_once(self) -> None:
         once = self._directory / "once"
@@ -69,5 +70,5 @@ class Faulty:
 
 def create(artifact: Artifact, threads: int) -> Faulty:
     if (artifact.path.parent / "refuse").exists():
-        raise ArtifactError(f"{artifact.path.name}: it is refused.")
+        raise ArtifactError(f"{artifact.path.name}: the file `refuse` exists.")
     return Faulty(artifact.path.parent)

@@ -1,0 +1,97 @@
+"""A model loaded into an engine: every sequence has its own outcome, and the golden answers are checked."""
+
+from __future__ import annotations
+
+import math
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.artifact import ArtifactError
+from swiftlet_serve.service.engines.echo import Echo
+from swiftlet_serve.service.errors import Internal, SetupError
+from swiftlet_serve.service.topk import NOTHING, Ranked
+from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.workers.golden import replay
+from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS, HostedModel, host_model, run_batch
+from tests.support.artifacts import make_artifact
+from tests.support.fakes import WIDTH, Engine, encoding, row_of
+
+
+def codes(outcomes) -> list[str | None]:
+    return [one.code if isinstance(one, Internal) else None for one in outcomes]
+
+
+@given(st.integers(1, 33), st.sets(st.integers(0, 32)))
+def test_run_batch_fails_only_sequences_that_fail_alone(n, faulty):
+    def answer(tags):
+        if faulty & set(tags):
+            raise RuntimeError("cannot")
+        return [row_of(tag) for tag in tags]
+
+    outcomes = run_batch(HostedModel(Engine(answer), WIDTH), Batch.of([encoding(tag) for tag in range(n)]))
+
+    assert codes(outcomes) == ["internal" if tag in faulty else None for tag in range(n)]
+    assert all(one.tolist() == row_of(tag).tolist() for tag, one in enumerate(outcomes) if tag not in faulty)
+
+
+def test_run_batch_rejects_rows_that_are_not_finite():
+    rows = [np.array([[tag, math.nan]], np.float32) for tag in range(2)]
+    outcomes = run_batch(HostedModel(Engine(lambda _: rows), WIDTH), Batch.of([encoding(tag) for tag in range(2)]))
+
+    assert [one.detail for one in outcomes] == [ERROR_DETAILS["invalid_engine_output"]] * 2
+
+
+@pytest.mark.parametrize("column", [-1, 10, 2.0**33])
+def test_run_batch_rejects_top_k_rows_with_a_column_out_of_range(column):
+    ranked = Ranked(**vars(encoding(1)), top_k=1, candidates=NOTHING)
+    rows = [np.array([[0.5, 0.25, place]], np.float32) for place in (9, column)]
+    outcomes = run_batch(HostedModel(Engine(lambda _: rows), 10), Batch.of([ranked, ranked]))
+
+    assert codes(outcomes) == [None, "invalid_engine_output"]
+
+
+class FaultyEcho(Echo):
+    """An echo engine whose golden answers are checked."""
+
+    runs_network = True
+    extra_tolerance = 0.0
+
+
+class TooWide(FaultyEcho):
+    def run(self, batch):
+        return Echo(self.width + 1).run(batch)
+
+
+class WrongRanking(FaultyEcho):
+    def run(self, batch):
+        rows = super().run(batch)
+        return [-row if top_k else row for row, top_k in zip(rows, batch.top_k, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(TooWide, r"a row of shape \(2, 4\), expected \(2, 3\)"), (WrongRanking, "does not match its outputs")],
+)
+def test_replay_rejects_faults_beside_the_golden_columns(tmp_path, kind, message):
+    artifact = make_artifact(tmp_path, "classify")
+
+    with pytest.raises(ArtifactError, match=f"cannot be replayed: .*{message}"):
+        replay(artifact, kind(3))
+
+
+def test_host_model_requires_an_engine_that_reproduces_the_golden_answers(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    hosted, deviation = host_model(artifact, "onnx_cpu")
+
+    assert (hosted.width, deviation) == (3, 0.0)
+    assert len(hosted.timed_calls) == 2
+    assert host_model(artifact, "echo") == ((ANY, 3, []), None)
+    artifact.file("model.onnx").write_bytes(b"no")
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        host_model(artifact, "onnx_cpu")
+    with pytest.raises(SetupError, match="no 'abacus'"):
+        host_model(artifact, "abacus")

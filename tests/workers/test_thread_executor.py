@@ -1,0 +1,27 @@
+"""The executor that runs batches on threads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swiftlet_serve.service.workers.hosted_model import HostedModel
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from tests.support.fakes import PATIENCE_S, WIDTH, GatedEngine, encoding, row_of
+
+
+def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
+    async def scenario():
+        engine = GatedEngine()
+        executor = ThreadExecutor({"model": HostedModel(engine, WIDTH)}, size=2)
+        running = [asyncio.ensure_future(executor.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
+        calls = [await engine.called() for _ in running]
+
+        assert not await executor.close(0)
+        for call in calls:
+            call.finish()
+        assert [[row.tolist() for row in outcomes] for outcomes, _ in await asyncio.gather(*running)] == [
+            [row_of(tag).tolist()] for tag in range(2)
+        ]
+        assert await executor.close(0)
+
+    asyncio.run(scenario())
