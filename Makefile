@@ -1,6 +1,6 @@
-# The commands of this repository. Every one works in a bare clone; `make` alone lists them.
+# The commands of this repository. Each works in a fresh clone; `make` alone lists them.
 
-# Which Python the virtual environments are made with: 3.11 or newer.
+# The Python of the virtual environments: 3.11 or newer.
 PYTHON ?= python3
 
 SERVICE := .venv
@@ -12,26 +12,26 @@ DEVELOPMENT := .venv-dev
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
 
-run: $(SERVICE)/ready ## serve the embedded models on this machine's CPU
+run: $(SERVICE)/ready ## serve the embedded models on this machine
 	$(SERVICE)/bin/swiftlet serve
 
-# Two processes at a time, since many tests wait; more of them want more memory, each has torch. A file's tests stay in
-# one, as they share what is slow to make.
+# Two processes, because many tests wait. More need more memory, since each loads torch. The tests of a file share
+# fixtures that are slow to make, so they stay in one process.
 test: $(DEVELOPMENT)/ready ## run the tests
 	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile
 
-torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input: an hour, and a table
+torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input; takes an hour
 	$(DEVELOPMENT)/bin/python -m tests.torture
 
-# How `make loadtest` asks: `standard` searches for the highest rate, `minute` tries a low one.
+# The profiles of `make loadtest`: `standard` searches for the highest rate, `minute` tries a low one.
 PROFILE ?= standard
 standard := --p99-ms 300 --at-least 10 --out runs/loadtest/standard --summary loadtest/results/standard.json
 minute := --p99-ms 2000 --rate 20 --shape step --seconds 45 --give-up-s 30 --most-failed 0
 
-loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO, or try one: PROFILE=minute
+loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO; PROFILE=minute tries one rate
 	$(DEVELOPMENT)/bin/python -m loadtest.slo $($(PROFILE))
 
-bench: $(DEVELOPMENT)/ready ## measure the engines, and the server over HTTP, beside others: half an hour
+bench: $(DEVELOPMENT)/ready ## compare the engines, and the server over HTTP, with others; half an hour
 	$(DEVELOPMENT)/bin/swiftlet bench --out loadtest/results
 	$(DEVELOPMENT)/bin/python -m loadtest.compare --released runs/bench --out loadtest/results
 
@@ -49,27 +49,27 @@ docs: $(DEVELOPMENT)/ready ## build the documentation site into build/docs
 dist: $(DEVELOPMENT)/ready ## build the source distribution and the wheel into dist
 	$(DEVELOPMENT)/bin/python -m build
 
-dist-test: $(DEVELOPMENT)/ready ## build a wheel, install it in an empty environment and serve: minutes, needs a package index
+dist-test: $(DEVELOPMENT)/ready ## build the wheel, install it in an empty environment and serve; minutes
 	SWIFTLET_DISTRIBUTION_TEST=1 $(DEVELOPMENT)/bin/pytest tests/test_distribution.py
 
-tutorial-test: $(DEVELOPMENT)/ready ## follow the tutorial: train, check, serve, load test; minutes
+tutorial-test: $(DEVELOPMENT)/ready ## follow the tutorial: train, serve, load test; minutes
 	SWIFTLET_TUTORIAL_TEST=1 $(DEVELOPMENT)/bin/pytest tests/docs/test_tutorial.py
 
 image: ## build the container image for a CPU, swiftlet:cpu
 	docker/build cpu
 
-image-test: $(DEVELOPMENT)/ready ## build the image and try it: needs root, buildah and debootstrap, and minutes
+image-test: $(DEVELOPMENT)/ready ## build the CPU image and test it; needs root, buildah and debootstrap
 	SWIFTLET_IMAGE_TEST=1 $(DEVELOPMENT)/bin/pytest -rP tests/deploy/test_image.py
 
-lock: $(DEVELOPMENT)/ready ## write anew what the images are made of, docker/*.lock
+lock: $(DEVELOPMENT)/ready ## update the pinned packages of the images, docker/*.lock
 	UV=$(DEVELOPMENT)/bin/uv docker/lock
 
-sbom: $(DEVELOPMENT)/ready ## write what the images hold of Python, as CycloneDX: dist/swiftlet-*.cdx.json
+sbom: $(DEVELOPMENT)/ready ## write the images' bills of materials: dist/swiftlet-*.cdx.json
 	@mkdir -p dist
 	UV=$(DEVELOPMENT)/bin/uv docker/sbom cpu > dist/swiftlet-cpu.cdx.json
 	UV=$(DEVELOPMENT)/bin/uv docker/sbom gpu > dist/swiftlet-gpu.cdx.json
 
-audit: $(DEVELOPMENT)/ready ## look that up among known vulnerabilities: needs PyPI itself, no mirror
+audit: $(DEVELOPMENT)/ready ## look up the images' packages in PyPI's list of vulnerabilities
 	UV=$(DEVELOPMENT)/bin/uv docker/audit
 
 clean: ## remove the virtual environments and all caches
@@ -78,13 +78,13 @@ clean: ## remove the virtual environments and all caches
 	rm -f service/native/*.so
 	find loadtest models service tests -name __pycache__ -prune -exec rm -rf {} +
 
-# An environment is ready when it holds what pyproject.toml asks for. The install is editable: a clone serves itself.
+# An environment is ready when it has the packages of pyproject.toml. The installation is editable.
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
-# Installing compiles the native engine's kernels, where there is a compiler.
+# The installation compiles the native engine's kernels if there is a compiler.
 $(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml $(wildcard service/native/*.h service/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo 'Swiftlet needs Python 3.11 or newer. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
+		{ echo 'Swiftlet needs Python 3.11 or newer. Name one with make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRAS)'

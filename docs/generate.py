@@ -270,7 +270,7 @@ def modules(package: str) -> str:
     rows = []
     for path in sorted((ROOT / package).rglob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        sentence = re.split(r"(?<=[.:])(?:\s|$)", text.partition("\n\n")[0].replace("\n", " "))[0]
+        sentence = re.split(r"(?<=\.)\s", text.partition("\n\n")[0].replace("\n", " "))[0]
         if path.name != "__init__.py":
             rows.append([code(path.relative_to(ROOT)), sentence.rstrip(":.") + "."])
     return table(["Module", "Content"], rows)
