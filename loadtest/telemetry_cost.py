@@ -30,7 +30,7 @@ REQUEST = request_bytes("/classify", json.dumps({"inputs": "A warm, funny and cl
 VARIANTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "without": ({"STAND_IN_WITHOUT_STATS": "1"}, ()),
     "with": ({}, ()),
-    "access log": ({}, ("--access-log", "true", "--log-format", "json")),
+    "with, and access log": ({}, ("--access-log", "true", "--log-format", "json")),
 }
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         for _ in range(rounds):
             for name, server in servers.items():
                 costs[name].append(request_cost_us(server))
-    print("| request statistics | microseconds of a core per request | more than without, median (quartiles) |")
+    print("| statistics | microseconds of a core per request | more than without, median (quartiles) |")
     print("|---|---|---|")
     for name, own in costs.items():
         more = [100 * (cost / without - 1) for cost, without in zip(own, costs["without"], strict=True)]

@@ -1,0 +1,287 @@
+"""Engines that compute one network in the int8 variants of ONNX Runtime and OpenVINO, for `int8_variants.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from swiftlet_serve.models.folding import Folded, Product
+from swiftlet_serve.models.graphs.export import export
+from swiftlet_serve.models.graphs.quantize import quantize
+from swiftlet_serve.models.graphs.ragged import Multiply, Network, in_fp32, in_int8, of_int8
+from swiftlet_serve.models.graphs.reader import block_of, pack
+from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
+from swiftlet_serve.models.heads import Model
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu, Ragged, inputs, session
+from swiftlet_serve.service.types import Batch, Cost, Engine, Row
+
+Array = NDArray[Any]
+Call = Callable[[Batch], Array]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One network, in every form that a variant starts from."""
+
+    folded: Folded
+    model: Model
+    directory: Path  # for files
+    calibrate: Callable[[Engine], None]  # runs typical batches
+    int8_graph: Path | None = None  # of the artifact, if there is one
+
+    @property
+    def exported(self) -> Path:
+        """The fp32 graph as torch exports it."""
+        file = self.directory / "fp32.onnx"
+        if not file.exists():
+            onnx.save(export(self.model), file)
+        return file
+
+
+Create = Callable[[Subject], Engine]
+
+
+class CallEngine:
+    """An engine of one function."""
+
+    title = "under test"
+    cost = Cost(padded=False, padded_attention=True, call_tokens=16, max_tokens=512, max_rows=64)
+    runs_network: ClassVar[bool] = True
+    extra_tolerance = 0.0
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        return batch.split_rows(self._call(batch))
+
+    def close(self) -> None:
+        pass
+
+
+def ragged_call(network: Network, outputs: Sequence[str] = ("rows",)) -> Callable[[Batch], list[Array]]:
+    """Returns a function that runs a network on batches without padding. Without names, it returns every output."""
+    onnx_session = session(network.build(), 1)
+    names = [value.name for value in onnx_session.get_inputs()]
+
+    def call(batch: Batch) -> list[Array]:
+        arrays = inputs(batch)
+        found: list[Array] = onnx_session.run(list(outputs), {name: arrays[name] for name in names})
+        return found
+
+    return call
+
+
+def ragged(multiply: Multiply, network: type[Network] = Network) -> Create:
+    """Returns the variant that multiplies in one way, without padding."""
+
+    def create(subject: Subject) -> Engine:
+        call = ragged_call(network(subject.folded, multiply))
+        return CallEngine(lambda batch: call(batch)[0])
+
+    return create
+
+
+# Matrix products
+
+
+def in_blocks(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+    """MatMulNBits: weights and activations with a scale for each block of 128."""
+    rows, columns = product.weight.shape
+    block = block_of(columns)
+    if block is None:
+        return in_fp32(graph, name, product, x, zeros)
+    weight, scale = pack(product.weight, block)
+    parts: tuple[Array, ...] = (weight, scale, product.bias)
+    arrays = [graph.array(f"{name}.{i}", array) for i, array in enumerate(parts)]
+    sizes = {"N": rows, "K": columns, "bits": 8, "block_size": block, "accuracy_level": 4}
+    return graph.add("MatMulNBits", [x, *arrays[:2], "", "", arrays[2]], domain=CONTRIB, **sizes)
+
+
+def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
+    """Adds int8 weights (K, N) with a scale for each output, and the bias."""
+    weight, scale = native.quantise(product)
+    return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
+
+
+def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+    """Multiplies as `in_int8`, but with signed weights, which saturate on AVX2."""
+    weight, scale, bias = _signed(graph, name, product)
+    last, one = graph.array("last", np.array([-1])), graph.array("one", np.array(1, np.float32))
+    largest = graph.add("ReduceMax", [graph.add("Abs", [x]), last], keepdims=0)
+    step = graph.add("Mul", [largest, graph.array("step.127", np.array(1 / 127, np.float32))])
+    quantised = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
+    zero = graph.array("zero", np.array(128, np.uint8))
+    rows = graph.add("MatMulIntegerToFloat", [quantised, weight, one, scale, zero], domain=CONTRIB)
+    return graph.add("Add", [graph.add("Mul", [rows, graph.add("Unsqueeze", [step, last])]), bias])
+
+
+def in_one_scale(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiply`
+    """DynamicQuantizeMatMul, as stock quantisation writes it. One scale for a batch makes rows depend on each other."""
+    weight, scale, bias = _signed(graph, name, product)
+    zero_points = graph.array(name + ".z", np.zeros(len(product.bias), np.int8))
+    return graph.add("DynamicQuantizeMatMul", [x, weight, scale, zero_points, bias], domain=CONTRIB)
+
+
+def in_static(steps: Mapping[str, float]) -> Multiply:
+    """Multiplies with one fixed scale for each product's activations, from the largest value in calibration."""
+
+    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # a `Multiply`
+        weight, scale, bias = _signed(graph, name, product)
+        step = graph.array(name + ".step", np.array(steps[name], np.float32))
+        zero = graph.array("zero", np.array(128, np.uint8))
+        quantised = graph.add("QuantizeLinear", [x, step, zero])
+        return graph.add("MatMulIntegerToFloat", [quantised, weight, step, scale, zero, "", bias], domain=CONTRIB)
+
+    return multiply
+
+
+def static(subject: Subject) -> Engine:
+    """Calibrates the scales of activations, and returns the engine that uses them."""
+    folded = unrolled(subject.folded)
+    largest: dict[str, float] = {}
+    names: list[str] = []
+
+    def multiply(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
+        maximum = graph.add("ReduceMax", [graph.add("Abs", [x])], keepdims=0)
+        graph.output("seen." + name, "float32", 0, maximum)
+        names.append(name)
+        return in_fp32(graph, name, product, x, zeros)
+
+    call = ragged_call(Network(folded, multiply), ())
+
+    def observe(batch: Batch) -> Array:
+        *maxima, rows = call(batch)
+        for name, value in zip(names, maxima, strict=True):
+            largest[name] = max(largest.get(name, 1e-9), float(value))
+        return rows
+
+    subject.calibrate(CallEngine(observe))
+    steps = {name: value / 127 for name, value in largest.items()}
+    return ragged(in_static(steps))(replace(subject, folded=folded))
+
+
+# Networks
+
+
+def unrolled(folded: Folded) -> Folded:
+    """Returns the same network with a copy of shared parameters for each layer."""
+    depths = range(len(folded.order))
+
+    def repeat(named: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in named.items() if not name.startswith("layers.")}
+        for depth, i in zip(depths, folded.order, strict=True):
+            own |= {
+                f"layers.{depth}.{name.split('.', 2)[2]}": value
+                for name, value in named.items()
+                if name.startswith(f"layers.{i}.")
+            }
+        return own
+
+    return replace(folded, order=tuple(depths), products=repeat(folded.products), vectors=repeat(folded.vectors))
+
+
+class EveryRow(Network):
+    """Without one optimisation: the last layer computes all tokens."""
+
+    def last_layer(self, i: int, x: str) -> str:
+        every = [self.nth("spread", 4 if self.thin else 3, part) for part in ((0, 2, 3) if self.thin else (0, 1, 2))]
+        self.graph.add("Identity", ["focus_spread"])
+        self.graph.add("Identity", ["focus_gathered"])
+        return self.graph.add("Gather", [self.layer(self.graph, i, x, every), "focus"])
+
+
+# Graphs as torch exports them, on padded batches
+
+
+def padded(graph: Path) -> Engine:
+    return OnnxCpu(graph, 1)
+
+
+def unchanged(subject: Subject) -> Engine:
+    """The artifact's own graph, which is in MatMulNBits."""
+    if subject.int8_graph is not None:
+        return padded(subject.int8_graph)
+    file = subject.directory / "int8.onnx"
+    onnx.save(quantize(onnx.load(subject.exported)), file)
+    return padded(file)
+
+
+def stock(subject: Subject) -> Engine:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    file = subject.directory / "stock.onnx"
+    quantize_dynamic(subject.exported, file, per_channel=True, weight_type=QuantType.QInt8)
+    return padded(file)
+
+
+def _openvino(model: Any) -> Engine:
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    return CallEngine(lambda batch: np.array(request.infer(batch.padded()._asdict())["rows"]))
+
+
+def openvino_fp32(subject: Subject) -> Engine:
+    import openvino
+
+    return _openvino(openvino.Core().read_model(subject.exported))
+
+
+def openvino_int8(subject: Subject) -> Engine:
+    import nncf
+    import openvino
+
+    samples: list[Any] = []
+    fp32 = ragged(in_fp32)(subject)
+
+    def observe(batch: Batch) -> Array:
+        samples.append(batch.padded()._asdict())
+        return np.concatenate(fp32.run(batch))
+
+    subject.calibrate(CallEngine(observe))
+    graph = openvino.Core().read_model(subject.exported)
+    kind = nncf.ModelType.TRANSFORMER
+    return _openvino(nncf.quantize(graph, nncf.Dataset(samples), model_type=kind, subset_size=len(samples)))
+
+
+def in_native(subject: Subject) -> Engine:
+    library = native.best()
+    if library is None:
+        raise ImportError("there are no native kernels for this CPU")
+    return native.Native(library, subject.folded)
+
+
+# Variants by the names that the tables show
+
+FP32: Final = "ragged, fp32"
+SERVED: Final = "served"
+LAST_IN_FULL: Final = "the same, last layer for all tokens"
+NO_LOOP: Final = "the same, shared layers not in a loop"
+EQUIVALENT: Final = ("as exported, fp32", "OpenVINO fp32", LAST_IN_FULL, NO_LOOP)  # these compute as another variant
+
+VARIANTS: Final[Mapping[str, Create]] = {
+    FP32: ragged(in_fp32),
+    SERVED: lambda subject: Ragged(subject.folded, of_int8(subject.folded), 1),
+    "ragged, 8 bits, a scale for each token": ragged(in_int8),
+    LAST_IN_FULL: ragged(in_int8, EveryRow),
+    NO_LOOP: lambda subject: ragged(in_int8)(replace(subject, folded=unrolled(subject.folded))),
+    "ragged, signed weights": ragged(in_signed),
+    "ragged, MatMulNBits": ragged(in_blocks),
+    "ragged, static activations": static,
+    "ragged, one scale for a batch": ragged(in_one_scale),
+    "unchanged: MatMulNBits": unchanged,
+    "as exported, fp32": lambda subject: padded(subject.exported),
+    "as exported, stock quantize_dynamic": stock,
+    "OpenVINO fp32": openvino_fp32,
+    "OpenVINO int8 (NNCF, static)": openvino_int8,
+    "native engine": in_native,
+}
