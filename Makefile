@@ -10,7 +10,7 @@ DEVELOPMENT := .venv-dev
 .PHONY: help run test torture loadtest bench lint docs dist dist-test tutorial-test image image-test lock sbom audit clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
 
 run: $(SERVICE)/ready ## serve the embedded models on this machine
 	$(SERVICE)/bin/swiftlet serve
