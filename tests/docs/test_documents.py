@@ -105,7 +105,15 @@ def test_paths_named_in_code_exist(path: Path):
         if re.fullmatch(r"(?!\.\./|\.venv|artifacts|build/|runs/|.*/NAME)[\w.-]+/[\w./-]*", one)
     }
 
-    assert [one for one in named if not (ROOT / one).exists()] == []
+    assert [one for one in named if not any((ROOT / folder / one).exists() for folder in (".", "models"))] == []
+
+
+@code_page
+def test_modules_run_in_code_exist(path: Path):
+    named = {name for line in code(text_of(path)) for name in re.findall(r"python -m ((?:loadtest|tests)\.\w+)", line)}
+    files = [ROOT / name.replace(".", "/") for name in named]
+
+    assert [file for file in files if not file.is_dir() and not file.with_suffix(".py").exists()] == []
 
 
 @code_page
