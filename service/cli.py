@@ -169,7 +169,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
                 f"{model.manifest.name}  {name} {bound.score:.2f} %  "
                 f"({where}, chosen on these questions: an upper bound, and not what is served)"
             )
-    for name, score in results[0].trivial.items():
+    for name, score in results[0].baselines.items():
         note(f"{name} would reach {score.value:.2f} %")
     if against:
         ahead, same = difference(*results), agreement(*results)

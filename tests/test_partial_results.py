@@ -51,7 +51,7 @@ def runtime(artifact_dir):
     """Of the three models, each fails on a text with a `%` in it."""
 
     def choosy(model: LoadedModel) -> Echo:
-        return Choosy(model.manifest.width, model.task._tokenizer.token_to_id("%"))
+        return Choosy(model.manifest.width, model.task.tokenizer.token_to_id("%"))
 
     return make_runtime(artifact_dir, choosy)
 

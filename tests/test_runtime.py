@@ -112,7 +112,7 @@ def test_models_with_the_same_tokenizer_share_it(artifact_dir):
     tokenizers = {}
     first, second = (load_model(artifact_dir / f"tiny-{task}", "echo", tokenizers) for task in ("classify", "qa"))
 
-    assert first.task._tokenizer is second.task._tokenizer
+    assert first.task.tokenizer is second.task.tokenizer
     assert len(tokenizers) == 1
 
 

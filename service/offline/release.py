@@ -1,6 +1,6 @@
-"""From a torch model to an artifact: exported, quantised, each step held against the one before, measured, then kept.
+"""Turns a torch model into an artifact: export, quantisation, checks and measurements.
 
-An artifact that loses more than it may is not written.
+Each step is compared with the one before. An artifact that loses too much accuracy is not written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,19 +44,21 @@ if TYPE_CHECKING:
     from swiftlet_serve.models.heads import Model as Network
     from swiftlet_serve.models.training.recipe import Weakness
 
-FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, of logits of a size around 10
-MAX_LOSS: Final = 0.5  # points that int8 may lose on the data set
-MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative: what holds where there is no data set
-SLACK: Final = 2.0  # golden answers may be off by this many times what they are off here: other CPUs round elsewhere
+Report = Callable[[str], None]
+
+FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, for logits around 10
+MAX_LOSS: Final = 0.5  # points that int8 may lose on the data file
+MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative; applies if there is no data file
+SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 
 class ReleaseError(SetupError):
-    """The artifact is not good enough to be kept; the message is one sentence."""
+    """Raised when an artifact is not good enough to be written. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A trained network and what is said of it. The manifest's tolerance and files are filled in by `release`."""
+    """A trained network and its description. `release` fills in the tolerance and the files of the manifest."""
 
     network: Network
     tokenizer: Tokenizer
@@ -66,7 +68,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a release is measured on: a data file, or a part of one."""
+    """The part of a data file that a release is measured on."""
 
     data: Path
     limit: int | None = None
@@ -82,58 +84,66 @@ def release(
     weaknesses: Sequence[Weakness] = (),
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
     progress: Progress | None = None,
 ) -> Artifact:
-    """Writes the artifact `directory`, in place of an artifact that may be there, and of nothing else.
+    """Writes an artifact to `directory`. Replaces an artifact there, and nothing else.
 
-    The manifest says whether it is to be int8; then ONNX Runtime decides whether it is good enough, and what it reaches
-    in the native engine, where this machine has that, is told beside. `keep_fp32` adds the fp32 weights, for the torch
-    engine. Without a `measure`, int8 is held against fp32 on the golden inputs only, and the card says so. On the files
-    `also` the artifact is measured too, as it is served: what comes out decides nothing. Of the `weaknesses`, those
-    that show go into the card.
+    The manifest decides between fp32 and int8. ONNX Runtime's scores decide whether int8 is good enough; the scores on
+    the native engine, if this machine can run it, are recorded in the card. Without a `measure`, int8 is compared with
+    fp32 on the golden inputs only. The artifact is also measured on the files in `also`, which decide nothing.
+
+    Args:
+        weaknesses: known errors. The card records those that the model makes.
+        max_loss: points of the main score that int8 may lose.
+        keep_fp32: add the fp32 weights, for the torch engine.
 
     Raises:
-        ReleaseError: int8 lost more than it may.
-        ArtifactError: ONNX Runtime does not compute what torch computes.
-        SetupError: what is there is no artifact, or the tokenizer is not one for this task.
+        ReleaseError: int8 loses too much.
+        ArtifactError: ONNX Runtime's outputs differ from torch's.
+        SetupError: `directory` exists and is no artifact, or the tokenizer does not fit the task.
     """
     from swiftlet_serve.models.graphs.export import export, golden
     from swiftlet_serve.models.graphs.quantize import quantize
 
     if directory.exists() and not (directory / MANIFEST).is_file():
-        raise SetupError(f"{directory} is there and is no artifact, so nothing is written in its place.")
+        raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
         report("exporting to ONNX")
         graph = export(draft.network)
         answers = golden(draft.network, golden_encodings(draft.tokenizer, draft.manifest))
-        stage = Path(temporary, "fp32")
-        manifest = replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE)
-        _write(stage, draft, graph, answers)
-        card = dict(draft.card) | {"scores": {}}
-        reached = _measure(stage, manifest, measure, card, report, progress)
+        stage = _Stage(
+            path=Path(temporary, "fp32"),
+            manifest=replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE),
+            measure=measure,
+            report=report,
+            progress=progress,
+            card=dict(draft.card) | {"scores": {}},
+        )
+        stage.write(draft.tokenizer, graph, answers)
+        fp32 = stage.record_scores()
         if draft.manifest.precision == "int8":
             report("quantising to int8")
-            stage = Path(temporary, "int8")
-            _write(stage, draft, quantize(graph), answers)
-            limit = MAX_DEVIATION if measure is None else np.inf  # where there are data, the scores decide
-            tolerance = _tolerance(stage, manifest, answers["rows"], limit)
-            manifest = replace(manifest, precision="int8", tolerance=tolerance)
-            lowered = _measure(stage, manifest, measure, card, report, progress)
-            card |= _compare(reached, lowered, max_loss)
-            card |= _measure_native(stage, manifest, measure, reached, report, progress)
+            stage = replace(stage, path=Path(temporary, "int8"))
+            stage.write(draft.tokenizer, quantize(graph), answers)
+            max_deviation = MAX_DEVIATION if measure is None else np.inf  # with a data file, the scores decide
+            tolerance = stage.int8_tolerance(answers["rows"], max_deviation)
+            stage = replace(stage, manifest=replace(stage.manifest, precision="int8", tolerance=tolerance))
+            int8 = stage.record_scores()
+            stage.card["int8"] = _compare(fp32, int8, max_loss)
+            stage.record_native(fp32)
         if also:
-            card["also"] = {data.name: _measure_also(stage, manifest, data, report, progress) for data in also}
+            stage.card["also"] = {data.name: _summary(stage.evaluate(stage.load(), Measure(data))) for data in also}
         if weaknesses:
-            card["weaknesses"] = _show(_load(stage, manifest), weaknesses, report)
+            stage.record_weaknesses(weaknesses)
         if keep_fp32:
-            _write_weights(stage, draft.network)
-        _write_card(stage, card)
-        artifacts.seal(stage, manifest)
+            _write_weights(stage.path, draft.network)
+        stage.write_card()
+        artifacts.seal(stage.path, stage.manifest)
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
-        stage.rename(directory)
+        stage.path.rename(directory)
     return artifacts.open_artifact(directory)
 
 
@@ -152,154 +162,141 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
         raise SetupError(f"No golden answers can be made: {error}") from None
 
 
-def _write(stage: Path, draft: Draft, graph: onnx.ModelProto, answers: Mapping[str, Any]) -> None:
-    """Everything but the manifest; the card is a blank one."""
-    stage.mkdir()
-    draft.tokenizer.save(stage / TOKENIZER)
-    (stage / ONNX).write_bytes(graph.SerializeToString(deterministic=True))
-    np.savez_compressed(stage / GOLDEN, **answers)
-    _write_card(stage, {})
+@dataclass(frozen=True)
+class _Stage:
+    """An artifact in the making. `card` collects the results, and is written at the end."""
+
+    path: Path
+    manifest: Manifest
+    measure: Measure | None
+    report: Report
+    progress: Progress | None
+    card: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, tokenizer: Tokenizer, graph: onnx.ModelProto, answers: Mapping[str, Any]) -> None:
+        """Writes all files but the manifest. The card is empty for now."""
+        self.path.mkdir()
+        tokenizer.save(self.path / TOKENIZER)
+        (self.path / ONNX).write_bytes(graph.SerializeToString(deterministic=True))
+        np.savez_compressed(self.path / GOLDEN, **answers)
+        (self.path / CARD).write_text("{}\n", "utf-8")
+
+    def write_card(self) -> None:
+        (self.path / CARD).write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+    def load(self, engine: str = "onnx_cpu") -> LoadedModel:
+        """Loads the model, which replays its golden answers."""
+        artifacts.seal(self.path, self.manifest)
+        return load_model(self.path, engine)
+
+    def evaluate(self, model: LoadedModel, measure: Measure, label: str = "") -> Evaluation:
+        """Measures a model and closes it. `label` names it in the progress report; default: the precision."""
+        self.report(f"measuring {label or self.manifest.precision} on {measure.data.name}")
+        return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=self.progress)
+
+    def int8_tolerance(self, answers: Any, max_deviation: float) -> float:
+        """Returns the tolerance of the golden answers of an int8 artifact.
+
+        Raises:
+            ReleaseError: the outputs deviate from fp32 by more than `max_deviation` of the largest golden answer.
+        """
+        artifact = artifacts.seal(self.path, replace(self.manifest, precision="int8", tolerance=1e9))
+        model = load_model(self.path, "onnx_cpu")
+        deviation = replay(artifact, model.engine)
+        model.engine.close()
+        if deviation > max_deviation * np.abs(answers).max():
+            raise ReleaseError(
+                f"int8 answers differ from fp32 ones by up to {deviation:.3g}, so the artifact is not written."
+            )
+        return max(SLACK * deviation, FP32_TOLERANCE)
+
+    def record_scores(self) -> Evaluation | None:
+        """Records the latency and, if there is a data file, the scores. Returns the evaluation."""
+        model = self.load()
+        self.card["latency"] = _latency(model)
+        self.card["bytes"] = model.artifact.manifest.files[ONNX].size
+        if self.measure is None:
+            model.engine.close()
+            return None
+        evaluation = self.evaluate(model, self.measure)
+        self.card["data"] = {"file": self.measure.data.name, "skip": self.measure.skip, "limit": self.measure.limit}
+        summary = _summary(evaluation)
+        self.card["scores"] |= {self.manifest.precision: summary["scores"], "trivial": summary["trivial"]}
+        if "upper_bounds" in summary:
+            self.card.setdefault("upper_bounds", {})[self.manifest.precision] = summary["upper_bounds"]
+        return evaluation
+
+    def record_native(self, fp32: Evaluation | None) -> None:
+        """Records the results of the native engine, which rounds differently. Does nothing if it cannot run here."""
+        try:
+            model = self.load("native")
+        except ArtifactError as error:
+            self.report(f"the native engine rejects the artifact, so serve it with onnx_cpu: {error}")
+            self.card["native"] = {"refused": str(error)}
+            return
+        if not isinstance(model.engine, Native):  # it fell back to another engine
+            model.engine.close()
+            return
+        results: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
+        self.card["native"] = results
+        if self.measure is None or fp32 is None:
+            model.engine.close()
+            return
+        evaluation = self.evaluate(model, self.measure, model.engine.title)
+        results["scores"] = _summary(evaluation)["scores"]
+        results["loss"] = fp32.main.value - evaluation.main.value
+        results["agreement"] = asdict(agreement(fp32, evaluation))
+
+    def record_weaknesses(self, weaknesses: Sequence[Weakness]) -> None:
+        """Records the known errors that the model makes."""
+        recorded = self.card["weaknesses"] = []
+        answers = ask(self.load(), [one.inputs for one in weaknesses])
+        for weakness, answer in zip(weaknesses, answers, strict=True):
+            if answer == weakness.right:
+                self.report(f"answers correctly, so this weakness is not recorded: {weakness.about}")
+            else:
+                recorded.append(asdict(weakness) | {"answer": answer})
 
 
-def _write_weights(stage: Path, network: Network) -> None:
+def _write_weights(path: Path, network: Network) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, stage / SAFETENSORS)
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path / SAFETENSORS)
 
 
-def _write_card(stage: Path, card: Mapping[str, Any]) -> None:
-    (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def _load(stage: Path, manifest: Manifest, engine: str = "onnx_cpu") -> LoadedModel:
-    artifacts.seal(stage, manifest)
-    return load_model(stage, engine)
-
-
-def _tolerance(stage: Path, manifest: Manifest, answers: Any, limit: float) -> float:
-    """What an int8 artifact's golden answers may be off by, which are off by `limit` of the largest at most.
+def _compare(fp32: Evaluation | None, int8: Evaluation | None, max_loss: float) -> str | dict[str, Any]:
+    """Returns the loss of int8 and its agreement with fp32, as recorded in the card.
 
     Raises:
-        ReleaseError: they are off by so much that int8 is no longer the same network.
+        ReleaseError: the loss exceeds `max_loss`.
     """
-    artifact = artifacts.seal(stage, replace(manifest, precision="int8", tolerance=1e9))
-    model = load_model(stage, "onnx_cpu")
-    deviation = replay(artifact, model.engine)
-    model.engine.close()
-    if deviation > limit * np.abs(answers).max():
+    if fp32 is None or int8 is None:
+        return "compared with fp32 on the golden inputs only"
+    loss = fp32.main.value - int8.main.value
+    if not loss <= max_loss:  # also true if either is NaN
         raise ReleaseError(
-            f"int8 answers differ from fp32 ones by up to {deviation:.3g}, so the artifact is not written."
+            f"int8 loses {loss:.2f} points, and at most {max_loss} are allowed, so the artifact is not written."
         )
-    return max(SLACK * deviation, FP32_TOLERANCE)
+    return {"loss": loss, "agreement": asdict(agreement(fp32, int8))}
 
 
-def _measure(
-    stage: Path,
-    manifest: Manifest,
-    measure: Measure | None,
-    card: dict[str, Any],
-    report: Callable[[str], None],
-    progress: Progress | None,
-) -> Evaluation | None:
-    """Loads the stage, which replays its golden answers; notes its speed, and its scores where there is data."""
-    model = _load(stage, manifest)
-    card["latency"] = _latency(model)
-    card["bytes"] = model.artifact.manifest.files[ONNX].size
-    if measure is None:
-        model.engine.close()
-        return None
-    evaluation = _evaluate(model, manifest.precision, measure, report, progress)
-    card["data"] = {"file": measure.data.name, "skip": measure.skip, "limit": measure.limit}
-    told = _tell(evaluation)
-    card["scores"] |= {manifest.precision: told["scores"], "trivial": told["trivial"]}
-    if "upper_bounds" in told:
-        card.setdefault("upper_bounds", {})[manifest.precision] = told["upper_bounds"]
-    return evaluation
-
-
-def _measure_native(
-    stage: Path,
-    manifest: Manifest,
-    measure: Measure | None,
-    reached: Evaluation | None,
-    report: Callable[[str], None],
-    progress: Progress | None,
-) -> dict[str, Any]:
-    """What the native engine makes of the same file, for it rounds in its own way; nothing where it does not run."""
-    try:
-        model = _load(stage, manifest, "native")
-    except ArtifactError as error:
-        report(f"the native engine refuses it, so that onnx_cpu has to serve it: {error}")
-        return {"native": {"refused": str(error)}}
-    if not isinstance(model.engine, Native):  # it fell back
-        model.engine.close()
-        return {}
-    told: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
-    if measure is None or reached is None:
-        model.engine.close()
-        return {"native": told}
-    own = _evaluate(model, model.engine.title, measure, report, progress)
-    told |= {"scores": _tell(own)["scores"], "loss": reached.main.value - own.main.value}
-    return {"native": told | {"agreement": asdict(agreement(reached, own))}}
-
-
-def _measure_also(
-    stage: Path, manifest: Manifest, data: Path, report: Callable[[str], None], progress: Progress | None
-) -> dict[str, Any]:
-    return _tell(_evaluate(_load(stage, manifest), manifest.precision, Measure(data), report, progress))
-
-
-def _evaluate(
-    model: LoadedModel, called: str, measure: Measure, report: Callable[[str], None], progress: Progress | None
-) -> Evaluation:
-    """Measures a model, whose engine is closed then; says that before, since it takes long."""
-    report(f"measuring {called} on {measure.data.name}")
-    return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=progress)
-
-
-def _tell(evaluation: Evaluation) -> dict[str, Any]:
-    """What a card says of an evaluation. JSON knows no infinity: a threshold of never to answer is none."""
-    told: dict[str, Any] = {
+def _summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Returns an evaluation as recorded in the card. An infinite threshold becomes null, which JSON can express."""
+    summary: dict[str, Any] = {
         "scores": {name: asdict(score) for name, score in evaluation.scores.items()},
-        "trivial": {name: asdict(score) for name, score in evaluation.trivial.items()},
+        "trivial": {name: asdict(score) for name, score in evaluation.baselines.items()},
     }
     bounds = {
         name: {"score": bound.score, "threshold": None if math.isinf(bound.value) else bound.value}
         for name, bound in evaluation.upper_bounds.items()
     }
-    return told | ({"upper_bounds": bounds} if bounds else {})
-
-
-def _show(model: LoadedModel, weaknesses: Sequence[Weakness], report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """What the model answers where it is known to go wrong, if it does."""
-    shown = []
-    for weakness, answer in zip(weaknesses, ask(model, [one.inputs for one in weaknesses]), strict=True):
-        if answer == weakness.right:
-            report(f"is right, and so not weak there: {weakness.about}")
-        else:
-            shown.append(asdict(weakness) | {"answer": answer})
-    return shown
-
-
-def _compare(reached: Evaluation | None, lowered: Evaluation | None, max_loss: float) -> dict[str, Any]:
-    """What int8 cost.
-
-    Raises:
-        ReleaseError: more than it may.
-    """
-    if reached is None or lowered is None:
-        return {"int8": "held against fp32 on the golden inputs only"}
-    loss = reached.main.value - lowered.main.value
-    if not loss <= max_loss:  # so that nothing is allowed by what is no number
-        raise ReleaseError(f"int8 loses {loss:.2f} points, and {max_loss} are allowed, so the artifact is not written.")
-    return {"int8": {"loss": loss, "agreement": asdict(agreement(reached, lowered))}}
+    return summary | ({"upper_bounds": bounds} if bounds else {})
 
 
 def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:
-    """Milliseconds for one row on one core, and which core."""
+    """Measures the median latency of one sequence, in milliseconds, and names the processor."""
     ids = np.full(tokens, 5, np.int64)
-    encoding = Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))
-    batch = Batch.of([encoding])
+    batch = Batch.of([Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))])
     times = []
     for _ in range(calls):
         started = time.perf_counter()

@@ -9,7 +9,10 @@ The tasks here follow the pipelines of the same names in transformers 4.57.1, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, cast
 
 import numpy as np
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
+from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
@@ -27,6 +31,9 @@ MAX_INPUTS: Final = 64  # texts or questions in one request
 Floats = NDArray[np.float64]
 
 
+# Task modules
+
+
 class Definition(Protocol):
     """The members of a task module."""
 
@@ -34,6 +41,9 @@ class Definition(Protocol):
     """The head of the network."""
     OUTPUTS: Outputs
     """The head's outputs per position: a number, or one for each label or vocabulary token."""
+
+    Evaluator: Callable[[Any], Evaluator]
+    """A subclass of `Evaluator`. The argument is a task that `create` made."""
 
     def create(self, tokenizer: Tokenizer, manifest: Manifest) -> Task[Any, Any]:
         """Makes the task of one artifact. Raises ValueError if the artifact does not fit the task."""
@@ -65,17 +75,78 @@ def head_width(outputs: Outputs, labels: int, vocab_size: int) -> int:
     return outputs if isinstance(outputs, int) else {"labels": labels, "vocabulary": vocab_size}[outputs]
 
 
-class Strict(BaseModel):
-    """Nothing is converted, nothing is ignored: what is not understood is refused.
+def check_unlabelled(manifest: Manifest) -> None:
+    """Raises ValueError if an artifact has labels, for a task that has none."""
+    if manifest.labels:
+        raise ValueError(f"a model for {manifest.task} has no labels.")
 
-    Nor is anything kept: unless it is told not to, pydantic holds on to 16,384 of the short texts that it has read.
+
+# Evaluation
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The grade of one answer."""
+
+    scores: Mapping[str, float]  # each from 0 to 1, the main score first
+    answer: Any  # compared between models to compute their agreement
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request of an evaluation, and the grading of its response."""
+
+    body: dict[str, Any]
+    expected: tuple[Any, ...]  # the right answers
+    grade: Callable[[Any], list[Grade]]
+
+
+class Evaluator(ABC):
+    """Measures a task on a data file. `service/offline/evaluate.py` sends the requests and averages the grades."""
+
+    @abstractmethod
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        """Reads the examples from `skip` up to `stop`, in order.
+
+        Raises:
+            DatasetError: the file is not in the format of this task.
+        """
+
+    @abstractmethod
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        """Returns the main scores of trivial strategies, by their descriptions."""
+
+    @abstractmethod
+    def best(self, response: Any) -> str:
+        """Returns the best answer of a response to one input, as text."""
+
+    def task(self, cases: Sequence[Case]) -> Task[Any, Any] | None:  # noqa: ARG002  # some evaluators need the cases
+        """Returns the task that answers the cases, or None for the served one."""
+        return None
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:  # noqa: ARG002
+        """Returns scores that are not a mean over the answers."""
+        return {}
+
+    def upper_bounds(self, cases: Sequence[Case], responses: Sequence[Any]) -> dict[str, Threshold]:  # noqa: ARG002
+        """Returns the scores at the best threshold for these cases. Threshold 0 is the served one."""
+        return {}
+
+
+# Requests and responses
+
+
+class Strict(BaseModel):
+    """A model that converts no types and rejects unknown fields.
+
+    `cache_strings` is off for values: by default pydantic keeps up to 16,384 of the short strings that it parses.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, cache_strings="keys")
 
 
 class Options(Strict):
-    """What Hugging Face clients may send along. Accepted, and of no effect here."""
+    """Options that Hugging Face clients send. They are accepted and have no effect."""
 
     use_cache: Annotated[bool | None, Field(description="Has no effect.")] = None
     use_gpu: Annotated[bool | None, Field(description="Has no effect.")] = None
@@ -83,32 +154,32 @@ class Options(Strict):
 
 
 class Request(Strict):
-    """What every task's body may hold beside its inputs and parameters."""
+    """The fields that the requests of all tasks share."""
 
     model: Annotated[
         str | None,
-        Field(description="The name of a served model; if left out, the first that serves this task.", max_length=64),
+        Field(description="Name of a served model. Default: the default model of this task.", max_length=64),
     ] = None
-    options: Annotated[Options | None, Field(description="Options of the Hugging Face clients.")] = None
+    options: Annotated[Options | None, Field(description="Options of Hugging Face clients.")] = None
     partial: Annotated[
         bool,
         Field(
-            description="Whether each of several inputs has its own answer or error, rather than one that is wrong "
-            "failing all. Has no effect where there is one input."
+            description="If true, an error in one of several inputs fails that input only. If false, it fails the "
+            "whole request. Has no effect on a request with one input."
         ),
     ] = False
 
 
 class Failure(BaseModel):
-    """Why one input of a request that asked for `partial` has no answer; it stands in the answer's place."""
+    """The error of one input of a request with `partial`. It takes the place of the answer."""
 
-    error: Annotated[str, Field(description="A sentence for a person.")]
-    error_type: Annotated[str, Field(description="The code again, where TEI's clients look for it.")]
-    code: Annotated[str, Field(description="What to decide upon: a code that errors have, too.")]
+    error: Annotated[str, Field(description="A sentence that describes the error.")]
+    error_type: Annotated[str, Field(description="The same as code, for clients of text-embeddings-inference.")]
+    code: Annotated[str, Field(description="The error code, as in problem details.")]
 
 
 def characters(inputs: object) -> int:
-    """How long all texts of a request's inputs are, in code points."""
+    """Returns the total length of all texts of a request's inputs, in code points."""
     if isinstance(inputs, str):
         return len(inputs)
     if isinstance(inputs, BaseModel):
@@ -116,28 +187,29 @@ def characters(inputs: object) -> int:
     return sum(map(characters, inputs)) if isinstance(inputs, list) else 0
 
 
-def empty_input(pointer: str) -> Unprocessable:
-    """There is nothing to read at `pointer`."""
-    return Unprocessable("empty_input", "A text is empty.", field_errors=[FieldError(pointer, "empty_input")])
-
-
-def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
-    """What is at `pointer` exceeds `limit`, in the unit that `detail` names."""
-    return Unprocessable("input_too_long", detail, field_errors=[FieldError(pointer, "input_too_long", limit)])
-
-
 def pointers(inputs: object) -> list[str]:
-    """A JSON Pointer to each input: the one there is, or every one of a list."""
+    """Returns the JSON Pointer of each input. A list is several inputs, anything else is one."""
     return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
 
 
-def check_unlabelled(manifest: Manifest) -> None:
-    """Raises ValueError if an artifact has labels, for a task that has none."""
-    if manifest.labels:
-        raise ValueError(f"a model for {manifest.task} has no labels.")
+def empty_input(pointer: str) -> Unprocessable:
+    """Returns the error for a text without content."""
+    detail = "The text is empty. Send a text that is not blank."
+    return Unprocessable("empty_input", detail, field_errors=[FieldError(pointer, "empty_input")])
+
+
+def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
+    """Returns the error for an input that exceeds `limit`. `detail` names the unit of the limit."""
+    return Unprocessable("input_too_long", detail, field_errors=[FieldError(pointer, "input_too_long", limit)])
+
+
+def too_many_tokens(pointer: str, max_tokens: int) -> Unprocessable:
+    """Returns the error for a text that exceeds the model's token limit while truncation is off."""
+    detail = f"The text has more than {max_tokens} tokens. Shorten it, or set truncation to true."
+    return input_too_long(pointer, detail, max_tokens)
 
 
 def softmax(logits: Floats) -> Floats:
-    """Probabilities over the last axis."""
+    """Returns probabilities over the last axis."""
     odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(odds / odds.sum(axis=-1, keepdims=True))

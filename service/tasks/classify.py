@@ -1,22 +1,27 @@
-"""Classify: labels and scores for a text or a pair of texts.
+"""Classification: labels and scores for a text or a pair of texts.
 
-The meaning is that of transformers 4.57.1's `TextClassificationPipeline`; the response is a list of lists even for one
-text, because that is what Hugging Face's clients can read. When `top_k` is left out every label is returned, as the
-hosted Inference API does (the pipeline called from Python would return the best one only).
+The semantics are those of `TextClassificationPipeline` in transformers 4.57.1. The response is a list of lists even for
+one text, because Hugging Face clients expect that. If `top_k` is left out, all labels are returned, as by the hosted
+Inference API. (The pipeline itself returns only the best label.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest, Problem
+from swiftlet_serve.models.datasets import DatasetError
+from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Floats, Strict, softmax
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, softmax
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "classification"
@@ -26,24 +31,24 @@ Function = Literal["softmax", "sigmoid", "none"]
 
 
 class Pair(Strict):
-    """A text, or two texts that belong together."""
+    """A text or a pair of texts."""
 
-    text: Annotated[str, Field(description="The text, or the first of the pair.")]
-    text_pair: Annotated[str | None, Field(description="The second text of the pair.")] = None
+    text: Annotated[str, Field(description="The text, or the first text of a pair.")]
+    text_pair: Annotated[str | None, Field(description="The second text of a pair.")] = None
 
 
 class ClassifyParameters(Strict):
-    """How scores are made, and how many are wanted."""
+    """Options for scores, their number, and long texts."""
 
     top_k: Annotated[
-        int | None, Field(description="How many labels to return, best first; all if null or left out.", ge=1, le=1000)
+        int | None, Field(description="Number of labels to return, best first. Default: all labels.", ge=1, le=1000)
     ] = None
     function_to_apply: Annotated[
         Function | None,
-        Field(description="What turns logits into scores; if left out, what the model was trained for."),
+        Field(description="Function that turns logits into scores. Default: the one that the model was trained with."),
     ] = None
     truncation: Annotated[
-        bool, Field(description="Whether a text longer than the model can read is cut, rather than refused.")
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
 
 
@@ -61,14 +66,14 @@ class ClassifyRequest(tasks.Request):
         str | Pair | Annotated[list[str | Pair], Field(min_length=1, max_length=MAX_INPUTS)],
         Field(description="A text, a pair of texts, or a list of either. A list is always several inputs."),
     ]
-    parameters: Annotated[ClassifyParameters | None, Field(description="All are optional.")] = None
+    parameters: Annotated[ClassifyParameters | None, Field(description="Optional parameters.")] = None
 
 
 class Label(BaseModel):
     """A label and its score."""
 
-    label: Annotated[str, Field(description="The label, as the model's card names it.")]
-    score: Annotated[float, Field(description="Its probability; with function_to_apply none, its logit.")]
+    label: Annotated[str, Field(description="Name of the label.")]
+    score: Annotated[float, Field(description="Probability of the label. With function_to_apply none: its logit.")]
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
@@ -77,6 +82,8 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
     Raises:
         ValueError: the artifact has no labels, or does not say what kind of classifier it is.
     """
+    if not manifest.labels or manifest.problem is None:
+        raise ValueError("a classifier needs labels and a problem.")
     return Classify(tokenizer, manifest)
 
 
@@ -95,68 +102,69 @@ def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all
 
 
 class Classify:
-    """One encoding for each text; one row, the labels' logits, for each encoding."""
+    """One sequence for each text. Its row holds the logits of the labels, (1, labels)."""
 
     Request = ClassifyRequest
     Response = list[list[Label] | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
-        if not manifest.labels or manifest.problem is None:
-            raise ValueError("a classifier needs labels and a problem.")
-        self._tokenizer = tokenizer
-        self._max_tokens = manifest.max_tokens
-        self._labels = manifest.labels
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self.labels = manifest.labels
         self._default = default_function(manifest.problem, len(manifest.labels))
 
     def encode(self, request: ClassifyRequest) -> list[Encoding]:
-        """Raises errors.Unprocessable: a text is empty, or too long where truncation is off."""
+        """Encodes each text as one sequence.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while truncation is off.
+        """
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        where = tasks.pointers(request.inputs)
+        pointers = tasks.pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
-        texts = [_text(item, pointer) for item, pointer in zip(inputs, where, strict=True)]
+        texts = [_text(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
         try:
-            return self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation)
+            return self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
         except TextTooLong as error:
-            detail = f"A text has more than {self._max_tokens} tokens."
-            raise tasks.input_too_long(where[error.index], detail, self._max_tokens) from None
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
 
     def decode(
         self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
     ) -> list[list[dict[str, Any]]]:
-        """For each text its labels, best first."""
+        """Returns the labels of each text, best first."""
         del encodings
         parameters = request.parameters or DEFAULTS
         apply = FUNCTIONS[parameters.function_to_apply or self._default]
         return [self._ranked(apply(row[0].astype(np.float64)), parameters.top_k) for row in rows]
 
     def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
-        """For each text a request with it alone."""
+        """Returns one request for each text."""
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return [request.model_copy(update={"inputs": one}) for one in inputs]
+        return [request.model_copy(update={"inputs": item}) for item in inputs]
 
     def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """The labels of the one text."""
+        """Returns the labels of the only text."""
         return response[0]
 
     def _ranked(self, scores: Floats, top_k: int | None) -> list[dict[str, Any]]:
         best = (-scores).argsort(kind="stable")[:top_k]
-        return [{"label": self._labels[i], "score": float(scores[i])} for i in best]
+        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
 
 
 def default_function(problem: Problem | None, labels: int) -> Function:
-    """What the pipeline applies when nothing is asked for."""
+    """Returns the function that the pipeline applies by default."""
     if problem == "regression":
         return "none"
     return "sigmoid" if problem == "multi_label" or labels == 1 else "softmax"
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """1 / (1 + exp(-x)), in a form that does not overflow."""
+    """Returns 1 / (1 + exp(-x)), in a form that does not overflow."""
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
 
 
 def identity(logits: Floats) -> Floats:
-    """The logits themselves."""
+    """Returns the logits unchanged."""
     return logits
 
 
@@ -171,3 +179,46 @@ def _text(item: str | Pair, pointer: str) -> Text:
     if not text.strip():
         raise tasks.empty_input(pointer)
     return text if pair is None else (text, pair)
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures accuracy on tab-separated texts with labels. Blank texts are skipped.
+
+    A model with two labels also gets the Matthews correlation and the F1 of its second label.
+    """
+
+    def __init__(self, task: Classify):
+        self._labels = task.labels
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for example in datasets.labelled(data)[skip:stop]:
+            if example.label >= len(self._labels):
+                raise DatasetError(
+                    f"{data.name} has the label {example.label}, but the model has {len(self._labels)} labels, "
+                    "numbered from 0."
+                )
+            if example.text.strip():
+                yield _case(example.text, self._labels[example.label])
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        right = [case.expected[0] for case in cases]
+        ((commonest, _),) = Counter(right).most_common(1)
+        return {"always the commonest label": metrics.mean([float(label == commonest) for label in right])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0][0]["label"])
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
+        if len(self._labels) != 2:
+            return {}
+        predicted = [self._labels.index(label) for label in answers]
+        actual = [self._labels.index(case.expected[0]) for case in cases]
+        return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
+
+
+def _case(text: str, label: str) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = response[0][0]["label"]
+        return [Grade({"accuracy": float(best == label)}, best)]
+
+    return Case({"inputs": text, "parameters": {"top_k": 1}}, (label,), grade)

@@ -1,48 +1,55 @@
-"""Fill-mask: the likeliest tokens in the places of the mask token.
+"""Fill-mask: the most likely tokens at the positions of the mask token.
 
-The meaning is that of transformers 4.57.1's `FillMaskPipeline`: probabilities are over the whole vocabulary, also where
-only some targets are wanted. A text with one mask is answered by a flat list, one with several by a list for each.
+The semantics are those of `FillMaskPipeline` in transformers 4.57.1: probabilities are over the whole vocabulary, even
+if `targets` restricts the tokens. The answer to a text with one mask is a flat list. The answer to a text with several
+masks is one list for each mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
+from swiftlet_serve.models.metrics import Score
+from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable
-from swiftlet_serve.service.tasks import MAX_INPUTS, Failure, Strict
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
 from swiftlet_serve.service.types import Row
 
-MAX_MASKS: Final = 64  # in one request: each is ranked by itself, and answered with a list of its own
-MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of an answer: a fifth of a second of decoding
-USUAL_CHARACTERS: Final = 8  # of a token, at most, in prose: what is read of a longer text is cut off
-DEFAULT_TOP_K: Final = 5
-
 HEAD: Final = "masked_lm"
 OUTPUTS: Final = "vocabulary"
+
+MAX_MASKS: Final = 64  # in one request: each mask needs a top-k over the vocabulary and a list in the response
+MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of a response: decoding them takes about 0.2 s
+USUAL_CHARACTERS: Final = 8  # per token, at most, in prose: longer texts are truncated before they are decoded
+DEFAULT_TOP_K: Final = 5
 
 Target = Annotated[str, Field(max_length=200)]
 
 
 class FillMaskParameters(Strict):
-    """How many tokens are wanted, and out of which."""
+    """Options for the tokens, their number, and long texts."""
 
-    top_k: Annotated[int, Field(description="How many tokens to return for each mask, best first.", ge=1, le=100)] = (
+    top_k: Annotated[int, Field(description="Number of tokens to return for each mask, best first.", ge=1, le=100)] = (
         DEFAULT_TOP_K
     )
     targets: Annotated[
         Target | Annotated[list[Target], Field(min_length=1, max_length=256)] | None,
-        Field(description="Only these words; one that is not a token stands for its first token."),
+        Field(description="Words to choose from. A word of several tokens stands for its first token."),
     ] = None
     truncation: Annotated[
-        bool, Field(description="Whether a text longer than the model can read is cut, rather than refused.")
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
 
 
@@ -57,21 +64,21 @@ class FillMaskRequest(tasks.Request):
         str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
         Field(description="A text with at least one mask token, or a list of such texts."),
     ]
-    parameters: Annotated[FillMaskParameters | None, Field(description="All are optional.")] = None
-    _targets: Ids | None = None  # of the tokenizer's ids, once they were looked for
+    parameters: Annotated[FillMaskParameters | None, Field(description="Optional parameters.")] = None
+    _targets: Ids | None = None  # token ids of the targets, set by `split` so that they are tokenised once
 
 
 class Token(BaseModel):
-    """A token in the place of a mask."""
+    """A token for a mask."""
 
-    score: Annotated[float, Field(description="Its probability among the whole vocabulary.")]
-    token: Annotated[int, Field(description="Its id.")]
+    score: Annotated[float, Field(description="Probability of the token, over the whole vocabulary.")]
+    token: Annotated[int, Field(description="Id of the token.")]
     token_str: Annotated[str, Field(description="The token as text.")]
-    sequence: Annotated[str, Field(description="The whole text with the token in the mask's place.")]
+    sequence: Annotated[str, Field(description="The whole text with the token in place of the mask.")]
 
 
 Tokens = list[Token] | list[list[Token]]
-"""What one text is answered with: its tokens, or those of each of its masks."""
+"""The answer to one text: its tokens, or the tokens of each of its masks."""
 
 
 def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
@@ -95,106 +102,110 @@ def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
 
 
 class FillMask:
-    """One encoding for each text; one row, with the vocabulary's logits ranked for each mask, for each encoding."""
+    """One sequence for each text. Its row holds the top tokens of each mask, as `service.topk` describes."""
 
     Request = FillMaskRequest
     Response = Tokens | list[Tokens | Failure]
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         if tokenizer.mask is None:
-            raise ValueError("fill-mask needs a tokenizer that has a mask token")
-        self._tokenizer = tokenizer
-        self.mask = tokenizer.mask  # as it stands in a text
-        self._max_tokens = manifest.max_tokens
+            raise ValueError("fill-mask needs a tokenizer that has a mask token.")
+        self.tokenizer = tokenizer
+        self.mask = tokenizer.mask  # as it is written in a text
+        self.max_tokens = manifest.max_tokens
 
     def encode(self, request: FillMaskRequest) -> list[Ranked]:
-        """Raises errors.Unprocessable: no mask, too many, one beyond what is read, targets that mean nothing, or an
-        answer that would be too long."""
+        """Encodes each text as one sequence.
+
+        Raises:
+            Unprocessable: a text has no mask or has one beyond the token limit, there are too many masks, no target is
+                a token, or the response would be too long.
+        """
         texts = _inputs(request)
-        where = tasks.pointers(request.inputs)
+        pointers = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
         targets = self._targets(request)
-        masks = self._count(texts, parameters.top_k)
-        for count, pointer in zip(masks, where, strict=True):
+        masks = self._count_masks(texts, parameters.top_k)
+        for count, pointer in zip(masks, pointers, strict=True):
             if count == 0:
-                detail = f"A text has no {self.mask}, the mask token of this model."
+                detail = f"The text has no {self.mask} token. Write {self.mask} in place of a word."
                 raise Unprocessable("no_mask", detail, field_errors=[FieldError(pointer, "no_mask")])
         try:
-            encodings = self._tokenizer.encode(texts, self._max_tokens, truncate=parameters.truncation, mask=True)
+            encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation, mask=True)
         except TextTooLong as error:
-            detail = f"A text has more than {self._max_tokens} tokens."
-            raise tasks.input_too_long(where[error.index], detail, self._max_tokens) from None
-        for encoding, expected, pointer in zip(encodings, masks, where, strict=True):
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+        for encoding, expected, pointer in zip(encodings, masks, pointers, strict=True):
             if len(encoding.focus) < expected:
-                detail = f"A mask stands beyond the {self._max_tokens} tokens that are read."
-                raise tasks.input_too_long(pointer, detail, self._max_tokens)
+                detail = f"A mask is beyond the {self.max_tokens} tokens that the model reads. Shorten the text."
+                raise tasks.input_too_long(pointer, detail, self.max_tokens)
         return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
 
-    def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:  # noqa: ARG002  # a task's shape
-        """For each mask of each text its tokens, best first; without the outer list where there is only one."""
+    def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
+        """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
+        del request
         filled = [self._fill(encoding, Ranking.of(row)) for encoding, row in zip(encodings, rows, strict=True)]
         return filled[0] if len(filled) == 1 else filled
 
     def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
-        """For each text a request with it alone.
+        """Returns one request for each text.
 
         Raises:
-            errors.Unprocessable: they have too many masks together, or their answers would be too long.
+            Unprocessable: the texts have too many masks in total, or the response would be too long.
         """
         texts = _inputs(request)
-        self._count(texts, (request.parameters or FillMaskParameters()).top_k)
-        request._targets = self._targets(request)  # which take as long to read as a long text does
+        self._count_masks(texts, (request.parameters or FillMaskParameters()).top_k)
+        request._targets = self._targets(request)
         return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: object) -> object:
-        """The tokens of the one text."""
+        """Returns the tokens of the only text."""
         return response
 
-    def _count(self, texts: Sequence[str], top_k: int) -> list[int]:
-        """How many masks each text has, once it is clear that neither they nor the answer are too many."""
+    def _count_masks(self, texts: Sequence[str], top_k: int) -> list[int]:
+        """Counts the masks of each text, and checks the limits on masks and on the length of the response."""
         masks = [text.count(self.mask) for text in texts]
         if sum(masks) > MAX_MASKS:
-            detail = f"The texts have more than {MAX_MASKS} masks."
-            raise Unprocessable(
-                "too_many_masks", detail, field_errors=[FieldError("/inputs", "too_many_masks", MAX_MASKS)]
-            )
-        # Each token comes with the whole text: a few kilobytes could ask for megabytes.
-        read = [min(len(text), USUAL_CHARACTERS * self._max_tokens) for text in texts]
-        once = sum(count * length for count, length in zip(masks, read, strict=True))
-        if once * top_k > MAX_WRITTEN:
-            detail = f"The answer would repeat the texts to more than {MAX_WRITTEN} characters."
-            fault = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // once)
-            raise Unprocessable("answer_too_large", detail, field_errors=[fault])
+            detail = f"The texts have more than {MAX_MASKS} masks in total. Send fewer in one request."
+            error = FieldError("/inputs", "too_many_masks", MAX_MASKS)
+            raise Unprocessable("too_many_masks", detail, field_errors=[error])
+        # Each token is returned with the whole text, so a request of kilobytes could ask for megabytes.
+        lengths = [min(len(text), USUAL_CHARACTERS * self.max_tokens) for text in texts]
+        length = sum(count * length for count, length in zip(masks, lengths, strict=True))
+        if length * top_k > MAX_WRITTEN:
+            detail = f"The response would repeat the texts to more than {MAX_WRITTEN} characters. Lower top_k."
+            error = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // length)
+            raise Unprocessable("answer_too_large", detail, field_errors=[error])
         return masks
 
     def _fill(self, encoding: Encoding, ranking: Ranking) -> list[Any]:
+        """Returns the tokens for each mask of one text. A text with one mask has no outer list."""
         tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
         sequences = self._sequences(encoding, tokens)
-        words = self._tokenizer.decode(tokens.reshape(-1, 1).tolist())
+        words = self.tokenizer.decode(tokens.reshape(-1, 1).tolist())
         proposals = [
             {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
             for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
         ]
-        kept = tokens.shape[1]
-        lists = [proposals[start : start + kept] for start in range(0, len(proposals), kept)]
+        top_k = tokens.shape[1]
+        lists = [proposals[start : start + top_k] for start in range(0, len(proposals), top_k)]
         return lists[0] if len(lists) == 1 else lists
 
     def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
-        """The whole text with each token in its mask's place, mask by mask."""
+        """Returns the whole text with each token in place of its mask, mask by mask."""
         rows = []
-        for place, candidates in zip(encoding.focus, tokens, strict=True):
+        for position, candidates in zip(encoding.focus, tokens, strict=True):
             for token in candidates:
                 ids = encoding.input_ids.copy()
-                ids[place] = token
-                rows.append(ids[ids != self._tokenizer.pad_id].tolist())
-        # The masks that are left are special tokens too, and shall be seen.
-        return self._tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
+                ids[position] = token
+                rows.append(ids[ids != self.tokenizer.pad_id].tolist())
+        # The remaining masks are special tokens too, and the pipeline shows them.
+        return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
     def _targets(self, request: FillMaskRequest) -> Ids:
-        """The ids of the targets, each once; none where any token is wanted.
+        """Returns the distinct token ids of the targets, or none if every token is allowed.
 
         Raises:
-            errors.Unprocessable: not one target has a token.
+            Unprocessable: no target has a token.
         """
         if request._targets is not None:
             return request._targets
@@ -202,18 +213,85 @@ class FillMask:
         if targets is None:
             return NOTHING
         words = [targets] if isinstance(targets, str) else targets
-        readings = self._tokenizer.tokenize(words)
-        known = [self._tokenizer.token_to_id(word) for word in words]
+        tokenized = self.tokenizer.tokenize(words)
+        whole = [self.tokenizer.token_to_id(word) for word in words]
         found = {
-            int(reading.ids[0]) if identity is None else identity
-            for identity, reading in zip(known, readings, strict=True)
-            if identity is not None or len(reading)
+            int(tokens.ids[0]) if identity is None else identity
+            for identity, tokens in zip(whole, tokenized, strict=True)
+            if identity is not None or len(tokens)
         }
         if not found:
-            fault = FieldError("/parameters/targets", "no_target")
-            raise Unprocessable("validation_failed", "No target is a token of this model.", field_errors=[fault])
+            detail = "No target is a token of this model. Choose other targets."
+            error = FieldError("/parameters/targets", "no_target")
+            raise Unprocessable("validation_failed", detail, field_errors=[error])
         return np.array(sorted(found), np.int64)
 
 
 def _inputs(request: FillMaskRequest) -> list[str]:
     return request.inputs if isinstance(request.inputs, list) else [request.inputs]
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures how often the best token is the original one, on running text.
+
+    Of a paragraph's tokens, 15 % are masked, chosen among words that are one token. The choice is seeded with the
+    number of the document, so every evaluation masks the same words.
+    """
+
+    MASKED_SHARE: Final = 0.15
+    PARAGRAPH: Final = range(200, 1200)  # characters
+    PARAGRAPHS: Final = 3  # of one document
+    MAX_MASKS: Final = 24  # in one paragraph
+
+    def __init__(self, task: FillMask):
+        self._tokenizer, self._mask, self._max_tokens = task.tokenizer, task.mask, task.max_tokens
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
+            paragraphs = [text for text in document.split("\n") if len(text) in self.PARAGRAPH]
+            for text in paragraphs[: self.PARAGRAPHS]:
+                yield from self._masked(text, random.Random(number))  # noqa: S311  # no secret
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        right = [token for case in cases for token in case.expected]
+        ((commonest, _),) = Counter(right).most_common(1)
+        return {"always the commonest token": metrics.mean([float(token == commonest) for token in right])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["token_str"])
+
+    def _masked(self, text: str, chance: random.Random) -> Iterable[Case]:
+        """Returns the case of a paragraph, or none if it cannot be masked."""
+        (tokens,) = self._tokenizer.tokenize([text])
+        fits = len(tokens) + self._tokenizer.special_count(pair=False) <= self._max_tokens
+        whole = _whole_words(text, tokens)
+        count = min(self.MAX_MASKS, round(self.MASKED_SHARE * len(tokens)), len(whole))
+        chosen = sorted(chance.sample(whole, count))
+        if not chosen or not fits or self._mask in text:
+            return
+        parts, position = [], 0
+        for index in chosen:
+            start, end = tokens.offsets[index]
+            parts += [text[position:start], self._mask]
+            position = end
+        masked = "".join([*parts, text[position:]])
+        yield _case(masked, tuple(int(tokens.ids[index]) for index in chosen))
+
+
+def _whole_words(text: str, tokens: TokenizedText) -> list[int]:
+    """Returns the indices of the tokens that are whole alphanumeric words."""
+    counts = np.bincount(tokens.word_ids)
+    return [
+        index
+        for index, (word, (start, end)) in enumerate(zip(tokens.word_ids, tokens.offsets, strict=True))
+        if counts[word] == 1 and text[start:end].strip().isalnum()  # unigram tokens include the blank before the word
+    ]
+
+
+def _case(text: str, expected: tuple[int, ...]) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = [response[0]] if len(expected) == 1 else [tokens[0] for tokens in response]
+        found = [token["token"] for token in best]
+        return [Grade({"top_1": float(token == right)}, token) for token, right in zip(found, expected, strict=True)]
+
+    return Case({"inputs": text, "parameters": {"top_k": 1}}, expected, grade)

@@ -334,7 +334,7 @@ def test_what_looks_like_a_special_token_is_as_many_tokens_as_its_characters(tex
     (row,) = runtime.tasks["classify"].model.task.encode(
         runtime.tasks["classify"].model.task.Request.model_validate({"inputs": text})
     )
-    specials = runtime.tasks["classify"].model.task._tokenizer.special_ids
+    specials = runtime.tasks["classify"].model.task.tokenizer.special_ids
 
     assert sum(int(token) in specials for token in row.input_ids) == 2  # of the frame
 
@@ -384,7 +384,7 @@ def test_who_sends_much_is_answered_much(client):
 
 def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(runtime):
     task = runtime.tasks["fill-mask"].model.task
-    length = task._max_tokens
+    length = task.max_tokens
     inputs = ["[MASK]" + "a " * length] * 30
 
     for partial in (False, True):

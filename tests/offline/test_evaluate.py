@@ -14,7 +14,8 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.service.cli import main
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import load_model
-from swiftlet_serve.service.offline.evaluate import Evaluation, _Weighing, agreement, difference, evaluate
+from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, difference, evaluate
+from swiftlet_serve.service.tasks.qa import QaWithMargin
 from tests.support import artifacts
 from tests.support.artifacts import LABELS, VOCABULARY, make_artifact
 
@@ -93,7 +94,7 @@ def measure(path: Path, data: Path, **options):
 
 
 def trivial(found: Evaluation) -> dict[str, float]:
-    return {name: score.value for name, score in found.trivial.items()}
+    return {name: score.value for name, score in found.baselines.items()}
 
 
 def test_accuracy_is_the_share_of_right_labels(tmp_path, good):
@@ -226,7 +227,7 @@ def test_the_command_tells_the_upper_bound_from_what_is_served(tmp_path, doubtfu
 def test_a_threshold_of_0_is_what_is_served(tmp_path, make, max_seq_len):
     """Of random logits, in one window and in several; and the best answer is that of a caller who will have one."""
     model = load_model(make("qa", {}), "onnx_cpu")
-    weighing, chance = _Weighing(model.task), np.random.default_rng(1)
+    with_margin, chance = QaWithMargin(model.task.tokenizer, model.task.max_tokens), np.random.default_rng(1)
     seen = set()
     for _ in range(300):
         context = " ".join(chance.choice(list("abc"), 12))
@@ -240,14 +241,14 @@ def test_a_threshold_of_0_is_what_is_served(tmp_path, make, max_seq_len):
         encodings = model.task.encode(asked[0])
         rows = [chance.normal(0, 2, (len(one.input_ids), 2)).astype(np.float32) for one in encodings]
         rows = [row + np.float32(chance.uniform(0, 6)) * (np.arange(len(row)) == 0)[:, None] for row in rows]
-        weighed = weighing.decode(asked[0], encodings, rows)
+        reported = with_margin.decode(asked[0], encodings, rows)
         served, wanted = (model.task.decode(request, encodings, rows) for request in asked)
 
-        assert served.items() <= weighed.items()
-        assert weighed["best"] == wanted["answer"] != ""
-        assert (weighed["difference"] > 0) == (served["answer"] == "")
+        assert served.items() <= reported.items()
+        assert reported["best"] == wanted["answer"] != ""
+        assert (reported["margin"] > 0) == (served["answer"] == "")
         if served["answer"] == "":
-            assert weighed["difference"] == pytest.approx(math.log(served["score"] / wanted["score"]))
+            assert reported["margin"] == pytest.approx(math.log(served["score"] / wanted["score"]))
         seen.add((len(encodings) > 1, served["answer"] == ""))
     model.engine.close()
     assert seen == {(max_seq_len == 12, True), (max_seq_len == 12, False)}
@@ -339,9 +340,9 @@ def test_agreement_is_the_share_of_equal_answers(tmp_path, make, good):
 def test_models_that_were_asked_different_things_are_not_compared(tmp_path, good):
     data = tsv(tmp_path, [1, 0, 1, 0])
 
-    with pytest.raises(SetupError, match="not asked the same"):
+    with pytest.raises(SetupError, match="were asked different questions"):
         agreement(measure(good, data), measure(good, data, limit=2))
-    with pytest.raises(SetupError, match="not asked the same"):
+    with pytest.raises(SetupError, match="were asked different questions"):
         difference(measure(good, data), measure(good, data, limit=2))
 
 
@@ -355,15 +356,15 @@ def test_progress_is_told(tmp_path, good):
 @pytest.mark.parametrize(
     ("task", "content", "said"),
     [
-        ("good", "label\tsentence\n3\tfine\n", "texts has a label 3, and the model has 3"),
+        ("good", "label\tsentence\n3\tfine\n", "texts has the label 3, but the model has 3 labels"),
         ("good", "label\tsentence\n", "texts holds no example"),
         ("good", "", "texts holds no example"),
         ("good", "label\tsentence\n1\t \n", "texts holds no example"),
         ("good", '{"data": []}', "texts: line 1 is not a label and a text"),
         ("reader", "label\tsentence\n1\tfine\n", "texts is not in SQuAD's format"),
         ("reader", '{"data": []}', "texts holds no example"),
-        ("reader", "EMPTY", "texts holds an example that cannot be answered: A text is empty."),
-        ("reader", "SURROGATE", "texts holds an example that cannot be answered: It is no valid request."),
+        ("reader", "EMPTY", "texts holds an example that cannot be answered: The text is empty."),
+        ("reader", "SURROGATE", "texts holds an example that cannot be answered: It is not a valid request."),
         ("stubborn", "too short to be a paragraph\n", "texts holds no example"),
         ("stubborn", "", "texts holds no example"),
     ],

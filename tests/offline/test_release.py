@@ -149,7 +149,7 @@ def test_without_data_the_card_says_so(out):
     card = make(out, draft("bert", "classify")).card()
 
     assert card["scores"] == {}
-    assert card["int8"] == "held against fp32 on the golden inputs only"
+    assert card["int8"] == "compared with fp32 on the golden inputs only"
     assert "data" not in card
 
 
@@ -193,7 +193,7 @@ def scores(monkeypatch):
 @pytest.mark.parametrize("allowed", [0.5, math.nan])
 def test_int8_that_loses_too_much_is_not_written(out, reviews, scores, allowed):
     scores(90.0, 89.4)
-    with pytest.raises(ReleaseError, match=rf"^int8 loses 0\.60 points, and {allowed} are allowed"):
+    with pytest.raises(ReleaseError, match=rf"^int8 loses 0\.60 points, and at most {allowed} are allowed"):
         make(out, draft("bert", "classify"), Measure(reviews), max_loss=allowed)
 
     assert list(out.iterdir()) == []
@@ -231,7 +231,7 @@ def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
         card = make(out, draft("bert", "classify"), report=said.append).card()
 
     assert "the engine's answers differ from the golden answers" in card["native"]["refused"]
-    assert any(line.startswith("the native engine refuses it, so that onnx_cpu has to serve it") for line in said)
+    assert any(line.startswith("the native engine rejects the artifact, so serve it with onnx_cpu") for line in said)
 
 
 def test_where_there_are_no_kernels_the_card_is_silent_about_them(out):
@@ -301,7 +301,7 @@ def test_what_is_no_artifact_is_not_overwritten(out, kind):
     work = place / "thesis.txt" if kind == "folder" else place
     work.write_text("years of work")
 
-    with pytest.raises(SetupError, match="is there and is no artifact"):
+    with pytest.raises(SetupError, match="exists and is not an artifact"):
         make(out, draft("bert", "classify"))
     assert work.read_text() == "years of work"
 
@@ -361,9 +361,13 @@ def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
         ("", ["--task", "translate"], "'translate' is not one of"),
         ("", [], "Missing option '--task'"),
         ("", ["--task", "classify", "--data", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
-        ("vocab.txt", ["--task", "classify"], "has none of tokenizer.json, vocab.txt, spiece.model"),
+        ("vocab.txt", ["--task", "classify"], "source holds none of tokenizer.json, vocab.txt, spiece.model"),
         ("config.json", ["--task", "classify"], "config.json is missing"),
-        ("model.safetensors", ["--task", "classify"], "there is neither model.safetensors nor pytorch_model.bin"),
+        (
+            "model.safetensors",
+            ["--task", "classify"],
+            "the checkpoint holds neither model.safetensors nor pytorch_model.bin",
+        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_imported_is_refused_in_a_sentence(

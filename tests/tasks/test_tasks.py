@@ -236,7 +236,7 @@ def test_every_answer_is_the_slice_it_claims_to_be(answerer: qa.Qa, context: str
     parameters = {"top_k": 20, "align_to_words": aligned, "max_seq_len": 16, "doc_stride": 2}
     inputs = {"question": "Who?", "context": context}
     request = qa.QaRequest.model_validate({"inputs": inputs, "parameters": parameters})
-    if not context.strip() or not len(answerer._tokenizer.tokenize([context])[0]):
+    if not context.strip() or not len(answerer.tokenizer.tokenize([context])[0]):
         assert refusal(answerer, inputs) == ("empty_input", "/inputs/context", None)
         return
     windows = answerer.encode(request)
@@ -335,7 +335,7 @@ def test_the_texts_of_a_request_are_bounded_together_before_they_are_read(
     def read(_: object) -> None:
         raise AssertionError("was tokenised")
 
-    monkeypatch.setattr(answerer._tokenizer, "tokenize", read)
+    monkeypatch.setattr(answerer.tokenizer, "tokenize", read)
     samples = [{"question": "a", "context": f"{i} " * 10_000} for i in range(40)]
     code, pointer, limit = refusal(answerer, samples)
     assert (code, limit) == ("input_too_long", qa.MAX_CHARACTERS)
@@ -355,7 +355,7 @@ def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: 
     """The answer of a network that is certain of one token."""
     request = filler.Request.model_validate({"inputs": inputs, "parameters": parameters})
     encodings = filler.encode(request)
-    tokenizer = filler._tokenizer
+    tokenizer = filler.tokenizer
     rows = [np.zeros((len(encoding.focus), tokenizer.vocab_size), np.float32) for encoding in encodings]
     for row in rows:
         row[:, tokenizer.tokenize([wanted])[0].ids[-1]] = 20
