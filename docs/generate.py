@@ -27,8 +27,9 @@ from swiftlet_serve.models.training import recipe as recipes
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.cli import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http.app import ANSWER_SHARE, create_app
-from swiftlet_serve.service.http.limits import MOST_CONNECTIONS, Limits
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
+from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import fill_mask, qa
@@ -135,7 +136,10 @@ def request_limits() -> str:
     )
     rows = [
         ["Request body", f"{body:,} bytes (`max_body_bytes`)"],
-        ["Response body", f"{answer:,} bytes (`max_answer_bytes`), or {ANSWER_SHARE} times the request body if larger"],
+        [
+            "Response body",
+            f"{answer:,} bytes (`max_answer_bytes`), or {MAX_RESPONSE_RATIO} times the request body if larger",
+        ],
         ["Texts or questions", f"{tasks.MAX_INPUTS}"],
         ["Tokens of all inputs together", f"{tokens:,} (`max_waiting_tokens`)"],
         ["Labels (`top_k`), classify", bound(parameters["classify"]["top_k"], "maximum")],
@@ -153,15 +157,15 @@ def request_limits() -> str:
 
 
 def connection_limits() -> str:
-    limits = Limits(connections=MOST_CONNECTIONS)
+    limits = Limits(connections=MAX_CONNECTIONS)
     rows = [
         ["Request line and headers", f"{limits.head_bytes:,} bytes"],
         ["Headers", f"{limits.headers}"],
         ["Request target (path and query)", f"{limits.target_bytes:,} bytes"],
-        ["Time until the headers have arrived", f"{limits.head_s:g} s"],
-        ["Time until the whole request has arrived", f"{limits.receipt_s:g} s"],
-        ["Time until the client has read the response", f"{limits.write_s:g} s"],
-        ["Keep-alive time without a request", f"{limits.idle_s:g} s"],
+        ["Time until the headers have arrived", f"{limits.head_timeout_s:g} s"],
+        ["Time until the whole request has arrived", f"{limits.request_timeout_s:g} s"],
+        ["Time until the client has read the response", f"{limits.write_timeout_s:g} s"],
+        ["Keep-alive time without a request", f"{limits.idle_timeout_s:g} s"],
         ["Requests processed at the same time", "1; pipelined requests are answered in order"],
         ["Connections of the server", f"{limits.connections:,}, and half of the open file limit (`ulimit -n`)"],
     ]

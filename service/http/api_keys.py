@@ -1,7 +1,7 @@
-"""API keys: who may ask, known by the SHA-256 of their keys only.
+"""API keys, stored as SHA-256 hashes.
 
-A file holds a line for each key, its owner's name and the hash: `swiftlet key NAME` makes one. A hash without salt is
-enough, because a key is 256 random bits and nobody can try them.
+Each line of a key file holds an owner's name and a hash; `swiftlet key NAME` creates one. The hashes need no salt: a
+key has 256 random bits, which are too many to guess.
 """
 
 from __future__ import annotations
@@ -24,52 +24,58 @@ LINE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})\s+([0-9a-f]{64})")
 
 
 def make_key(name: str) -> tuple[str, str]:
-    """A new key, and the line that lets its owner in.
+    """Creates a key. Returns it, and the line of the key file that grants it access.
 
     Raises:
-        SetupError: the name is not one that a file of keys and a log can hold.
+        SetupError: the name is invalid.
     """
     key = secrets.token_urlsafe(32)
     line = f"{name} {_digest(key).hex()}"
     if not LINE.fullmatch(line):
-        raise SetupError("The name of a key has 1 to 64 letters, digits and ._- only.")
+        raise SetupError("The name of a key must have 1 to 64 letters, digits or the characters . _ -.")
     return key, line
 
 
-class Keys:
-    """The keys that are let in."""
+class ApiKeys:
+    """The keys that grant access."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        """Raises SetupError, with the number of the line, where one is not a name and a hash."""
+        """Parses the lines of a key file.
+
+        Raises:
+            SetupError: a line is invalid, or there is no key.
+        """
         self._owners: list[tuple[str, bytes]] = []
         for number, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue
-            if not (found := LINE.fullmatch(text)):
-                raise SetupError(f"Line {number} of the file of API keys is not a name and a SHA-256.")
-            self._owners.append((found[1], bytes.fromhex(found[2])))
+            if not (match := LINE.fullmatch(text)):
+                raise SetupError(f"Line {number} of the API key file is invalid. Expected a name and a SHA-256 hash.")
+            self._owners.append((match[1], bytes.fromhex(match[2])))
         if not self._owners:
-            raise SetupError(
-                "The file of API keys holds none, so nobody could ask anything: swiftlet key NAME makes one."
-            )
+            raise SetupError("The API key file has no keys. Create one with: swiftlet key NAME.")
 
     @classmethod
-    def read(cls, path: Path) -> Keys:
-        """Raises SetupError where the file cannot be read, or is not one of keys."""
+    def read(cls, path: Path) -> ApiKeys:
+        """Reads a key file.
+
+        Raises:
+            SetupError: the file cannot be read or is invalid.
+        """
         try:
             lines = path.read_text("ascii").splitlines()
-            readable = path.stat().st_mode & stat.S_IROTH
+            is_world_readable = path.stat().st_mode & stat.S_IROTH
         except OSError as error:
-            raise SetupError(f"The file of API keys {path} cannot be read: {error.strerror}.") from None
+            raise SetupError(f"Cannot read the API key file {path}: {error.strerror}.") from None
         except UnicodeDecodeError:
-            raise SetupError(f"The file of API keys {path} is not plain text.") from None
-        if readable:
-            log.warning("Every user of this machine may read %s, the file of API keys.", path)
+            raise SetupError(f"The API key file {path} is not plain ASCII text.") from None
+        if is_world_readable:
+            log.warning("Every user of this machine can read the API key file %s.", path)
         return cls(lines)
 
     def owner(self, key: str) -> str | None:
-        """Whose key it is. Takes the same time for every key of one length, known or not."""
+        """Returns the owner of a key; None for an unknown key. Takes the same time for all keys of one length."""
         digest, owner = _digest(key), None
         for name, known in self._owners:
             if hmac.compare_digest(known, digest):

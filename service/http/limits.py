@@ -1,4 +1,4 @@
-"""What a connection may bring, how long it may take, and how many there may be."""
+"""Limits of a connection: sizes, timeouts and how many connections a server holds."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Final
 
 from swiftlet_serve.service.http.proxies import Network
 
-MOST_CONNECTIONS: Final = 4096
+MAX_CONNECTIONS: Final = 4096
 
 
-def capacity() -> int:
-    """Connections that one server holds: half of the files this process may open, the rest being for all else."""
+def default_max_connections() -> int:
+    """Returns how many connections a server holds: half of the process's file descriptors, at most 4096."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 2))
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files // 2))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a connection may bring, and how long it may take. Every time is absolute: no byte extends it."""
+    """Limits of one server's connections. Receiving more bytes never extends a timeout."""
 
-    head_bytes: int = 16_384
+    head_bytes: int = 16_384  # request line and headers
     headers: int = 64
     target_bytes: int = 8_192
-    head_s: float = 5.0  # from a request's first byte to the end of its head
-    receipt_s: float = 10.0  # from its first byte to its last; and from a connection's begin to its first byte
-    write_s: float = 10.0  # until a client reads what it asked for
-    idle_s: float = 75.0  # between requests: longer than balancers keep theirs (60 s), or they would use a closed one
-    linger_s: float = 1.0  # for a client to read an error while it still sends
-    connections: int = field(default_factory=capacity)
-    proxies: tuple[Network, ...] = ()  # addresses that bring the connections of many clients
+    head_timeout_s: float = 5.0  # from the first byte of a request to the end of its headers
+    request_timeout_s: float = 10.0  # from the first byte of a request, or from the connect, to the last byte
+    write_timeout_s: float = 10.0  # until the client reads the response
+    idle_timeout_s: float = 75.0  # keep-alive; longer than the usual 60 s of load balancers, which would hit a close
+    linger_timeout_s: float = 1.0  # until the client closes after an error response
+    connections: int = field(default_factory=default_max_connections)
+    proxies: tuple[Network, ...] = ()  # addresses that may use all connections
 
     @property
-    def near(self) -> int:
-        """Connections from which on an address that has many gets no more."""
+    def crowded_connections(self) -> int:
+        """The number of open connections above which the limit per address applies."""
         return max(1, self.connections * 3 // 4)
 
     @property
-    def many(self) -> int:
-        """Of one address."""
+    def connections_per_address(self) -> int:
+        """The number of connections that one address may hold on a crowded server."""
         return max(1, self.connections // 2)
 
     @property
-    def shortest_s(self) -> float:
-        return min(self.head_s, self.receipt_s, self.write_s, self.idle_s)
+    def shortest_timeout_s(self) -> float:
+        return min(self.head_timeout_s, self.request_timeout_s, self.write_timeout_s, self.idle_timeout_s)

@@ -1,9 +1,8 @@
-"""Takes connections from the kernel, and stops doing so without losing one.
+"""Accepts connections, and stops accepting them without losing one.
 
-uvicorn leaves this to uvloop, which falls short in two places. Where the process has no file descriptor left, libuv
-takes what waits and hangs up on it; here it stays in the kernel's queue until there is one. And a listening socket
-that is closed resets every connection that the kernel has accepted and nobody has taken yet; here those are taken
-first, while new ones are not begun.
+uvicorn leaves this to uvloop, which loses connections in two cases. If the process has no file descriptor left, libuv
+accepts waiting connections and closes them; this listener leaves them in the kernel's queue. Closing a listening socket
+resets the connections in that queue; this listener first stops new ones, then accepts those in the queue.
 """
 
 from __future__ import annotations
@@ -23,33 +22,36 @@ from swiftlet_serve.service.errors import SetupError
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
-BURST: Final = 64  # connections that are taken before the event loop turns to others
-BEHIND_S: Final = 0.005  # between two connections that are taken while the event loop is behind
-RETRY_S: Final = 0.1  # until the next attempt where no file descriptor is left
-HANDSHAKE_S: Final = 0.2  # for connections that have begun when the listener closes: a round trip
+MAX_ACCEPTS: Final = 64  # per iteration of the event loop
+BUSY_INTERVAL_S: Final = 0.005  # between two connections while the event loop is busy
+RETRY_S: Final = 0.1  # until the next attempt when no file descriptor is left
+HANDSHAKE_S: Final = 0.2  # a round trip, for TCP handshakes in progress when the listener closes
 TLS_HANDSHAKE_S: Final = 5.0
 
-SO_ATTACH_FILTER: Final = 26  # socket(7); the module socket has no name for it
-NO_SYN: Final = b"".join(
+SO_ATTACH_FILTER: Final = 26  # socket(7); Python's socket module has no name for it
+DROP_SYN: Final = b"".join(
     struct.pack("HBBI", *instruction)
     for instruction in (
         (0x30, 0, 0, 13),  # load the byte of the TCP header that holds the flags
         (0x54, 0, 0, 0x12),  # keep SYN and ACK
-        (0x15, 0, 1, 0x02),  # SYN alone, which begins a connection?
-        (0x06, 0, 0, 0),  # then the packet is dropped
-        (0x06, 0, 0, 0xFFFFFFFF),  # else it is let through
+        (0x15, 0, 1, 0x02),  # if SYN alone is set, a client opens a connection:
+        (0x06, 0, 0, 0),  # drop the packet
+        (0x06, 0, 0, 0xFFFFFFFF),  # accept all others
     )
 )
-"""Classic BPF for a listening socket: begins no connection, and finishes those begun."""
+"""A classic BPF program for a listening socket: drops new TCP handshakes and lets those in progress finish."""
 
 
 def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that has its address, but does not listen yet: clients are refused until `Listener.listen`.
+    """Returns a bound socket that does not listen yet: the kernel refuses clients until `Listener.listen`.
 
-    `shared` lets other processes that say so too have the same address (SO_REUSEPORT).
+    Args:
+        host: a name or an address of this machine.
+        port: 0 lets the system choose.
+        shared: lets other processes bind the same address (SO_REUSEPORT).
 
     Raises:
-        SetupError: the address cannot be had.
+        SetupError: the address is in use or not available.
     """
     try:
         ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
@@ -61,23 +63,23 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
     except OSError as error:
-        raise _cannot(host, port, error) from None
+        raise _listen_error(host, port, error) from None
     bound.setblocking(False)
     return bound
 
 
-def _cannot(host: str, port: int, error: OSError) -> SetupError:
+def _listen_error(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.")
 
 
 class Listener:
-    """A bound socket whose connections are handed to protocols."""
+    """Accepts the connections of a bound socket and creates a protocol for each."""
 
     def __init__(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
         self._socket = bound
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._starved = False  # of file descriptors
+        self._starting: set[asyncio.Task[None]] = set()
+        self._is_out_of_files = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -88,77 +90,76 @@ class Listener:
         """Lets the kernel accept connections.
 
         Raises:
-            SetupError: somebody else has begun to listen on this address since it was bound.
+            SetupError: another process has listened on this address since it was bound.
         """
         try:
             self._socket.listen(BACKLOG)
         except OSError as error:
-            raise _cannot(*self.address, error) from None
+            raise _listen_error(*self.address, error) from None
 
-    def open(self, protocol: Callable[[], asyncio.Protocol], behind: Callable[[], bool] = lambda: False) -> None:
-        """Takes connections on the running event loop, from which `close` has to be called too.
+    def open(self, protocol: Callable[[], asyncio.Protocol], is_busy: Callable[[], bool] = lambda: False) -> None:
+        """Accepts connections on the running event loop, which `close` must be called on too.
 
-        While the loop is `behind` with those it has, the others wait in the kernel, which costs nothing: only one in a
-        while is taken.
+        While `is_busy` returns true, the listener accepts one connection per `BUSY_INTERVAL_S`. The others wait in the
+        kernel at no cost.
         """
         self._protocol = protocol
-        self._behind = behind
+        self._is_busy = is_busy
         self._resume()
 
     async def close(self) -> None:
-        """Begins no connection from now on, and returns once all that were begun are with their protocols.
+        """Stops new connections. Returns once every accepted connection has its protocol.
 
-        Clients who come later are refused by the kernel, which every client may take for an invitation to go elsewhere:
-        they have sent nothing yet.
+        The kernel refuses later clients. They have sent nothing yet, so they can safely connect elsewhere.
         """
         try:
-            if _begin_no_more(self._socket):
+            if _drop_new_handshakes(self._socket):
                 await asyncio.sleep(HANDSHAKE_S)
             self._pause()
             while not self._accept():
-                await asyncio.sleep(RETRY_S if self._starved else 0)
+                await asyncio.sleep(RETRY_S if self._is_out_of_files else 0)
         finally:
             self._pause()
             self._socket.close()
-        await asyncio.gather(*self._beginning)
+        await asyncio.gather(*self._starting)
 
     def _resume(self) -> None:
         if self._socket.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(self._socket, self._take)
+            asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
 
     def _pause(self) -> None:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
 
-    def _take(self) -> None:
-        """Called when connections wait."""
-        behind = self._behind()
-        self._accept(1 if behind else BURST)
-        if self._starved or behind:  # they keep waiting, so the loop would call again at once
+    def _on_readable(self) -> None:
+        is_busy = self._is_busy()
+        self._accept(1 if is_busy else MAX_ACCEPTS)
+        if self._is_out_of_files or is_busy:  # the socket stays readable, and the loop would call again at once
             self._pause()
-            asyncio.get_running_loop().call_later(RETRY_S if self._starved else BEHIND_S, self._resume)
+            delay_s = RETRY_S if self._is_out_of_files else BUSY_INTERVAL_S
+            asyncio.get_running_loop().call_later(delay_s, self._resume)
 
-    def _accept(self, most: int = BURST) -> bool:
-        """Takes some of what waits; says whether that was all."""
-        for _ in range(most):
+    def _accept(self, limit: int = MAX_ACCEPTS) -> bool:
+        """Accepts at most `limit` waiting connections. Returns whether none is left."""
+        for _ in range(limit):
             try:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return True
-            except ConnectionError:  # the client has gone already
+            except ConnectionError:  # the client has gone
                 continue
             except OSError as error:
-                if not self._starved:
-                    log.warning("No connection can be taken: %s. What waits is kept.", error.strerror)
-                self._starved = True
+                if not self._is_out_of_files:
+                    log.warning("Cannot accept connections: %s. They wait in the kernel.", error.strerror)
+                self._is_out_of_files = True
                 return False
-            self._starved = False
-            beginning = asyncio.get_running_loop().create_task(self._begin(connection))
-            self._beginning.add(beginning)
-            beginning.add_done_callback(self._beginning.discard)
+            self._is_out_of_files = False
+            starting = asyncio.get_running_loop().create_task(self._start(connection))
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
         return False
 
-    async def _begin(self, connection: socket.socket) -> None:
+    async def _start(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -167,16 +168,16 @@ class Listener:
                 ssl=self.tls,
                 ssl_handshake_timeout=None if self.tls is None else TLS_HANDSHAKE_S,
             )
-        except OSError:  # it has gone, or it does not speak TLS
+        except OSError:  # the client has gone, or does not speak TLS
             connection.close()
 
 
-def _begin_no_more(listening: socket.socket) -> bool:
-    """Has the kernel drop what would begin a connection; says whether it does. Only Linux can."""
+def _drop_new_handshakes(listening: socket.socket) -> bool:
+    """Makes the kernel drop new TCP handshakes. Returns whether it does; only Linux can."""
     if sys.platform != "linux":
         return False
-    program = ctypes.create_string_buffer(NO_SYN, len(NO_SYN))
-    descriptor = struct.pack("HL", len(NO_SYN) // 8, ctypes.addressof(program))
+    program = ctypes.create_string_buffer(DROP_SYN, len(DROP_SYN))
+    descriptor = struct.pack("HL", len(DROP_SYN) // 8, ctypes.addressof(program))
     try:
         listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, descriptor)
     except OSError:  # a sandbox may forbid it

@@ -1,4 +1,4 @@
-"""What /openapi.json says of the routes. The tasks' own models are its source; this only puts them in place."""
+"""The descriptions of the routes in /openapi.json, made from the tasks' own request and response models."""
 
 from __future__ import annotations
 
@@ -21,56 +21,57 @@ PARAMETERS: Final = [
     {
         "name": "X-Request-Timeout-Ms",
         "in": "header",
-        "description": "How long the answer is of use, in milliseconds; after that the request fails with 504.",
+        "description": "Timeout of the request in milliseconds. After it, the request fails with status 504. "
+        "The server sets the default.",
         "schema": {"type": "integer", "minimum": 1, "maximum": 600_000},
     },
     {
         "name": "X-Request-Priority",
         "in": "header",
-        "description": "Who waits for the answer: a person, or a program that has time. Interactive requests go before "
-        "bulk ones, and bulk ones are refused first.",
+        "description": "Priority of the request: interactive if a user waits for the response, else bulk. Interactive "
+        "requests run first, and bulk requests are refused first.",
         "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},
     },
     {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "An id for this request, which the response and the log will have. One that is not of letters, "
-        "digits and ._:=- or has more than 128 of them is replaced by a new one.",
+        "description": "ID of the request, which the response and the logs repeat. At most 128 letters, digits and "
+        ". _ : = -. The server replaces any other value by a new ID.",
         "schema": {"type": "string"},
     },
 ]
 
 
 class ModelInfo(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
-    name: Annotated[str, Field(description='What a request\'s "model" names it by.')]
-    version: Annotated[str, Field(description="The version of the artifact.")]
-    task: Annotated[str, Field(description="The task it serves, which is its route.")]
-    default: Annotated[bool, Field(description="Whether it answers this task's requests that name no model.")]
-    architecture: Annotated[str, Field(description="The family of its network.")]
-    precision: Annotated[str, Field(description="What its weights are: fp32 or int8.")]
-    engine: Annotated[str, Field(description="The engine that runs it.")]
-    max_tokens: Annotated[int, Field(description="The longest row it reads, special tokens included.")]
-    labels: Annotated[list[str], Field(description="What it tells apart, where its task is classify.")]
-    mask: Annotated[str | None, Field(description="What stands for a masked word, where its task is fill-mask.")]
-    card: Annotated[dict[str, Any], Field(description="Where it comes from, and how well it does.")]
+    name: Annotated[str, Field(description='Name of the model, for the field "model" of a request.')]
+    version: Annotated[str, Field(description="Version of the artifact.")]
+    task: Annotated[str, Field(description="Task of the model, which is also its route.")]
+    default: Annotated[bool, Field(description="Whether the model answers requests that name no model.")]
+    architecture: Annotated[str, Field(description="Architecture of the network.")]
+    precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
+    engine: Annotated[str, Field(description="Engine that runs the model.")]
+    max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
+    labels: Annotated[list[str], Field(description="Labels of a classify model; empty for other tasks.")]
+    mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
+    card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
 
 
 class Live(BaseModel):
-    """The process answers."""
+    """The process is alive."""
 
     live: Annotated[bool, Field(description="Always true.")]
 
 
 class Ready(BaseModel):
-    """Requests are answered."""
+    """The service is ready for requests."""
 
-    ready: Annotated[bool, Field(description="Always true; where it would not be, the status is 503.")]
+    ready: Annotated[bool, Field(description="Always true. A service that is not ready responds with status 503.")]
 
 
 def describe(pipeline: Pipeline, default: bool) -> dict[str, Any]:
-    """What GET /models says of one model."""
+    """Returns the description of a model in GET /models."""
     manifest = pipeline.model.manifest
     return ModelInfo(
         name=manifest.name,
@@ -88,7 +89,7 @@ def describe(pipeline: Pipeline, default: bool) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Swiftlet's own, where it is installed."""
+    """Returns Swiftlet's version; "unknown" if the package is not installed."""
     try:
         return metadata.version("swiftlet-serve")
     except metadata.PackageNotFoundError:
@@ -96,7 +97,7 @@ def version() -> str:
 
 
 def task(runtime: Runtime, name: str) -> dict[str, Any]:
-    """What `FastAPI.add_api_route` needs to describe a task's route."""
+    """Returns the arguments of `FastAPI.add_api_route` that describe a task's route."""
     served = runtime.tasks[name].model.task
     body = {"schema": {"$ref": SCHEMAS + served.Request.__name__}}
     return {
@@ -108,7 +109,7 @@ def task(runtime: Runtime, name: str) -> dict[str, Any]:
             "requestBody": {"required": True, "content": {"application/json": body}},
         },
         "responses": {
-            200: {"description": "The answer.", "content": {"application/json": {"schema": _response(served)}}},
+            200: {"description": "The response.", "content": {"application/json": {"schema": _response(served)}}},
             **_failures(),
         },
     }
@@ -125,7 +126,7 @@ def _get(name: str, summary: str, answer: dict[str, Any], unavailable: bool = Fa
 
 
 def _failures() -> dict[int, Any]:
-    """A response for each status of the error tree."""
+    """Returns a response for each class of `SwiftletError`."""
     return {
         kind.status: {
             "description": f"{kind.title}: {', '.join(sorted(kind.codes))}.",
@@ -141,25 +142,25 @@ def _summary(served: Any) -> str:
 
 def _response(served: Any) -> dict[str, Any]:
     schema = TypeAdapter(served.Response).json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")
-    del schema["$defs"]  # `install` puts them where they are referred to
+    del schema["$defs"]  # `install` adds them to the components
     return schema
 
 
-MODELS: Final = _get("models", "The models served.", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
-LIVE: Final = _get("live", "The process answers.", {"$ref": SCHEMAS + Live.__name__})
+MODELS: Final = _get("models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
+LIVE: Final = _get("live", "Liveness check", {"$ref": SCHEMAS + Live.__name__})
 METRICS: Final[dict[str, Any]] = {
     "name": "metrics",
     "operation_id": "metrics",
-    "summary": "How the server does, for Prometheus.",
+    "summary": "Metrics for Prometheus",
     "response_class": PlainTextResponse,
     "responses": {503: _failures()[503]},
 }
-STATUS: Final = _get("status", "How the server does now.", {"$ref": SCHEMAS + Status.__name__})
-READY: Final = _get("ready", "Requests are answered.", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
+STATUS: Final = _get("status", "Status of the server", {"$ref": SCHEMAS + Status.__name__})
+READY: Final = _get("ready", "Readiness check", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
 
 
 def install(app: FastAPI, runtime: Runtime) -> None:
-    """Adds the schemas that the routes refer to."""
+    """Adds the schemas that the routes refer to to the application's OpenAPI document."""
     served = [pipeline.model.task for pipeline in runtime.tasks.values()]
     shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
@@ -177,4 +178,4 @@ def install(app: FastAPI, runtime: Runtime) -> None:
         schema.setdefault("components", {}).setdefault("schemas", {}).update(document["$defs"])
         return schema
 
-    app.openapi = build  # type: ignore[method-assign]  # FastAPI's own way to change the document
+    app.openapi = build  # type: ignore[method-assign]  # FastAPI documents this way to extend the document

@@ -1,4 +1,4 @@
-"""The one way an error leaves: an RFC 9457 problem that clients of Hugging Face and TEI can read too."""
+"""Error responses: RFC 9457 problem details, with the fields that Hugging Face and TEI clients expect."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ MAX_FIELD_ERRORS: Final = 16
 
 
 class FieldErrorBody(BaseModel):
-    """One thing wrong in the request body."""
+    """An invalid value in the request body."""
 
-    pointer: Annotated[str, Field(description="JSON Pointer to the value at fault; empty for the whole body.")]
-    code: Annotated[str, Field(description="The rule that was broken.")]
-    limit: Annotated[float | int | None, Field(description="The bound, where the rule has one.")] = None
+    pointer: Annotated[str, Field(description="JSON Pointer to the invalid value. Empty for the whole body.")]
+    code: Annotated[str, Field(description="The rule that the value breaks.")]
+    limit: Annotated[float | int | None, Field(description="The bound of the rule, if it has one.")] = None
 
 
 class Problem(BaseModel):
-    """What went wrong. It never holds any of the request's text."""
+    """An error. It never contains text from the request."""
 
-    type: Annotated[str, Field(description="A URN of the code.", examples=["urn:swiftlet:error:validation_failed"])]
-    title: Annotated[str, Field(description="The kind of error.")]
-    status: Annotated[int, Field(description="The HTTP status.", examples=[422])]
-    detail: Annotated[str, Field(description="A sentence for a person.")]
-    instance: Annotated[str, Field(description="A URN of this request; the id is that of the header X-Request-Id.")]
-    code: Annotated[str, Field(description="What to decide upon: it never changes meaning.")]
+    type: Annotated[str, Field(description="URN of the error code.", examples=["urn:swiftlet:error:validation_failed"])]
+    title: Annotated[str, Field(description="Class of the error.")]
+    status: Annotated[int, Field(description="HTTP status.", examples=[422])]
+    detail: Annotated[str, Field(description="What is wrong, and how to fix it.")]
+    instance: Annotated[str, Field(description="URN of this request, with the ID of the X-Request-Id header.")]
+    code: Annotated[str, Field(description="Error code for programs. Its meaning never changes.")]
     retryable: Annotated[bool, Field(description="Whether the same request may succeed later.")]
-    error: Annotated[str, Field(description="The detail again, where Hugging Face's clients look for it.")]
-    error_type: Annotated[str, Field(description="The code again, where TEI's clients look for it.")]
+    error: Annotated[str, Field(description="Copy of detail, for Hugging Face clients.")]
+    error_type: Annotated[str, Field(description="Copy of code, for TEI clients.")]
     errors: Annotated[
-        list[FieldErrorBody] | None, Field(description=f"What is wrong in the body: at most {MAX_FIELD_ERRORS} of it.")
+        list[FieldErrorBody] | None,
+        Field(description=f"Invalid values of the request body, at most {MAX_FIELD_ERRORS}."),
     ] = None
 
 
 def render(error: SwiftletError, request_id: str) -> Response:
-    """The response to a request that failed. This cannot fail itself: there is one made beforehand."""
+    """Returns the response to a failed request. Never raises: a failure to render has a response made in advance."""
     try:
         return _render(error, request_id)
     except Exception as mistake:
-        log_exception(log, f"the error of request {request_id} could not be rendered", mistake)
-        return Response(LAST_RESORT, 500, media_type=MEDIA_TYPE)
+        log_exception(log, f"the error response to request {request_id} could not be created", mistake)
+        return Response(FALLBACK, 500, media_type=MEDIA_TYPE)
 
 
 def _render(error: SwiftletError, request_id: str) -> Response:
@@ -65,7 +66,7 @@ def _render(error: SwiftletError, request_id: str) -> Response:
 def _around_id(
     code: str, title: str, status: int, retryable: bool, detail: str, field_errors: tuple[FieldError, ...]
 ) -> tuple[bytes, bytes]:
-    """A problem's JSON before and after the request's id; that of an overload is wanted thousands of times a second."""
+    """Returns a problem's JSON before and after the request ID. Under overload it is needed thousands of times."""
     problem = Problem(
         type=f"urn:swiftlet:error:{code}",
         title=title,
@@ -76,10 +77,10 @@ def _around_id(
         retryable=retryable,
         error=detail,
         error_type=code,
-        errors=[FieldErrorBody(**vars(fault)) for fault in field_errors] or None,
+        errors=[FieldErrorBody(**vars(one)) for one in field_errors] or None,
     )
     before, _, after = problem.model_dump_json(exclude_none=True).encode().partition(b"\\u0000")
     return before, after
 
 
-LAST_RESORT: Final = bytes(_render(Internal("internal", "The server made a mistake."), "unknown").body)
+FALLBACK: Final = bytes(_render(Internal("internal", "The server failed unexpectedly."), "unknown").body)

@@ -1,4 +1,4 @@
-"""Who asks, where proxies stand in between: only those that are trusted are believed."""
+"""Client addresses behind reverse proxies. Only trusted proxies are believed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ Network = IPv4Network | IPv6Network
 
 
 def is_trusted(address: str, proxies: Sequence[Network]) -> bool:
+    """Returns whether an address belongs to one of the proxies' networks."""
     try:
         return any(ip_address(address) in network for network in proxies)
     except ValueError:
         return False
 
 
-def client(peer: str, forwarded_for: Sequence[str], proxies: Sequence[Network]) -> str:
-    """The address that a request comes from.
+def client_address(peer: str, forwarded_for: Sequence[str], proxies: Sequence[Network]) -> str:
+    """Returns the address that a request comes from.
 
-    Each proxy appends to X-Forwarded-For whom it heard from, so the list is believed from its end on, as long as who
-    wrote an entry is trusted. What stands further left anybody can have made up.
+    Each proxy appends the address of its own peer to X-Forwarded-For. The list is therefore read from its end, for as
+    long as a trusted proxy wrote the entry. A client can forge all entries further left.
 
     Args:
-        peer: who is connected to this server.
+        peer: the address of the connection's other end.
         forwarded_for: the values of X-Forwarded-For, in the order of the headers.
-        proxies: networks whose word counts.
+        proxies: the networks of trusted proxies.
     """
-    heard = [entry.strip() for value in forwarded_for for entry in value.split(",")]
-    while heard and is_trusted(peer, proxies):
+    entries = [entry.strip() for value in forwarded_for for entry in value.split(",")]
+    while entries and is_trusted(peer, proxies):
         try:
-            peer = str(ip_address(heard.pop()))
-        except ValueError:  # no address: whoever wrote it is the last that is known
+            peer = str(ip_address(entries.pop()))
+        except ValueError:  # the proxy wrote something else than an address
             break
     return peer

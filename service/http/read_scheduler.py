@@ -1,12 +1,11 @@
-"""Whose turn it is to be read, where more has come than the event loop can look at without keeping others waiting.
+"""Scheduling of socket reads, so that a burst of requests does not block the event loop.
 
-An event loop hands over at once all that can be read, and until the last of it was looked at nothing else happens: no
-answer leaves, and no engine gets its next batch. At ten times the load that can be served that is a tenth of a second,
-most of it spent on saying no, with engines that stand idle. So a turn of the loop has a share for reading, and what
-comes beyond that waits here for the next ones.
+An event loop delivers everything that is readable in one iteration. Responses and engine calls wait until the last read
+is processed. At ten times the capacity of a server that takes a tenth of a second, mostly spent on refusals, while
+engines are idle. The scheduler therefore gives reads a time budget per iteration and defers the rest.
 
-The oldest is read first, until it has waited for so long that others are better served: then the newest, whose
-deadline is the furthest away (adaptive LIFO, as in B. Maurer, "Fail at Scale", ACM Queue 13(8), 2015).
+The oldest read runs first. Reads that wait for longer than `STALE_S` switch the order to newest first, because the
+newest requests have the most time left (adaptive LIFO, as in B. Maurer, "Fail at Scale", ACM Queue 13(8), 2015).
 """
 
 from __future__ import annotations
@@ -16,58 +15,59 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-SHARE_S: Final = 0.001  # of a turn: ten refusals, and less than a small batch takes
+BUDGET_S: Final = 0.001  # per iteration: ten refusals, and less than a small batch takes
 STALE_S: Final = 0.1
 
 
 class Reader(Protocol):
-    """Who has something to read. It may not fail."""
+    """A connection with received bytes to process."""
 
-    def read(self) -> None: ...
+    def read(self) -> None:
+        """Processes the bytes. Must not raise."""
 
 
 class ReadScheduler:
-    """What of one event loop waits to be read."""
+    """Runs the reads of one event loop within a time budget per iteration."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: dict[Reader, float] = {}  # since when; the oldest first
-        self._ends = 0.0  # the share of this turn
-        self._awake = False  # whether the next turn will be heard of
+        self._deferred: dict[Reader, float] = {}  # with the time of deferral, oldest first
+        self._budget_end = 0.0
+        self._scheduled = False  # whether `_run` is called in the next iteration
 
-    def put(self, reader: Reader) -> None:
-        """Has it read, now if this turn's share is not used up."""
+    def schedule(self, reader: Reader) -> None:
+        """Runs `reader.read` now if the iteration has budget left, and otherwise in a later iteration."""
         now = self._clock()
-        if not self._awake:
-            self._ends = now + SHARE_S
-            self._wake()
-        if self._waiting or now >= self._ends:
-            self._waiting.setdefault(reader, now)
+        if not self._scheduled:
+            self._budget_end = now + BUDGET_S
+            self._schedule_run()
+        if self._deferred or now >= self._budget_end:
+            self._deferred.setdefault(reader, now)
         else:
             reader.read()
 
-    def drop(self, reader: Reader) -> None:
-        """It has nothing to read any more."""
-        self._waiting.pop(reader, None)
+    def cancel(self, reader: Reader) -> None:
+        """Removes a deferred read."""
+        self._deferred.pop(reader, None)
 
     @property
-    def behind(self) -> bool:
-        """Whether anything waits for a later turn."""
-        return bool(self._waiting)
+    def has_backlog(self) -> bool:
+        """Whether reads are deferred to a later iteration."""
+        return bool(self._deferred)
 
-    def _wake(self) -> None:
-        self._awake = True
-        asyncio.get_running_loop().call_soon(self._turn)
+    def _schedule_run(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._run)
 
-    def _turn(self) -> None:
-        self._awake = False
-        self._ends = self._clock() + SHARE_S
+    def _run(self) -> None:
+        self._scheduled = False
+        self._budget_end = self._clock() + BUDGET_S
         try:
-            while self._waiting and (now := self._clock()) < self._ends:
-                oldest, since = next(iter(self._waiting.items()))
-                reader = oldest if now - since <= STALE_S else next(reversed(self._waiting))
-                del self._waiting[reader]
+            while self._deferred and (now := self._clock()) < self._budget_end:
+                oldest, since = next(iter(self._deferred.items()))
+                reader = oldest if now - since <= STALE_S else next(reversed(self._deferred))
+                del self._deferred[reader]
                 reader.read()
         finally:
-            if self._waiting:
-                self._wake()
+            if self._deferred:
+                self._schedule_run()

@@ -1,4 +1,4 @@
-"""What GET /status says: how the server does now, in a few numbers for a person; /metrics has more, for Prometheus."""
+"""The response of GET /status: a few numbers for people. GET /metrics has all of them for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,75 +10,77 @@ from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.telemetry.request_stats import ModelStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 
-WINDOW_S: Final = 60.0  # how old an answer may be to count as recent
+WINDOW_S: Final = 60.0  # the age up to which a response counts as recent
 
 
 class Recent(BaseModel):
-    """The last answers of a model: at most 1000, and none older than a minute."""
+    """Latest responses of a model: at most 1000, of the last minute."""
 
-    answers: Annotated[int, Field(description="How many there are.")]
-    p50_ms: Annotated[float | None, Field(description="Half of them took no longer; null where there are none.")]
-    p99_ms: Annotated[float | None, Field(description="99 of 100 took no longer; null where there are none.")]
+    answers: Annotated[int, Field(description="Number of responses.")]
+    p50_ms: Annotated[float | None, Field(description="Median latency in milliseconds; null without responses.")]
+    p99_ms: Annotated[
+        float | None, Field(description="99th percentile of the latency in milliseconds; null without responses.")
+    ]
 
 
 class ModelStatus(BaseModel):
-    """How one model does."""
+    """Status of a model."""
 
-    name: Annotated[str, Field(description="The model.")]
-    task: Annotated[str, Field(description="Its task.")]
-    answered: Annotated[int, Field(description="Requests that were answered since the start.")]
-    failed: Annotated[int, Field(description="Requests that were accepted and failed.")]
-    cancelled: Annotated[int, Field(description="Requests that were accepted and whose clients hung up.")]
-    in_flight: Annotated[int, Field(description="Requests that were accepted and have not ended.")]
-    recent: Annotated[Recent, Field(description="Its last answers.")]
+    name: Annotated[str, Field(description="Name of the model.")]
+    task: Annotated[str, Field(description="Task of the model.")]
+    answered: Annotated[int, Field(description="Requests answered since the start.")]
+    failed: Annotated[int, Field(description="Accepted requests that failed.")]
+    cancelled: Annotated[int, Field(description="Accepted requests whose client disconnected.")]
+    in_flight: Annotated[int, Field(description="Accepted requests in progress.")]
+    recent: Annotated[Recent, Field(description="Latest responses.")]
 
 
 class QueueStatus(BaseModel):
-    """What waits for a core."""
+    """Sequences that wait for an engine."""
 
-    rows: Annotated[int, Field(description="Encodings that wait.")]
-    tokens: Annotated[int, Field(description="Their tokens.")]
-    age_ms: Annotated[float, Field(description="How long the oldest has waited.")]
-    wait_ms: Annotated[float, Field(description="How long an interactive request that comes now waits, at least.")]
+    rows: Annotated[int, Field(description="Number of queued sequences.")]
+    tokens: Annotated[int, Field(description="Number of queued tokens.")]
+    age_ms: Annotated[float, Field(description="Time that the oldest sequence has waited, in milliseconds.")]
+    wait_ms: Annotated[float, Field(description="Minimum wait of a new interactive request, in milliseconds.")]
 
 
 class Status(BaseModel):
-    """How the server does now."""
+    """Status of the server."""
 
-    ready: Annotated[bool, Field(description="Whether there is an engine that works.")]
-    engine_restarts: Annotated[int, Field(description="Engines that were lost and replaced.")]
-    cores: Annotated[int, Field(description="Calls to the engine that may run at the same time.")]
-    calls: Annotated[int, Field(description="Calls to the engine that run.")]
-    refused: Annotated[int, Field(description="Requests that ended before they were accepted, since the start.")]
-    queue: Annotated[QueueStatus, Field(description="The work that waits for a core.")]
-    models: Annotated[list[ModelStatus], Field(description="Those served.")]
+    ready: Annotated[bool, Field(description="Whether an engine is ready.")]
+    engine_restarts: Annotated[int, Field(description="Engine processes that were lost and replaced.")]
+    cores: Annotated[int, Field(description="Maximum number of engine calls at a time.")]
+    calls: Annotated[int, Field(description="Engine calls in progress.")]
+    refused: Annotated[int, Field(description="Requests refused since the start.")]
+    queue: Annotated[QueueStatus, Field(description="Queued work.")]
+    models: Annotated[list[ModelStatus], Field(description="Served models.")]
 
 
-def describe(look: Snapshot, now: float) -> Status:
-    """What one look at the runtime tells; `now` is of `time.monotonic()`."""
-    queue = look.queue
+def describe(snapshot: Snapshot, now: float) -> Status:
+    """Describes a snapshot of the runtime; `now` is a time of `time.monotonic()`."""
+    queue = snapshot.queue
     return Status(
-        ready=look.ready,
-        engine_restarts=look.restarts,
-        cores=look.cores,
+        ready=snapshot.ready,
+        engine_restarts=snapshot.restarts,
+        cores=snapshot.cores,
         calls=queue.running_batches,
-        refused=look.stats.refused.total(),
+        refused=snapshot.stats.refused.total(),
         queue=QueueStatus(
             rows=queue.sequences, tokens=queue.tokens, age_ms=_ms(queue.oldest_age_s), wait_ms=_ms(queue.wait_s)
         ),
-        models=[_model(name, account, now) for name, account in look.stats.models.items()],
+        models=[_model(name, stats, now) for name, stats in snapshot.stats.models.items()],
     )
 
 
-def _model(name: str, account: ModelStats, now: float) -> ModelStatus:
-    took = sorted(seconds for at, seconds in account.recent if now - at <= WINDOW_S)
+def _model(name: str, stats: ModelStats, now: float) -> ModelStatus:
+    took = sorted(seconds for at, seconds in stats.recent if now - at <= WINDOW_S)
     return ModelStatus(
         name=name,
-        task=account.task,
-        answered=account.durations["answered"].count,
-        failed=account.durations["failed"].count,
-        cancelled=account.durations["cancelled"].count,
-        in_flight=account.in_flight,
+        task=stats.task,
+        answered=stats.durations["answered"].count,
+        failed=stats.durations["failed"].count,
+        cancelled=stats.durations["cancelled"].count,
+        in_flight=stats.in_flight,
         recent=Recent(
             answers=len(took),
             p50_ms=_ms(percentile(took, 0.50)) if took else None,

@@ -1,4 +1,4 @@
-"""No body does harm: the cases I-01 to I-26 of the catalogue of failures that no other test holds, and a flood."""
+"""Hostile request bodies. The codes I-01 to I-26 are those of the catalogue of failures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import fill_mask
 from swiftlet_serve.service.types import Batch
 from tests.goldens import cases
+from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S
 from tests.support.hostile import CANARY, MAX_ANSWER_BYTES, TASKS, Attack, attacks, canary, complaint
 
-CAP = 1 << 20
-FLOOD = 10_000
+MAX_BODY_BYTES = 1 << 20
+
+ATTACKS = 10_000
+
 VALID: dict[str, Any] = {
     "classify": "a film",
     "qa": {"question": "who?", "context": "it was me."},
@@ -36,19 +38,14 @@ VALID: dict[str, Any] = {
 }
 
 
-def make_runtime(artifact_dir: Path) -> Runtime:
-    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=CAP))
-
-
 @pytest.fixture(scope="module")
 def client(artifact_dir):
-    with TestClient(create_app(make_runtime(artifact_dir)), raise_server_exceptions=False) as client:
+    with TestClient(create_app(make_runtime(artifact_dir, MAX_BODY_BYTES)), raise_server_exceptions=False) as client:
         yield client
 
 
-class Reading:
-    """A body that comes in pieces, and knows how much of it was read."""
+class CountingBody:
+    """A body that arrives in pieces and counts the pieces that were read."""
 
     def __init__(self, pieces: int, piece: bytes) -> None:
         self.left = pieces
@@ -64,7 +61,7 @@ class Reading:
 
 
 async def call(app: Any, attack: Attack, receive: Any = None) -> tuple[int, str, bytes]:
-    """Status, headers and body of the answer, asked for as a server asks an application."""
+    """Returns the status, the headers and the body of a response. Calls the application as a server does."""
     found: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
@@ -73,17 +70,17 @@ async def call(app: Any, attack: Attack, receive: Any = None) -> tuple[int, str,
     path, _, query = attack.path.partition("?")
     headers = [(name.encode(), value.encode()) for name, value in attack.headers.items()]
     scope = {"type": "http", "method": attack.method, "path": path, "query_string": query.encode(), "headers": headers}
-    await app(scope, receive or Reading(1, attack.body), send)
+    await app(scope, receive or CountingBody(1, attack.body), send)
     start, *rest = found
     shown = "\n".join(f"{name.decode()}: {value.decode()}" for name, value in start["headers"])
     return start["status"], shown, b"".join(message.get("body", b"") for message in rest)
 
 
-def in_loop(artifact_dir: Path, scenario: Any) -> Any:
-    """Runs `scenario(app)` on a loop of its own, and closes the runtime after it."""
+def run_app(artifact_dir: Path, scenario: Any) -> Any:
+    """Runs `scenario(app)` on an event loop of its own, and closes the runtime after it."""
 
     async def run() -> Any:
-        runtime = make_runtime(artifact_dir)
+        runtime = make_runtime(artifact_dir, MAX_BODY_BYTES)
         try:
             return await scenario(create_app(runtime))
         finally:
@@ -96,43 +93,37 @@ def code_of(answer: tuple[int, str, bytes]) -> tuple[int, str]:
     return answer[0], json.loads(answer[2])["code"]
 
 
-# I-01, I-02, I-03, I-26: how much is read
+def test_declared_10_mb_body_is_rejected_unread(artifact_dir):
+    body = CountingBody(10, b"x" * (MAX_BODY_BYTES))
+    attack = Attack("-", "/classify", b"", headers={"content-length": str(10 * MAX_BODY_BYTES)})
 
-
-def test_a_declared_10_mb_is_refused_before_any_of_it_is_read(artifact_dir):
-    body = Reading(10, b"x" * (CAP))
-    attack = Attack("-", "/classify", b"", headers={"content-length": str(10 * CAP)})
-
-    assert code_of(in_loop(artifact_dir, lambda app: call(app, attack, body))) == (413, "body_too_large")
+    assert code_of(run_app(artifact_dir, lambda app: call(app, attack, body))) == (413, "body_too_large")
     assert body.read == 0
 
 
-def test_of_a_chunked_10_mb_no_more_is_read_than_the_cap_and_a_chunk(artifact_dir):
-    body = Reading(160, b"x" * (1 << 16))
+def test_chunked_10_mb_body_is_read_up_to_the_limit(artifact_dir):
+    body = CountingBody(160, b"x" * (1 << 16))
 
-    assert code_of(in_loop(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (
+    assert code_of(run_app(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (
         413,
         "body_too_large",
     )
-    assert body.read <= CAP + (1 << 16)
+    assert body.read <= MAX_BODY_BYTES + (1 << 16)
 
 
-def test_100_000_chunks_of_one_byte_are_read_in_a_moment(artifact_dir):
-    body, started = Reading(100_000, b" "), time.monotonic()
+def test_100_000_one_byte_chunks_are_read_quickly(artifact_dir):
+    body, started = CountingBody(100_000, b" "), time.monotonic()
 
-    assert code_of(in_loop(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (400, "invalid_json")
+    assert code_of(run_app(artifact_dir, lambda app: call(app, Attack("-", "/qa", b""), body))) == (400, "invalid_json")
     assert time.monotonic() - started < PATIENCE_S / 3
 
 
-def test_a_compressed_body_is_refused_before_any_of_it_is_read(artifact_dir):
-    body = Reading(10, b"\x1f\x8b" * 1000)
+def test_compressed_body_is_rejected_unread(artifact_dir):
+    body = CountingBody(10, b"\x1f\x8b" * 1000)
     attack = Attack("-", "/classify", b"", headers={"content-encoding": "gzip"})
 
-    assert code_of(in_loop(artifact_dir, lambda app: call(app, attack, body))) == (415, "unsupported_encoding")
+    assert code_of(run_app(artifact_dir, lambda app: call(app, attack, body))) == (415, "unsupported_encoding")
     assert body.read == 0
-
-
-# I-04, I-05, I-15: what a body may cost
 
 
 @pytest.fixture(scope="module", params=["vocab.txt", "spiece.model"])
@@ -143,6 +134,7 @@ def tokenizer(request, tmp_path_factory) -> Tokenizer:
 
 
 PROSE = "The river was low that summer, and the boats lay on their sides. " * 1600
+
 ODD = {
     "a word without end": "a" * 100_000,
     "only punctuation": "!?" * 50_000,
@@ -156,7 +148,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_text_takes_no_more_time_than_prose(kind, tokenizer):
+def test_unusual_text_is_tokenized_as_fast_as_prose(kind, tokenizer):
     def seconds(text: str) -> float:
         times = []
         for _ in range(5):
@@ -168,26 +160,23 @@ def test_an_odd_text_takes_no_more_time_than_prose(kind, tokenizer):
     assert seconds(ODD[kind]) <= 3 * seconds(PROSE) + 0.01
 
 
-def test_a_context_of_a_million_tokens_is_refused(client):
-    response = client.post("/qa", json={"inputs": {"question": "who?", "context": "a " * (CAP // 2 - 100)}})
+def test_context_of_a_million_tokens_is_rejected(client):
+    response = client.post("/qa", json={"inputs": {"question": "who?", "context": "a " * (MAX_BODY_BYTES // 2 - 100)}})
 
     assert (response.status_code, response.json()["code"]) == (422, "input_too_long")
 
 
 @pytest.mark.parametrize("depth", [10**5, 10**6 // 2])
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"inputs":', "}"), ("[", "")])
-def test_a_body_however_deep_is_refused_at_once(depth, brackets, client, caplog):
+def test_deeply_nested_body_is_rejected_quickly(depth, brackets, client, caplog):
     opening, closing = brackets
-    body = (opening * depth)[: CAP - 1 - depth // 2] + closing * (depth // 2)
+    body = (opening * depth)[: MAX_BODY_BYTES - 1 - depth // 2] + closing * (depth // 2)
     started = time.monotonic()
-    response = client.post("/classify", content=body[:CAP])
+    response = client.post("/classify", content=body[:MAX_BODY_BYTES])
 
     assert (response.status_code, response.json()["code"]) == (400, "invalid_json")
     assert time.monotonic() - started < 1.0
     assert "RecursionError" not in caplog.text
-
-
-# I-06, I-07, I-13 to I-19, I-24, I-25: one meaning, in every task and at every place
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -219,7 +208,7 @@ def test_a_body_however_deep_is_refused_at_once(depth, brackets, client, caplog)
         ("'5'", "invalid_json"),
     ],
 )
-def test_no_number_is_taken_for_another(value, code, task, client):
+def test_numbers_are_never_converted(value, code, task, client):
     for parameters in (f'{{"top_k": {value}}}', f'{{"{canary(1)}": {value}}}', f'[{{"top_k": {value}}}]'):
         body = f'{{"inputs": {json.dumps(VALID[task])}, "parameters": {parameters}}}'
         response = client.post(f"/{task}", content=body.encode())
@@ -231,7 +220,7 @@ def test_no_number_is_taken_for_another(value, code, task, client):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("field", ["parameters", "options", "model", "partial", "inputs"])
 @pytest.mark.parametrize("value", [True, "5", 5, 5.0, [], {"a": 1}, [[]], [None], None])
-def test_a_value_of_another_type_is_refused(value, field, task, client):
+def test_value_of_another_type_is_rejected(value, field, task, client):
     described = (field == "partial" and value is True) or (value is None and field not in ("partial", "inputs"))
     absent = field == "model" and value == "5"
     response = client.post(f"/{task}", json={"inputs": VALID[task]} | {field: value})
@@ -242,7 +231,7 @@ def test_a_value_of_another_type_is_refused(value, field, task, client):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_of_a_key_that_occurs_twice_the_last_counts_at_every_place(task, client):
+def test_last_of_repeated_keys_counts_at_every_depth(task, client):
     inputs = json.dumps(VALID[task])
 
     def ask(body: str) -> tuple[int, Any]:
@@ -262,7 +251,7 @@ def test_of_a_key_that_occurs_twice_the_last_counts_at_every_place(task, client)
     assert ask(f'{{"inputs": {inputs}, "inputs": 5}}')[0] == 422
 
 
-def test_a_body_wrong_in_100_000_places_holds_nobody_up(client):
+def test_body_with_100_000_errors_is_rejected_quickly(client):
     body = "{" + ", ".join(f'"{number}": 1' for number in range(70_000)) + "}"
     started = time.monotonic()
     problem = client.post("/classify", content=body).json()
@@ -272,11 +261,8 @@ def test_a_body_wrong_in_100_000_places_holds_nobody_up(client):
     assert time.monotonic() - started < PATIENCE_S / 10
 
 
-# I-08 to I-12, I-20, I-22: text is text
-
-
-def alone(runtime: Runtime, task: str, inputs: Any) -> Any:
-    """The answer as the task gives it, out of the echo engine's rows."""
+def expected_response(runtime: Runtime, task: str, inputs: Any) -> Any:
+    """Returns the response that the task gives for the rows of the echo engine."""
     model = runtime.tasks[task].model
     request = model.task.Request.model_validate({"inputs": inputs})
     encodings = model.task.encode(request)
@@ -285,14 +271,14 @@ def alone(runtime: Runtime, task: str, inputs: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def runtime(artifact_dir):
-    return make_runtime(artifact_dir)
+    return make_runtime(artifact_dir, MAX_BODY_BYTES)
 
 
 @pytest.mark.parametrize("mark", "\x00\x07\x1b\x7f\x85\u200b\u202e\u2066\ufeff\u00ad")
-def test_what_is_not_seen_changes_no_answer_and_offsets_refer_to_what_was_sent(mark, runtime):
-    assert alone(runtime, "classify", f"fi{mark}ne") == alone(runtime, "classify", "fine")
+def test_invisible_characters_change_no_answer_and_offsets_refer_to_the_request(mark, runtime):
+    assert expected_response(runtime, "classify", f"fi{mark}ne") == expected_response(runtime, "classify", "fine")
     context = f"{mark}it{mark} was {mark}me"
-    answer = alone(runtime, "qa", {"question": "who?", "context": context})
+    answer = expected_response(runtime, "qa", {"question": "who?", "context": context})
 
     assert answer["answer"] == context[answer["start"] : answer["end"]]
 
@@ -306,13 +292,13 @@ def test_what_is_not_seen_changes_no_answer_and_offsets_refer_to_what_was_sent(m
     )
 )
 @example(context="👩\u200d👩\u200d👧 e\u0301 \U0001f1e9\U0001f1ea \ufeffİ")
-def test_an_answer_is_the_stretch_of_the_context_that_it_says(context, runtime):
+def test_qa_answer_is_the_context_between_its_offsets(context, runtime):
     body = {"inputs": {"question": "who?", "context": context}}
     request = runtime.tasks["qa"].model.task.Request.model_validate_json(json.dumps(body))
     if not context.strip():
         return
     try:
-        answer = alone(runtime, "qa", request.inputs.model_dump())
+        answer = expected_response(runtime, "qa", request.inputs.model_dump())
     except Exception as error:
         assert getattr(error, "code", None) == "empty_input", error  # noqa: PT017  # nothing but invisible characters
         return
@@ -321,7 +307,7 @@ def test_an_answer_is_the_stretch_of_the_context_that_it_says(context, runtime):
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\u2060\u00ad", "\ufeff", "\x00\x01", "\ufe0f"])
-def test_a_text_of_which_nothing_is_seen_has_a_defined_answer(text, client):
+def test_text_without_visible_characters_has_a_defined_response(text, client):
     labels = client.post("/classify", json={"inputs": text})
     assert labels.status_code == 200
     assert "NaN" not in labels.text
@@ -330,7 +316,7 @@ def test_a_text_of_which_nothing_is_seen_has_a_defined_answer(text, client):
 
 
 @pytest.mark.parametrize("text", ["[SEP]", "[CLS] a [SEP] b [SEP]", "[PAD][PAD]", "[UNK]", "[MASK]"])
-def test_what_looks_like_a_special_token_is_as_many_tokens_as_its_characters(text, runtime):
+def test_special_tokens_in_a_text_are_plain_characters(text, runtime):
     (row,) = runtime.tasks["classify"].model.task.encode(
         runtime.tasks["classify"].model.task.Request.model_validate({"inputs": text})
     )
@@ -339,11 +325,8 @@ def test_what_looks_like_a_special_token_is_as_many_tokens_as_its_characters(tex
     assert sum(int(token) in specials for token in row.input_ids) == 2  # of the frame
 
 
-# I-21, I-23, I-24: masks, lists and how much is answered
-
-
 @pytest.mark.parametrize("masks", [0, 65, 1000])
-def test_no_mask_and_too_many_are_refused(masks, client):
+def test_missing_and_excess_masks_are_rejected(masks, client):
     response = client.post("/fill-mask", json={"inputs": "a " + "[MASK]" * masks})
 
     assert response.status_code == 422
@@ -352,7 +335,7 @@ def test_no_mask_and_too_many_are_refused(masks, client):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("count", "status"), [(0, 422), (1, 200), (12, 200), (64, 200), (65, 422)])
-def test_a_list_may_have_from_1_to_64_inputs(count, status, task, client):
+def test_list_has_1_to_64_inputs(count, status, task, client):
     body = {"inputs": [VALID[task]] * count, "parameters": {"top_k": 1}}
     nested = {"inputs": [[VALID[task]]] * max(count, 1)}
 
@@ -360,7 +343,7 @@ def test_a_list_may_have_from_1_to_64_inputs(count, status, task, client):
     assert client.post(f"/{task}", json=nested).status_code == 422
 
 
-def test_a_small_body_cannot_ask_for_a_large_answer(client):
+def test_small_body_cannot_cause_a_large_response(client):
     text = "[MASK]" * 64
     response = client.post("/fill-mask", json={"inputs": text[: 6 * 40], "parameters": {"top_k": 100}})
     assert (response.status_code, response.json()["code"]) == (422, "answer_too_large")
@@ -373,8 +356,8 @@ def test_a_small_body_cannot_ask_for_a_large_answer(client):
     assert response.json()["errors"] == [{"pointer": "", "code": "answer_too_large", "limit": MAX_ANSWER_BYTES}]
 
 
-def test_who_sends_much_is_answered_much(client):
-    """64 texts of some length are nothing that anybody should have to know a limit for."""
+def test_large_body_may_cause_a_large_response(client):
+    """Clients need not know a limit for 64 texts of usual length."""
     text = "[MASK]" + " it was me and you and him and her" * 4
     answer = client.post("/fill-mask", json={"inputs": [text] * 64, "parameters": {"top_k": 10}})
 
@@ -382,7 +365,7 @@ def test_who_sends_much_is_answered_much(client):
     assert len(answer.content) > MAX_ANSWER_BYTES
 
 
-def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(runtime):
+def test_fill_mask_limits_its_response_for_any_split_of_inputs(runtime):
     task = runtime.tasks["fill-mask"].model.task
     length = task.max_tokens
     inputs = ["[MASK]" + "a " * length] * 30
@@ -395,16 +378,13 @@ def test_what_is_written_for_fill_mask_is_bounded_however_the_inputs_are_split(r
             task.split(request) if partial else task.encode(request)
 
 
-# All of it at once
-
-
-def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated(artifact_dir, caplog):
+def test_10_000_attacks_cause_no_5xx_and_no_echo(artifact_dir, caplog):
     caplog.set_level(logging.DEBUG)
 
     async def scenario(app: Any) -> tuple[dict[str, int], dict[int, int]]:
         complaints: dict[str, int] = {}
         statuses: dict[int, int] = {}
-        flood = attacks(seed=1, count=FLOOD)
+        flood = attacks(seed=1, count=ATTACKS)
         while wave := list(islice(flood, 20)):
             for attack, answer in zip(wave, await asyncio.gather(*(call(app, one) for one in wave)), strict=True):
                 statuses[answer[0]] = statuses.get(answer[0], 0) + 1
@@ -412,9 +392,9 @@ def test_of_10_000_attacks_none_gets_a_5xx_and_nothing_that_was_sent_is_repeated
                     complaints[wrong] = complaints.get(wrong, 0) + 1
         return complaints, statuses
 
-    complaints, statuses = in_loop(artifact_dir, scenario)
+    complaints, statuses = run_app(artifact_dir, scenario)
 
     assert complaints == {}
     assert statuses.keys() >= {200, 400, 404, 405, 413, 415, 422}  # else the attacks are too tame
-    assert statuses[200] < FLOOD / 3
+    assert statuses[200] < ATTACKS / 3
     assert CANARY.search(caplog.text) is None

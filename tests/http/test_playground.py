@@ -22,7 +22,7 @@ from swiftlet_serve.service.http.api_keys import make_key
 from swiftlet_serve.service.http.app import CORS, create_app
 from swiftlet_serve.service.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState, Snapshot
-from tests.http.test_app import TASKS, make_runtime
+from tests.support.apps import TASKS, make_runtime
 from tests.support.browsing import chromium, locate
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT

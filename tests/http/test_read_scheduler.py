@@ -1,4 +1,4 @@
-"""Whose turn it is to be read, on a clock that only reading moves."""
+"""Scheduling of reads, on a clock that only the reads advance."""
 
 from __future__ import annotations
 
@@ -11,207 +11,211 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.read_scheduler import SHARE_S, STALE_S, ReadScheduler
+from swiftlet_serve.service.http.read_scheduler import BUDGET_S, STALE_S, ReadScheduler
 
 
-class Desk:
-    """An read_scheduler, the time, and who was read when."""
+class Recorder:
+    """A scheduler with its clock, and a record of the reads."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.turn = 0
+        self.iteration = 0
         self.read: list[int] = []
-        self.turns: dict[int, int] = {}  # of the event loop, by who was read in it
-        self.read_scheduler = ReadScheduler(lambda: self.now)
+        self.iterations: dict[int, int] = {}  # of each read
+        self.scheduler = ReadScheduler(lambda: self.now)
 
     def reader(self, number: int, takes_s: float = 0.0, error: Exception | None = None) -> Reader:
         return Reader(self, number, takes_s, error)
 
 
 class Reader:
-    def __init__(self, desk: Desk, number: int, takes_s: float, error: Exception | None) -> None:
-        self.desk, self.number, self.takes_s, self.error = desk, number, takes_s, error
+    def __init__(self, recorder: Recorder, number: int, takes_s: float, error: Exception | None) -> None:
+        self.recorder, self.number, self.takes_s, self.error = recorder, number, takes_s, error
 
     def read(self) -> None:
-        self.desk.read.append(self.number)
-        self.desk.turns[self.number] = self.desk.turn
-        self.desk.now += self.takes_s
+        self.recorder.read.append(self.number)
+        self.recorder.iterations[self.number] = self.recorder.iteration
+        self.recorder.now += self.takes_s
         if self.error:
             raise self.error
 
 
-def run(scenario: Callable[[Desk], Any]) -> Desk:
-    """Calls `scenario` in a turn of an event loop, and lets that loop turn until nobody waits."""
-    desk = Desk()
+def run(scenario: Callable[[Recorder], Any]) -> Recorder:
+    """Calls `scenario` in an iteration of an event loop, and runs the loop until no read is deferred."""
+    recorder = Recorder()
 
     async def main() -> None:
-        scenario(desk)
-        while desk.read_scheduler.behind:
-            desk.turn += 1
+        scenario(recorder)
+        while recorder.scheduler.has_backlog:
+            recorder.iteration += 1
             await asyncio.sleep(0)
 
     asyncio.run(main())
-    return desk
+    return recorder
 
 
-def test_what_a_turn_has_time_for_is_read_at_once_and_the_rest_by_and_by():
-    def scenario(desk: Desk) -> None:
+def test_scheduler_defers_reads_beyond_the_budget():
+    def scenario(recorder: Recorder) -> None:
         for number in range(7):
-            desk.read_scheduler.put(desk.reader(number, SHARE_S / 2))
-        assert desk.read == [0, 1]
-        assert desk.read_scheduler.behind
+            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S / 2))
+        assert recorder.read == [0, 1]
+        assert recorder.scheduler.has_backlog
 
-    desk = run(scenario)
+    recorder = run(scenario)
 
-    assert desk.read == list(range(7))
-    assert list(desk.turns.values()) == [0, 0, 1, 1, 2, 2, 3]
+    assert recorder.read == list(range(7))
+    assert list(recorder.iterations.values()) == [0, 0, 1, 1, 2, 2, 3]
 
 
-def test_a_new_turn_has_a_new_share():
-    desk = Desk()
+def test_scheduler_gives_each_iteration_a_new_budget():
+    recorder = Recorder()
 
     async def main() -> None:
         for number in range(5):
-            desk.read_scheduler.put(desk.reader(number, SHARE_S))
+            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
             await asyncio.sleep(0)
-            assert desk.read == list(range(number + 1))
+            assert recorder.read == list(range(number + 1))
 
     asyncio.run(main())
 
 
-def test_who_waits_is_not_overtaken_while_nobody_has_waited_for_long():
-    def scenario(desk: Desk) -> None:
-        desk.read_scheduler.put(desk.reader(0, SHARE_S))
-        desk.read_scheduler.put(desk.reader(1))
-        desk.now = 2 * SHARE_S  # as if this turn had just begun
-        desk.read_scheduler.put(desk.reader(2))
+def test_scheduler_runs_the_oldest_read_first():
+    def scenario(recorder: Recorder) -> None:
+        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        recorder.scheduler.schedule(recorder.reader(1))
+        recorder.now = 2 * BUDGET_S  # as if this iteration had just begun
+        recorder.scheduler.schedule(recorder.reader(2))
 
     assert run(scenario).read == [0, 1, 2]
 
 
-def test_where_the_oldest_has_waited_for_long_the_newest_is_read_first():
-    def scenario(desk: Desk) -> None:
-        desk.read_scheduler.put(desk.reader(0, SHARE_S))
+def test_scheduler_runs_the_newest_read_first_when_reads_are_stale():
+    def scenario(recorder: Recorder) -> None:
+        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
         for number in range(1, 4):
-            desk.read_scheduler.put(desk.reader(number))
-        desk.now += 2 * STALE_S
-        desk.read_scheduler.put(desk.reader(4))
+            recorder.scheduler.schedule(recorder.reader(number))
+        recorder.now += 2 * STALE_S
+        recorder.scheduler.schedule(recorder.reader(4))
 
     assert run(scenario).read == [0, 4, 3, 2, 1]
 
 
-def test_who_puts_again_keeps_its_place():
-    def scenario(desk: Desk) -> None:
-        desk.read_scheduler.put(desk.reader(0, SHARE_S))
-        first, second = desk.reader(1), desk.reader(2)
+def test_scheduler_keeps_the_place_of_a_rescheduled_reader():
+    def scenario(recorder: Recorder) -> None:
+        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        first, second = recorder.reader(1), recorder.reader(2)
         for reader in (first, second, first):
-            desk.read_scheduler.put(reader)
+            recorder.scheduler.schedule(reader)
 
     assert run(scenario).read == [0, 1, 2]
 
 
-def test_who_has_gone_is_not_read():
-    def scenario(desk: Desk) -> None:
-        desk.read_scheduler.put(desk.reader(0, SHARE_S))
-        gone = desk.reader(1)
-        desk.read_scheduler.put(gone)
-        desk.read_scheduler.put(desk.reader(2))
-        desk.read_scheduler.drop(gone)
-        desk.read_scheduler.drop(gone)
+def test_scheduler_skips_cancelled_readers():
+    def scenario(recorder: Recorder) -> None:
+        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        gone = recorder.reader(1)
+        recorder.scheduler.schedule(gone)
+        recorder.scheduler.schedule(recorder.reader(2))
+        recorder.scheduler.cancel(gone)
+        recorder.scheduler.cancel(gone)
 
     assert run(scenario).read == [0, 2]
 
 
-def test_others_have_their_turn_between_two_shares():
+def test_scheduler_lets_other_callbacks_run_between_iterations():
     seen: list[int] = []
 
-    def scenario(desk: Desk) -> None:
+    def scenario(recorder: Recorder) -> None:
         for number in range(3):
-            desk.read_scheduler.put(desk.reader(number, SHARE_S))
-        asyncio.get_running_loop().call_soon(lambda: seen.append(len(desk.read)))
+            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+        asyncio.get_running_loop().call_soon(lambda: seen.append(len(recorder.read)))
 
     run(scenario)
 
     assert seen == [2]
 
 
-def test_a_reader_that_fails_does_not_keep_the_others_waiting():
-    told: list[BaseException] = []
+def test_scheduler_continues_after_a_failing_reader():
+    errors: list[BaseException] = []
 
-    def scenario(desk: Desk) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
-        desk.read_scheduler.put(desk.reader(0, SHARE_S))
-        desk.read_scheduler.put(desk.reader(1, error=ZeroDivisionError()))
-        desk.read_scheduler.put(desk.reader(2))
+    def scenario(recorder: Recorder) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+        recorder.scheduler.schedule(recorder.reader(0, BUDGET_S))
+        recorder.scheduler.schedule(recorder.reader(1, error=ZeroDivisionError()))
+        recorder.scheduler.schedule(recorder.reader(2))
 
     assert run(scenario).read == [0, 1, 2]
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["put", "drop", "wait", "turn"]), st.integers(0, 9), st.floats(0, 2 * SHARE_S)))
+    st.lists(
+        st.tuples(
+            st.sampled_from(["schedule", "cancel", "wait", "iterate"]), st.integers(0, 9), st.floats(0, 2 * BUDGET_S)
+        )
+    )
 )
-def test_everyone_is_read_once_for_what_came_and_no_turn_reads_for_longer_than_its_share(steps):
-    desk = Desk()
+def test_scheduler_reads_each_reader_once_within_the_budget(steps):
+    recorder = Recorder()
     expected = dict.fromkeys(range(10), 0)
     spent: dict[int, float] = {}
 
-    class Once(Reader):
-        """Has something to read or not; knows how much of a turn's share was over when it was read."""
+    class CheckedReader(Reader):
+        """A reader that asserts that it has bytes to read and that the iteration has budget left."""
 
-        full = False
+        has_bytes = False
 
         def read(self) -> None:
-            assert self.full
-            self.full = False
-            assert spent.get(desk.turn, 0.0) < SHARE_S or math.isclose(spent[desk.turn], SHARE_S)
-            spent[desk.turn] = spent.get(desk.turn, 0.0) + self.takes_s
+            assert self.has_bytes
+            self.has_bytes = False
+            assert spent.get(recorder.iteration, 0.0) < BUDGET_S or math.isclose(spent[recorder.iteration], BUDGET_S)
+            spent[recorder.iteration] = spent.get(recorder.iteration, 0.0) + self.takes_s
             super().read()
 
     async def main() -> None:
-        readers = [Once(desk, number, 0.0, None) for number in range(10)]
+        readers = [CheckedReader(recorder, number, 0.0, None) for number in range(10)]
         for step, number, seconds in steps:
             reader = readers[number]
-            if step == "put":
-                if not reader.full:  # else it is put again, and keeps its place
+            if step == "schedule":
+                if not reader.has_bytes:  # otherwise it keeps its place
                     reader.takes_s = seconds
                     expected[number] += 1
-                reader.full = True
-                desk.read_scheduler.put(reader)
-            elif step == "drop" and reader.full:
-                reader.full = False
+                reader.has_bytes = True
+                recorder.scheduler.schedule(reader)
+            elif step == "cancel" and reader.has_bytes:
+                reader.has_bytes = False
                 expected[number] -= 1
-                desk.read_scheduler.drop(reader)
+                recorder.scheduler.cancel(reader)
             elif step == "wait":
-                desk.now += 100 * seconds
-            elif step == "turn":
-                # Two of the loop's: what is put after one of ours has the rest of that one's share, or the next one's.
+                recorder.now += 100 * seconds
+            elif step == "iterate":
+                # A read after the first iteration may still use its budget.
                 for _ in range(2):
-                    desk.turn += 1
+                    recorder.iteration += 1
                     await asyncio.sleep(0)
-                desk.turn += 1
-        while desk.read_scheduler.behind:
-            desk.turn += 1
+                recorder.iteration += 1
+        while recorder.scheduler.has_backlog:
+            recorder.iteration += 1
             await asyncio.sleep(0)
-        assert not any(reader.full for reader in readers)
+        assert not any(reader.has_bytes for reader in readers)
 
     asyncio.run(main())
 
-    assert {number: desk.read.count(number) for number in range(10)} == expected
+    assert {number: recorder.read.count(number) for number in range(10)} == expected
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_an_inbox_that_is_empty_asks_for_no_turn(count):
-    desk = Desk()
+def test_scheduler_schedules_nothing_when_idle(count):
+    recorder = Recorder()
 
     async def main() -> None:
         for number in range(count):
-            desk.read_scheduler.put(desk.reader(number, SHARE_S))
+            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
         loop = asyncio.get_running_loop()
-        while desk.read_scheduler.behind:
+        while recorder.scheduler.has_backlog:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not loop._ready  # nothing is scheduled but this
+        assert not loop._ready  # only this coroutine is scheduled
 
     asyncio.run(main())
-    assert len(desk.read) == count
+    assert len(recorder.read) == count

@@ -1,4 +1,4 @@
-"""Whether a request may come in, decided from its head, on a clock that the test holds."""
+"""The request guard's decisions, on a fixed clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from swiftlet_serve.service.types import Priority
 NOW = 1000.0
 
 
-class Busy:
-    """A runtime that others' work keeps busy for so long."""
+class BusyRuntime:
+    """A runtime with a fixed expected wait."""
 
     def __init__(self, wait_s: float, **settings: Any) -> None:
         self.settings = Settings(**settings)
@@ -32,70 +32,72 @@ class Busy:
     def expect(self, _: RequestRecord, left_s: float, priority: Priority, *, whole: bool) -> None:
         assert not whole
         if not admissible(self.wait_s, 0.0, left_s, priority):
-            raise Unavailable("overloaded", "It is.", retry_after=1.0)
+            raise Unavailable("overloaded", "The queue is full.", retry_after=1.0)
 
 
-def visit(
+def admit(
     timeout_ms: int = 1000, waited_s: float = 0.0, took_s: float = 0.0, wait_s: float = 0.0, **settings: Any
 ) -> RequestContext:
-    """What the gate makes of a request whose first byte came `took_s` before its last, and that `waited_s` ago."""
-    gate = RequestGuard(Busy(wait_s, **settings), tasks=["classify"], clock=lambda: NOW)
-    heard = NOW - waited_s
+    """Admits a request that arrived `waited_s` ago and took `took_s` to arrive. Returns its context."""
+    guard = RequestGuard(BusyRuntime(wait_s, **settings), tasks=["classify"], clock=lambda: NOW)
+    arrived = NOW - waited_s
     scope = {
         "type": "http",
         "method": "POST",
         "path": "/classify",
         "headers": [(b"x-request-timeout-ms", str(timeout_ms).encode())],
-        "state": {"received": heard - took_s, "lag_s": waited_s},
+        "state": {"received": arrived - took_s, "lag_s": waited_s},
     }
-    gate.admit(RequestRecord(), scope, Headers(scope=scope))
-    return scope["state"]["visit"]
+    guard.admit(RequestRecord(), scope, Headers(scope=scope))
+    return scope["state"]["context"]
 
 
-def test_the_deadline_counts_from_when_the_first_byte_came():
-    found = visit(timeout_ms=1000, waited_s=0.125, took_s=0.5)
+def test_deadline_counts_from_the_first_byte():
+    found = admit(timeout_ms=1000, waited_s=0.125, took_s=0.5)
 
     assert (found.received, found.deadline) == (NOW - 0.625, NOW + 0.375)
 
 
-def test_an_answer_has_to_be_there_as_much_earlier_as_the_event_loop_lags():
-    assert visit(timeout_ms=1000, waited_s=0.125, took_s=0.5).due == NOW + 0.375 - 0.125
+def test_response_deadline_is_earlier_by_the_lag():
+    assert admit(timeout_ms=1000, waited_s=0.125, took_s=0.5).response_deadline == NOW + 0.375 - 0.125
 
 
 @given(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2))
-def test_who_is_let_in_has_time_to_be_answered_and_to_hear_of_it(waited, took, wait):
-    """And who is not has none, or too little: whatever the machine's other work is, an idle engine is no excuse."""
+def test_guard_admits_exactly_the_requests_that_can_be_answered_in_time(waited, took, wait):
+    """A refused request has too little time left, for any wait of the queue."""
     left = 1.0 - waited - took
     try:
-        found = visit(waited_s=waited, took_s=took, wait_s=wait)
+        found = admit(waited_s=waited, took_s=took, wait_s=wait)
     except DeadlineExceeded:
         assert left <= 1e-9
     except Unavailable:
         assert left - waited <= 1e-9 or wait >= 0.75 * (left - waited) - 1e-9
     else:
-        assert NOW + wait <= found.due <= found.deadline
+        assert NOW + wait <= found.response_deadline <= found.deadline
 
 
 @pytest.mark.parametrize(("waited_s", "status"), [(1.0, 504), (0.5, 503)])
-def test_what_comes_too_late_or_could_only_leave_too_late_is_refused_though_nothing_waits(waited_s, status):
+def test_guard_refuses_late_requests_on_an_idle_server(waited_s, status):
     with pytest.raises(SwiftletError) as refused:
-        visit(waited_s=waited_s)
+        admit(waited_s=waited_s)
 
     assert refused.value.status == status
 
 
-def test_without_a_server_that_knows_better_a_request_comes_when_the_gate_sees_it():
+def test_arrival_defaults_to_the_time_of_the_check():
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/qa", "headers": []}
-    RequestGuard(Busy(0.0, timeout_ms=3000), tasks=["qa"], clock=lambda: NOW).admit(
+    RequestGuard(BusyRuntime(0.0, timeout_ms=3000), tasks=["qa"], clock=lambda: NOW).admit(
         RequestRecord(), scope, Headers(scope=scope)
     )
 
-    assert scope["state"]["visit"] == RequestContext(NOW, NOW + 3.0, 0.0, "interactive")
+    assert scope["state"]["context"] == RequestContext(NOW, NOW + 3.0, 0.0, "interactive")
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/classify"), ("POST", "/models"), ("POST", "/qa")])
-def test_what_is_no_request_to_a_task_needs_no_time(method, path):
+def test_guard_checks_no_deadline_of_other_requests(method, path):
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": [], "state": {"received": 0.0}}
-    RequestGuard(Busy(60.0), tasks=["classify"], clock=lambda: NOW).admit(RequestRecord(), scope, Headers(scope=scope))
+    RequestGuard(BusyRuntime(60.0), tasks=["classify"], clock=lambda: NOW).admit(
+        RequestRecord(), scope, Headers(scope=scope)
+    )
 
-    assert "visit" not in scope["state"]
+    assert "context" not in scope["state"]

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright."""
+"""Chromium, controlled with Playwright."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ OPTIONS = (
 
 
 def locate() -> str | None:
-    """Where it is, if it is installed."""
+    """Returns the path of Chromium; None if it is not installed."""
     return shutil.which("chromium")
 
 
 @contextmanager
 def chromium(path: str) -> Iterator[Browser]:
+    """Starts a browser and closes it at the end of the block."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         try:

@@ -1,4 +1,4 @@
-"""Requests that mean harm: valid ones, spoiled by a seeded generator, with a canary in every string."""
+"""Hostile requests: valid ones that a seeded generator mutates, with a canary in every string."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CANARY: Final = re.compile(r"zqx[0-9a-f]{8}")
 MAX_ERROR_BYTES: Final = 2048
 MAX_ANSWER_BYTES: Final = 1 << 16
 ANSWER_SHARE: Final = 16  # of the body's bytes
-ECHOED: Final = frozenset({"answer", "sequence"})  # fields of an answer that hold text because the format demands it
+ECHOED: Final = frozenset({"answer", "sequence"})  # fields of a response that contain text by definition
 
 
 def canary(number: int) -> str:
-    """A word that stands nowhere by chance."""
+    """Returns a word that does not occur by chance."""
     return f"zqx{number:08x}"
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One request, and the canary that its answer may not hold."""
+    """A request, and the canary that the response must not contain."""
 
     canary: str
     path: str
@@ -34,13 +34,13 @@ class Attack:
 
 
 class Raw(str):
-    """JSON that stands in a body as it is, well-formed or not."""
+    """JSON that is inserted into a body verbatim, well-formed or not."""
 
     __slots__ = ()
 
 
 def dump(value: Any) -> str:
-    """JSON, with what is raw left raw. A list of pairs stands for an object, whose keys may occur twice."""
+    """Returns a value as JSON, with `Raw` parts verbatim."""
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
@@ -65,7 +65,7 @@ OTHERS: Final = [
     '{"question": "MARK", "context": ["MARK"]}', "'single'", "undefined", "/* */ 1", "+1", ".5", "1.",
 ]  # fmt: skip
 VALUES: Final = [f'"{string}"' for string in STRINGS] + OTHERS
-"""What may stand in the place of any value, with MARK where the canary goes."""
+"""Replacements for any value. MARK stands for the canary."""
 
 
 def value(mark: str, pick: random.Random) -> Raw:
@@ -73,7 +73,7 @@ def value(mark: str, pick: random.Random) -> Raw:
 
 
 def valid(task: str, mark: str, pick: random.Random) -> dict[str, Any]:
-    """A body that is answered, with the canary wherever there is text."""
+    """Returns a valid body with the canary in every text."""
     inputs: Any
     if task == "classify":
         inputs = pick.choice([mark, {"text": mark, "text_pair": mark}, [mark, {"text": mark}]])
@@ -89,7 +89,7 @@ def valid(task: str, mark: str, pick: random.Random) -> dict[str, Any]:
 
 
 def attacks(seed: int, count: int) -> Iterator[Attack]:
-    """`count` hostile requests, the same for the same seed."""
+    """Yields `count` hostile requests, which depend on the seed only."""
     pick = random.Random(seed)
     for number in range(count):
         mark = canary(pick.getrandbits(32))
@@ -102,7 +102,7 @@ def _attack(task: str, mark: str, pick: random.Random) -> Attack:
         body = pick.choice(CHANGES)(body, mark, pick)
     data = dump(body).encode()
     if data and pick.random() < 0.25:
-        data = pick.choice(SPOILS)(data, mark, pick)
+        data = pick.choice(MUTATIONS)(data, mark, pick)
     path, method, headers = f"/{task}", "POST", {"content-type": "application/json"}
     if pick.random() < 0.1:
         path = pick.choice([f"/{mark}", f"/{task}/{mark}", f"/{task}?{mark}={mark}", f"/..%2f{mark}", f"//{task}"])
@@ -118,7 +118,7 @@ Change = Callable[[Any, str, random.Random], Any]
 
 
 def _replace(body: Any, mark: str, pick: random.Random) -> Any:
-    """Puts something else in the place of a value anywhere."""
+    """Replaces a value at any depth."""
     if isinstance(body, dict) and body and pick.random() < 0.85:
         key = pick.choice(list(body))
         return body | {key: _replace(body[key], mark, pick)}
@@ -161,14 +161,14 @@ def _many(body: Any, mark: str, pick: random.Random) -> Any:
 
 CHANGES: Final[list[Change]] = [_replace, _replace, _replace, _rename, _add, _drop, _many]
 
-Spoil = Callable[[bytes, str, random.Random], bytes]
+Mutation = Callable[[bytes, str, random.Random], bytes]
 
 
 def _flip(data: bytes, mark: str, pick: random.Random) -> bytes:
-    spoiled = bytearray(data)
+    mutated = bytearray(data)
     for _ in range(pick.choice([1, 1, 3, 20])):
-        spoiled[pick.randrange(len(spoiled))] ^= 1 << pick.randrange(8)
-    return bytes(spoiled)
+        mutated[pick.randrange(len(mutated))] ^= 1 << pick.randrange(8)
+    return bytes(mutated)
 
 
 def _insert(data: bytes, mark: str, pick: random.Random) -> bytes:
@@ -177,7 +177,7 @@ def _insert(data: bytes, mark: str, pick: random.Random) -> bytes:
     return data[:place] + junk + data[place:]
 
 
-SPOILS: Final[list[Spoil]] = [
+MUTATIONS: Final[list[Mutation]] = [
     _flip,
     _insert,
     lambda data, mark, pick: data[: pick.randrange(len(data))],
@@ -216,16 +216,16 @@ HEADERS: Final = [
 
 
 def complaint(attack: Attack, status: int, headers: str, body: bytes) -> str | None:
-    """What is wrong with an answer to an attack; None where nothing is. It does not repeat the attack either."""
+    """Returns what is wrong with the response to an attack; None if it is correct. Contains no text of the attack."""
     if status >= 500:
         return f"status {status}"
-    most = max(MAX_ANSWER_BYTES, ANSWER_SHARE * len(attack.body)) if status == 200 else MAX_ERROR_BYTES
-    if len(body) > most:
+    limit = max(MAX_ANSWER_BYTES, ANSWER_SHARE * len(attack.body)) if status == 200 else MAX_ERROR_BYTES
+    if len(body) > limit:
         return f"{len(body)} bytes with status {status}"
     if status != 200 and attack.method != "HEAD" and "application/problem+json" not in headers:
         return f"status {status} without a problem"
-    told = body.decode() if status != 200 else json.dumps(_without_text(json.loads(body or b"null")))
-    if attack.canary in (headers + told).lower():
+    content = body.decode() if status != 200 else json.dumps(_without_text(json.loads(body or b"null")))
+    if attack.canary in (headers + content).lower():
         return f"an echo with status {status}"
     return None
 

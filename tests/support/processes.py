@@ -1,4 +1,4 @@
-"""Servers as processes of their own, and the least of a client for them."""
+"""Server processes, and small clients for them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BODY = json.dumps({"inputs": "fine"}).encode()
 
 @dataclass(eq=False)
 class Process:
-    """A server that answers."""
+    """A running server process."""
 
     process: subprocess.Popen[str]
     url: str
     admin_url: str | None
-    complaints: str = ""
+    stderr: str = ""
 
     @property
     def port(self) -> int:
@@ -42,14 +42,20 @@ class Process:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit status, once it has one; what it logged is in `complaints` then."""
-        _, self.complaints = self.process.communicate(timeout=PATIENCE_S)
+        """Waits for the process and returns its exit status. Stores its log in `stderr`."""
+        _, self.stderr = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
 
 @contextmanager
 def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Process]:
-    """A server on a port that the system chose, with the echo engine. `code` runs in its process first."""
+    """Starts a server with the echo engine on a free port.
+
+    Args:
+        artifact_dir: the directory of the small artifacts.
+        options: further options of `swiftlet serve`.
+        code: Python code that the process runs first.
+    """
     start = f"{code}\nfrom swiftlet_serve.service.cli import main\nmain()" if code else None
     command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve.service"])]
     command += ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify"), *options]
@@ -81,14 +87,18 @@ def request(path: str = "/classify", body: bytes | None = BODY, headers: Sequenc
 
 
 async def read_response(reader: asyncio.StreamReader) -> Response:
-    """Raises asyncio.IncompleteReadError where the connection ends before the response does."""
+    """Reads a response.
+
+    Raises:
+        asyncio.IncompleteReadError: the connection ends before the response does.
+    """
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
     return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
 
 
 async def ask(port: int, *args: object, tls: ssl.SSLContext | None = None, **kwargs: object) -> Response:
-    """One request on a connection of its own."""
+    """Sends one request on a new connection and returns the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     try:
         writer.write(request(*args, **kwargs))
@@ -97,18 +107,17 @@ async def ask(port: int, *args: object, tls: ssl.SSLContext | None = None, **kwa
         writer.close()
 
 
-# A load that counts what is lost
-
-
 @dataclass
 class Tally:
+    """The outcomes of requests. Lost requests are described."""
+
     answered: int = 0
     refused: int = 0
     lost: list[str] = field(default_factory=list)
 
 
 class Client:
-    """Sends requests, one after the other; retries nothing. A one-shot client has a connection for each."""
+    """Sends requests one after another, without retries. Opens a connection per request unless it keeps its own."""
 
     def __init__(self, port: int, keep: bool, tally: Tally, headers: Sequence[str] = ()) -> None:
         self._port = port
@@ -151,7 +160,10 @@ async def load(
     tally: Tally | None = None,
     headers: Sequence[str] = (),
 ) -> Tally:
-    """Each client asks every `interval_s`, or as soon as it was answered; with `keep`, half keep their connections."""
+    """Runs clients that send a request every `interval_s`, or after each response if that is later.
+
+    With `keep`, every second client keeps its connection. Returns the outcomes once `stopped` is set.
+    """
     tally = Tally() if tally is None else tally
 
     async def one(number: int) -> None:
@@ -167,33 +179,33 @@ async def load(
 
 
 class Balancer:
-    """Hands connections to the servers that say they are ready, in turn. It repeats nothing and looks at no byte."""
+    """A TCP load balancer: passes connections to ready servers in turn, without retries."""
 
-    LOOK_S = 0.05  # between two looks at whether a server is ready
+    POLL_S = 0.05  # between two readiness checks
 
     def __init__(self) -> None:
         self._servers: dict[int, bool] = {}
-        self._looked = asyncio.Condition()
-        self._turn = 0
+        self._checked = asyncio.Condition()
+        self._next = 0
 
     async def open(self) -> int:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1000)
-        self._looking = asyncio.ensure_future(self._look())
+        self._checking = asyncio.ensure_future(self._check())
         return self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
         self._server.close()
-        self._looking.cancel()
+        self._checking.cancel()
 
     async def add(self, port: int) -> None:
         self._servers[port] = False
-        async with self._looked:
-            await self._looked.wait_for(lambda: self._servers[port])
+        async with self._checked:
+            await self._checked.wait_for(lambda: self._servers[port])
 
     def remove(self, port: int) -> None:
         del self._servers[port]
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         while True:
             for port in list(self._servers):
                 try:
@@ -202,20 +214,20 @@ class Balancer:
                     ready = False
                 if port in self._servers:
                     self._servers[port] = ready
-            async with self._looked:
-                self._looked.notify_all()
-            await asyncio.sleep(self.LOOK_S)
+            async with self._checked:
+                self._checked.notify_all()
+            await asyncio.sleep(self.POLL_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ready = [port for port, answers in self._servers.items() if answers]
-        self._turn += 1
+        self._next += 1
         try:
-            there = await asyncio.open_connection("127.0.0.1", ready[self._turn % len(ready)])
+            upstream = await asyncio.open_connection("127.0.0.1", ready[self._next % len(ready)])
         except OSError:
             writer.transport.abort()
             return
-        with suppress(asyncio.CancelledError):  # the test is over
-            await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
+        with suppress(asyncio.CancelledError):  # the test has ended
+            await asyncio.gather(_pump(reader, upstream[1]), _pump(upstream[0], writer))
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,7 @@
-"""Rolling restarts under load: how many requests are lost.
+"""Counts the requests that are lost in rolling restarts under load.
 
-Run as a program it does twenty of them at 70 % of the load that two servers and the balancer can take, and prints what
-came of it: `PYTHONPATH=. python tests/support/restarts.py`.
+As a program, it restarts twenty times at 70 % of the capacity of two servers behind a load balancer, and prints the
+result: `PYTHONPATH=. python tests/support/restarts.py`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.support.artifacts import make_artifact
 from tests.support.processes import Balancer, Process, Tally, load, serving
 
 CLIENTS = 40
-DRAIN_S = 2.0  # forty looks of the balancer, and longer than a client who keeps a connection leaves it unused
+DRAIN_S = 2.0  # 40 polls of the balancer, and longer than a kept connection is idle
 
 
 async def roll(artifact_dir: Path, restarts: int, rate: float) -> tuple[Tally, list[int]]:
-    """Replaces the servers behind a balancer, one after the other, while `rate` requests a second come.
+    """Replaces the servers behind a load balancer one after another, at a load of `rate` requests per second.
 
-    Returns what became of the requests, and the exit status of every server.
+    Returns the outcomes of the requests, and the exit status of every server.
     """
     statuses = []
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ async def roll(artifact_dir: Path, restarts: int, rate: float) -> tuple[Tally, l
 
 
 async def peak(artifact_dir: Path, seconds: float = 3.0) -> float:
-    """Requests a second that the same arrangement takes at most."""
+    """Returns the capacity of two servers behind the load balancer, in requests per second."""
     balancer, stopped = Balancer(), asyncio.Event()
     with serving(artifact_dir) as one, serving(artifact_dir) as other:
         port = await balancer.open()
@@ -67,11 +67,11 @@ def main(restarts: int = 20) -> None:
     with tempfile.TemporaryDirectory() as directory:
         artifact_dir = Path(directory)
         make_artifact(artifact_dir, "classify")
-        most = asyncio.run(peak(artifact_dir))
+        capacity = asyncio.run(peak(artifact_dir))
         started = time.monotonic()
-        tally, statuses = asyncio.run(roll(artifact_dir, restarts, 0.7 * most))
+        tally, statuses = asyncio.run(roll(artifact_dir, restarts, 0.7 * capacity))
         seconds = time.monotonic() - started
-    print(f"peak {most:.0f} requests/s, load {tally.answered / seconds:.0f} requests/s for {seconds:.0f} s")
+    print(f"capacity {capacity:.0f} requests/s, load {tally.answered / seconds:.0f} requests/s for {seconds:.0f} s")
     print(f"{restarts} restarts, exit statuses {sorted(set(statuses))}")
     print(f"{tally.answered} answered, {tally.refused} refused, {len(tally.lost)} lost", *tally.lost, sep="\n")
     sys.exit(bool(tally.lost or tally.refused or any(statuses)))

@@ -1,6 +1,6 @@
-"""Takes the pictures of the page that the README shows: `PYTHONPATH=. python tests/support/screenshots.py`.
+"""Takes the screenshots of the playground in the README: `PYTHONPATH=. python tests/support/screenshots.py`.
 
-Needs Chromium, and a font that has Korean, such as Debian's fonts-nanum. The server is one with the embedded models.
+Needs Chromium and a Korean font, such as Debian's fonts-nanum. The server runs the bundled models.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ from tests.support.paths import ROOT
 from tests.support.processes import serving
 
 PICTURES = ROOT / "docs/pictures"
-EMBEDDED = ("--engine", "native", "--models", "", "--spare-engine", "false")
+BUNDLED_OPTIONS = ("--engine", "native", "--models", "", "--spare-engine", "false")
 TASKS = ("classify", "qa", "fill-mask")
-ASKED = 5  # times, so that there is something to tell of how the server does
+REQUESTS = 5  # per task, so that the status shows statistics
 COLOURS = 64
-WIDE = {"width": 1100, "height": 1300}
-NARROW = {"width": 390, "height": 1180}
+DESKTOP = {"width": 1100, "height": 1300}
 
 SHOTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "playground": ("qa", {"color_scheme": "light", "locale": "en-GB", "viewport": WIDE}),
-    "playground-korean": ("classify", {"color_scheme": "dark", "locale": "ko-KR", "viewport": WIDE}),
+    "playground": ("qa", {"color_scheme": "light", "locale": "en-GB", "viewport": DESKTOP}),
+    "playground-korean": ("classify", {"color_scheme": "dark", "locale": "ko-KR", "viewport": DESKTOP}),
     "playground-narrow": (
         "fill-mask",
-        {"color_scheme": "light", "locale": "en-GB", "viewport": NARROW},
+        {"color_scheme": "light", "locale": "en-GB", "viewport": {"width": 390, "height": 1180}},
     ),
 }
-"""Of each picture the task, and what the browser is like."""
+"""The task and the browser options of each screenshot."""
 
 
 def ask(page: Page, task: str) -> None:
-    """Sends the example of a task."""
+    """Submits the example of a task."""
     page.locator(f"#tab-{task}").click()
-    with page.expect_response("**/status"):  # which the page asks for once it has shown the answer
+    with page.expect_response("**/status"):  # requested after the response is shown
         page.locator(f"#form-{task} .buttons button").first.click()
 
 
 def shoot(page: Page, name: str) -> None:
-    """Writes what the page looks like, in few colours, which makes the file small."""
+    """Writes a screenshot with few colours, which keeps the file small."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     picture.save(PICTURES / f"{name}.png", optimize=True)
 
@@ -53,12 +52,12 @@ def main() -> None:
     if path is None:
         raise SystemExit("Chromium is not installed.")
     PICTURES.mkdir(exist_ok=True)
-    with serving(Path(), *EMBEDDED) as server, chromium(path) as browser:
+    with serving(Path(), *BUNDLED_OPTIONS) as server, chromium(path) as browser:
         for name, (task, options) in SHOTS.items():
             page = browser.new_page(**options)
             page.goto(server.url)
             page.locator("#served").wait_for()
-            for other in (*TASKS * ASKED, task):
+            for other in (*TASKS * REQUESTS, task):
                 ask(page, other)
             shoot(page, name)
             page.close()

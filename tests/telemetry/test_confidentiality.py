@@ -62,7 +62,7 @@ def test_telemetry_never_contains_text_of_a_request(kind, artifact_dir, tmp_path
             server.stop()
             await asyncio.to_thread(server.wait)
         collector.close()
-        return responses.decode(), server.complaints
+        return responses.decode(), server.stderr
 
     responses, log = asyncio.run(asyncio.wait_for(scenario(), 4 * PATIENCE_S))
     traces = b"".join(exported).decode("latin-1")

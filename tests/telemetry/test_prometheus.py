@@ -11,7 +11,7 @@ import threading
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
-from swiftlet_serve.service.http.app import create_admin, create_app
+from swiftlet_serve.service.http.app import create_admin_app, create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry import prometheus
@@ -146,7 +146,7 @@ def test_scrape_fails_in_time_if_the_event_loop_is_blocked(artifact_dir, monkeyp
     """The admin port responds with 503, which Prometheus takes for a server that is down."""
     monkeypatch.setattr(prometheus, "SNAPSHOT_TIMEOUT_S", 0.05)
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
-    with TestClient(create_app(runtime)), TestClient(create_admin(runtime)) as admin:
+    with TestClient(create_app(runtime)), TestClient(create_admin_app(runtime)) as admin:
         unblock = threading.Event()
         assert admin.get("/metrics").status_code == 200
         runtime.loop.call_soon_threadsafe(unblock.wait)
@@ -199,4 +199,4 @@ def test_server_warns_if_it_shares_a_port_without_an_admin_port(artifact_dir):
         server.stop()
         server.wait()
 
-    assert "/metrics is that of one of the servers" in server.complaints
+    assert "a request for /metrics reaches any of the servers" in server.stderr

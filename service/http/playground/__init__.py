@@ -1,6 +1,6 @@
-"""The page at /: the HTML, CSS and JavaScript of this directory, as they are. They are read once.
+"""The playground: the web page at /, made of the HTML, CSS and JavaScript files in this directory.
 
-Nothing of it is secret, so it needs no API key; what it asks the server for does.
+The page needs no API key, as it holds nothing secret. Its requests to the server do.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ POLICY: Final = {
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
-    "require-trusted-types-for": "'script'",  # with no type there is no way from a text to HTML
+    "require-trusted-types-for": "'script'",  # without trusted types, scripts cannot turn text into HTML
     "trusted-types": "'none'",
 }
 HEADERS: Final = {
-    "cache-control": "no-cache",  # kept, and used again only once the server has said that it is the same
+    "cache-control": "no-cache",  # browsers keep the file, and ask before each use whether it has changed
     "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -46,7 +46,7 @@ HEADERS: Final = {
 
 @dataclass(frozen=True)
 class File:
-    """One of those the page is made of."""
+    """A file of the page."""
 
     body: bytes
     media_type: str
@@ -57,16 +57,16 @@ class File:
         body = path.read_bytes()
         return cls(body, MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
-    def answer(self, request: Request) -> Response:
-        """The file, or 304 to whoever has it."""
+    def respond(self, request: Request) -> Response:
+        """Returns the file, or status 304 if the client has its current version."""
         headers = HEADERS | {"etag": self.etag}
-        if _names(request.headers.get("if-none-match", ""), self.etag):
+        if _matches(request.headers.get("if-none-match", ""), self.etag):
             return Response(status_code=304, headers=headers)
         return Response(self.body, headers=headers, media_type=self.media_type)
 
 
-def _names(condition: str, etag: str) -> bool:
-    """Whether an If-None-Match has this tag, compared weakly as RFC 9110 says; our tags hold no comma."""
+def _matches(condition: str, etag: str) -> bool:
+    """Returns whether an If-None-Match header has a tag, by RFC 9110's weak comparison. Our tags have no comma."""
     known = {each.strip().removeprefix("W/") for each in condition.split(",")}
     return etag in known or "*" in known
 
@@ -76,4 +76,4 @@ FILES: Final = {
     for path in sorted(DIRECTORY.iterdir())
     if path.suffix in MEDIA_TYPES
 }
-"""By their addresses."""
+"""The files by their paths."""

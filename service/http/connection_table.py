@@ -1,0 +1,118 @@
+"""The state that all connections of one port share."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.proxies import is_trusted
+from swiftlet_serve.service.http.read_scheduler import ReadScheduler
+
+if TYPE_CHECKING:
+    from swiftlet_serve.service.http.connection import Connection
+
+log = logging.getLogger(__name__)
+
+LOG_INTERVAL_S: Final = 10.0
+
+
+class Admission(enum.Enum):
+    """The decision about a new connection."""
+
+    ACCEPT = enum.auto()
+    REFUSE = enum.auto()  # with an error response
+    ABORT = enum.auto()  # without one: so many connections are being refused that responses would exhaust the files
+
+
+class ConnectionTable:
+    """The open connections of one port, the order in which they are evicted, and what all of them need.
+
+    A full table evicts the connection that has waited longest for its client. A request in progress is never evicted.
+    If the table is crowded and one address holds half of it, that address only evicts its own connections.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        refuse: Callable[[Scope], Response | None] = lambda _: None,
+        on_refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Creates the table of a port.
+
+        Args:
+            app: the ASGI application that answers the requests.
+            limits: the limits of each connection.
+            refuse: returns a response to a request, given its scope, or None. Called before the application is.
+            on_refused: called with the code of each error that a connection responds with itself.
+        """
+        self.app = app
+        self.limits = limits
+        self.refuse = refuse
+        self.read_scheduler = ReadScheduler()
+        self.default_headers: list[tuple[bytes, bytes]] = []  # of every response
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # one per request that the application handles
+        self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their clients; the longest wait first
+        self.per_address: Counter[str] = Counter()
+        self._on_refused = on_refused
+        self._refusals: Counter[str] = Counter()  # by error code, since the last line of log
+        self._next_log = -math.inf
+
+    def add(self, connection: Connection) -> Admission:
+        """Adds a new connection and decides whether it is served. May evict another one."""
+        self.connections.add(connection)
+        self.per_address[connection.address] += 1
+        count, limit = len(self.connections), self.limits.connections
+        if self._exceeds_share(connection.address):
+            has_place, max_refused = self._evict(connection.address), limit * 7 // 8
+        else:
+            has_place, max_refused = count <= limit or self._evict(), limit * 5 // 4
+        if has_place:
+            return Admission.ACCEPT
+        return Admission.REFUSE if count <= max_refused else Admission.ABORT
+
+    def remove(self, connection: Connection) -> None:
+        """Removes a closed connection."""
+        self.connections.discard(connection)
+        self.waiting.pop(connection, None)
+        self.read_scheduler.cancel(connection)
+        self.per_address[connection.address] -= 1
+        if not self.per_address[connection.address]:
+            del self.per_address[connection.address]
+
+    def count_refusal(self, error: SwiftletError, now: float) -> None:
+        """Counts a request that a connection refused. Logs the counts at most every `LOG_INTERVAL_S`."""
+        self._on_refused(error.code)
+        self._refusals[error.code] += 1
+        if now >= self._next_log:
+            level = logging.INFO if error.status < 500 else logging.WARNING
+            counts = ", ".join(f"{code} ({count})" for code, count in sorted(self._refusals.items()))
+            log.log(level, "Requests refused before they reached the application: %s", counts)
+            self._refusals.clear()
+            self._next_log = now + LOG_INTERVAL_S
+
+    def _exceeds_share(self, address: str) -> bool:
+        limits = self.limits
+        is_crowded = len(self.connections) > limits.crowded_connections
+        exceeds = is_crowded and self.per_address[address] > limits.connections_per_address
+        return exceeds and not is_trusted(address, limits.proxies)
+
+    def _evict(self, address: str | None = None) -> bool:
+        """Evicts the connection that has waited longest, of `address` if given. Returns whether there was one."""
+        candidates = (one for one in self.waiting if address is None or one.address == address)
+        longest = next(candidates, None)
+        if longest is None:
+            return False
+        longest.evict()
+        return True

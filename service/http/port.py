@@ -1,0 +1,119 @@
+"""A port of the server: a listener, an application and the connections between them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Scope
+
+from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.connection_table import ConnectionTable
+from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.listener import Listener
+from swiftlet_serve.service.settings import Settings
+
+UNUSED_S: Final = 1.0  # for a new connection to send its request while the port closes
+CANCEL_S: Final = 0.3  # for cancelled requests to respond
+POLL_S: Final = 0.02  # between two looks at the open connections
+
+
+class Port:
+    """Serves an application on one address."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: Listener,
+        settings: Settings,
+        refuse: Callable[[Scope], Response | None] = lambda _: None,
+        on_refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Creates a port; `refuse` and `on_refused` are those of its `ConnectionTable`."""
+        self._listener = listener
+        self._table = ConnectionTable(app, Limits(proxies=settings.trusted_proxies), refuse, on_refused)
+
+    @property
+    def url(self) -> str:
+        host, port = self._listener.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # compared with, not bound to
+        scheme = "https" if self._listener.tls else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def listen(self) -> None:
+        """Lets clients connect. The connections wait in the kernel until `open`.
+
+        Raises:
+            SetupError: another process listens on the address.
+        """
+        self._listener.listen()
+
+    def open(self) -> None:
+        """Serves connections on the running event loop."""
+        self._update_date()
+        self._listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
+
+    async def close(self) -> None:
+        """Stops accepting connections. Returns when every request on an open connection is answered."""
+        await self._listener.close()
+        closed = time.monotonic()
+        while self._table.connections:
+            unused_too = time.monotonic() - closed > UNUSED_S
+            for connection in list(self._table.connections):
+                if connection.is_idle(unused_too=unused_too):
+                    connection.shutdown()
+            await asyncio.sleep(POLL_S)
+
+    async def abort(self) -> None:
+        """Cancels the requests in progress, which respond with 503, and closes all connections."""
+        tasks = self._table.tasks
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+        for connection in list(self._table.connections):
+            connection.transport.close()
+        await asyncio.sleep(POLL_S)
+        for connection in list(self._table.connections):
+            connection.transport.abort()
+
+    def _update_date(self) -> None:
+        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        asyncio.get_running_loop().call_later(1, self._update_date)
+
+
+class AdminThread(threading.Thread):
+    """Serves the admin port on a thread and an event loop of its own, so that it responds under any load."""
+
+    def __init__(self, port: Port) -> None:
+        super().__init__(name="admin", daemon=True)
+        self.port = port
+        self._opened = threading.Event()
+
+    def start(self) -> None:
+        """Returns once the port is open.
+
+        Raises:
+            SetupError: another process listens on the address.
+        """
+        self.port.listen()
+        super().start()
+        self._opened.wait()
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self.join(CANCEL_S)
+
+    async def _serve(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        self.port.open()
+        self._opened.set()
+        await self._stopped.wait()

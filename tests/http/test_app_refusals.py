@@ -1,0 +1,92 @@
+"""Requests that the application refuses or admits, by their head and by the state of the server."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from tests.support.apps import SECRET, TASKS, assert_problem, make_gated_runtime, make_runtime
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1e3", "600001", "9" * 30, "٣", SECRET])
+def test_app_rejects_invalid_timeouts(value, client):
+    response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": value.encode()})
+
+    assert_problem(response, 422, "validation_failed")
+
+
+def test_app_responds_503_with_retry_after_when_the_queue_is_full(artifact_dir):
+    runtime = make_runtime(artifact_dir)
+    with TestClient(create_app(runtime)) as client:
+        runtime._pool.max_waiting_tokens = 1
+        response = client.post("/classify", json={"inputs": "abc"})
+
+    assert_problem(response, 503, "overloaded")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_app_refuses_before_it_reads_the_body(artifact_dir, monkeypatch):
+    """The body is not JSON and would cause a 400 if it were read."""
+    runtime = make_runtime(artifact_dir)
+    monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 5.0)
+    with TestClient(create_app(runtime)) as client:
+        refused, bulk = (
+            client.post("/classify", content="no", headers={"x-request-timeout-ms": timeout} | priority)
+            for timeout, priority in (("6000", {}), ("12000", {"x-request-priority": "bulk"}))
+        )
+        read = client.post("/classify", content="no", headers={"x-request-timeout-ms": "12000"})
+
+    for response in (refused, bulk):
+        assert_problem(response, 503, "overloaded")
+        assert 5 <= int(response.headers["retry-after"]) <= 8
+    assert_problem(read, 400, "invalid_json")
+
+
+def test_app_refuses_before_it_searches_a_route(artifact_dir, monkeypatch):
+    """The routes take most of the time of a request without inference."""
+    runtime = make_runtime(artifact_dir)
+    app = create_app(runtime)
+    app.router.routes.clear()
+    with TestClient(app) as client:
+        assert_problem(client.post("/classify", json={"inputs": "a"}), 404, "unknown_route")
+        monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 50.0)
+        assert_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
+
+
+def test_app_admits_all_sequences_of_a_request_or_none(artifact_dir):
+    runtime, engine = make_gated_runtime(artifact_dir)
+    with TestClient(create_app(runtime)) as client:
+        runtime._pool.max_waiting_tokens = 8
+        response = client.post("/classify", json={"inputs": ["a", "b", "c", "d"]})
+
+        assert_problem(response, 503, "overloaded")
+        assert runtime._pool.waiting_tokens == 0
+    assert engine.calls.empty()
+
+
+@pytest.mark.parametrize("value", ["", "high", "Bulk", "interactive, bulk", "\xff"])
+def test_app_rejects_unknown_priorities(value, client):
+    response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-priority": value.encode("latin-1")})
+
+    assert assert_problem(response, 422, "validation_failed")["errors"] == [{"pointer": "", "code": "priority_header"}]
+
+
+def test_app_answers_both_priorities(client):
+    for priority in ("interactive", "bulk"):
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-priority": priority})
+        assert response.status_code == 200
+
+
+def test_app_responds_429_with_retry_after_above_the_rate_limit(artifact_dir):
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
+    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2, client_rate=0.5))
+    with TestClient(create_app(runtime)) as client:
+        first, second = (client.post("/classify", json={"inputs": "a"}) for _ in range(2))
+
+        assert first.status_code == 200
+        assert_problem(second, 429, "quota_exceeded")
+        assert 1 <= int(second.headers["retry-after"]) <= 2
+        assert client.get("/health/ready").status_code == 200

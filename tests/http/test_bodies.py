@@ -1,0 +1,189 @@
+"""Request bodies: media types, sizes, JSON and validation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+
+import pytest
+
+from tests.support.apps import MAX_BODY_BYTES, SECRET, assert_problem
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"', None]
+)
+def test_body_is_json_with_or_without_content_type(client, content_type):
+    headers = {} if content_type is None else {"content-type": content_type}
+
+    assert client.post("/classify", content=b'{"inputs": "fine"}', headers=headers).status_code == 200
+
+
+def test_body_uses_the_last_of_repeated_keys(client):
+    twice = client.post("/classify", content=b'{"inputs": "first", "inputs": "second"}').json()
+
+    assert twice == client.post("/classify", json={"inputs": "second"}).json()
+    assert twice != client.post("/classify", json={"inputs": "first"}).json()
+
+
+def test_body_accepts_control_characters(client):
+    assert client.post("/classify", json={"inputs": "fine\x00and\x1bwell"}).status_code == 200
+
+
+DEEP = b'{"inputs": ' + b"[" * 900 + b"]" * 900 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"{", 400, "invalid_json"),
+        (SECRET.encode(), 400, "invalid_json"),
+        (b'{"inputs": "a"} {}', 400, "invalid_json"),
+        (b'{"inputs": "a",}', 400, "invalid_json"),
+        (DEEP, 400, "invalid_json"),
+        (b'{"inputs": "\\ud800' + SECRET.encode() + b'"}', 400, "invalid_json"),
+        (b'{"\\udfff' + SECRET.encode() + b'": 1, "inputs": "a"}', 400, "invalid_json"),
+        (b'{"inputs": "a\nb"}', 400, "invalid_json"),
+        (b'{"inputs": "a", "parameters": {"top_k": ' + b"9" * 1500 + b"}}", 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 1e400}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": -0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 01}}', 400, "invalid_json"),
+        (b'{"inputs": "a", "parameters": {"top_k": NaN}}', 422, "validation_failed"),
+        (b'{"inputs": NaN}', 422, "validation_failed"),
+        (b'{"inputs": Infinity}', 422, "validation_failed"),
+        (b"NaN", 422, "validation_failed"),
+        (b"\xef\xbb\xbf" + b'{"inputs": "a"}', 400, "invalid_json"),
+        ('{"inputs": "a"}'.encode("utf-16"), 400, "invalid_utf8"),
+        ('{"inputs": "a"}'.encode("utf-16-le"), 400, "invalid_json"),
+        ('{"inputs": "a"}'.encode("utf-32-le"), 400, "invalid_json"),
+        (b'{"inputs": "\xff"}', 400, "invalid_utf8"),
+        (b'{"inputs": "\xc0\xaf"}', 400, "invalid_utf8"),
+        (b'{"inputs": "\xed\xa0\xbd\xed\xb8\x80"}', 400, "invalid_utf8"),
+        (b"null", 422, "validation_failed"),
+        (b"[]", 422, "validation_failed"),
+        (b'"' + SECRET.encode() + b'"', 422, "validation_failed"),
+        (b"{}", 422, "validation_failed"),
+        (b'{"inputs": null}', 422, "validation_failed"),
+        (b'{"inputs": true}', 422, "validation_failed"),
+        (b'{"inputs": 5}', 422, "validation_failed"),
+        (b'{"inputs": []}', 422, "validation_failed"),
+        (b'{"inputs": {}}', 422, "validation_failed"),
+        (b'{"inputs": [[]]}', 422, "validation_failed"),
+        (b'{"inputs": ["a", 5]}', 422, "validation_failed"),
+        (b'{"inputs": {"text": "a", "' + SECRET.encode() + b'": 1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "' + SECRET.encode() + b'": "' + SECRET.encode() + b'"}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"' + SECRET.encode() + b'": 1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": "5"}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 5.0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": true}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 0}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": -1}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"top_k": 1000000000}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "parameters": {"function_to_apply": "' + SECRET.encode() + b'"}}', 422, "validation_failed"),
+        (b'{"inputs": "a", "model": 5}', 422, "validation_failed"),
+        (b'{"inputs": "a", "model": "' + SECRET.encode() * 20 + b'"}', 422, "validation_failed"),
+        (json.dumps({"inputs": ["a"] * 65}).encode(), 422, "validation_failed"),
+        (b'{"inputs": ""}', 422, "empty_input"),
+        (b'{"inputs": " \\n\\t"}', 422, "empty_input"),
+        (b'{"inputs": ["a", ""]}', 422, "empty_input"),
+    ],
+)
+def test_body_is_rejected_and_never_echoed(body, status, code, client, caplog):
+    caplog.set_level(logging.DEBUG)
+    response = client.post("/classify", content=body)
+
+    assert_problem(response, status, code)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "code"),
+    [
+        ("qa", {"inputs": "a"}, "validation_failed"),
+        ("qa", {"inputs": {"question": "", "context": "a"}}, "empty_input"),
+        ("qa", {"inputs": {"question": "a", "context": "\u200b "}}, "empty_input"),
+        ("qa", {"inputs": {"question": SECRET * 10, "context": "a"}}, "input_too_long"),
+        ("qa", {"inputs": {"question": ["a", "b"], "context": ["a"]}}, "validation_failed"),
+        ("qa", {"inputs": {"question": "a", "context": "a"}, "parameters": {"doc_stride": 99}}, "validation_failed"),
+        ("fill-mask", {"inputs": SECRET}, "no_mask"),
+        ("fill-mask", {"inputs": "<mask>"}, "no_mask"),
+        ("fill-mask", {"inputs": "[MASK]" * 100}, "too_many_masks"),
+        ("fill-mask", {"inputs": SECRET * 10 + " [MASK]"}, "input_too_long"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, "validation_failed"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"targets": ""}}, "validation_failed"),
+        ("fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 101}}, "validation_failed"),
+    ],
+)
+def test_body_is_rejected_by_its_task(task, body, code, client):
+    assert_problem(client.post(f"/{task}", json=body), 422, code)
+
+
+def test_field_errors_contain_field_names_of_the_schema_only(client):
+    body = {"inputs": {"text": 5, SECRET: 1}, "parameters": {"top_k": 0, SECRET: 2}, SECRET: 3}
+    problem = assert_problem(client.post("/classify", json=body), 422, "validation_failed")
+
+    assert {"pointer": "/parameters/top_k", "code": "greater_than_equal", "limit": 1} in problem["errors"]
+    assert {"pointer": "/inputs/text", "code": "string_type"} in problem["errors"]
+    assert {"pointer": "/parameters", "code": "extra_forbidden"} in problem["errors"]
+    assert {"pointer": "", "code": "extra_forbidden"} in problem["errors"]
+
+
+def test_field_errors_are_limited(client):
+    assert_problem(client.post("/classify", json={"inputs": [5] * 64}), 422, "validation_failed")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/json; charset=utf-16",
+        "application/json; charset=utf-7",
+        "application/json, text/plain",
+        "application/problem+json",
+        "",
+        ";",
+        SECRET,
+    ],
+)
+def test_body_of_another_media_type_is_rejected(content_type, client):
+    response = client.post("/classify", content=b'{"inputs": "a"}', headers={"content-type": content_type})
+
+    assert_problem(response, 415, "unsupported_media_type")
+    assert response.headers["accept"] == "application/json"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "identity, gzip", SECRET])
+def test_compressed_body_is_rejected(encoding, client):
+    body = gzip.compress(b'{"inputs": "a"}')
+    response = client.post("/classify", content=body, headers={"content-encoding": encoding})
+
+    assert_problem(response, 415, "unsupported_encoding")
+    assert response.headers["accept-encoding"] == "identity"
+
+
+def test_body_with_too_large_content_length_is_rejected_unread(client):
+    response = client.post("/classify", content=json.dumps({"inputs": "a" * MAX_BODY_BYTES}))
+
+    assert_problem(response, 413, "body_too_large")
+    assert response.headers["connection"] == "close"
+
+
+def test_chunked_body_is_read_up_to_the_limit(client):
+    def chunks():
+        for _ in range(MAX_BODY_BYTES):
+            yield SECRET.encode()
+
+    response = client.post("/classify", content=chunks())
+
+    assert_problem(response, 413, "body_too_large")
+
+
+def test_body_of_exactly_the_limit_is_accepted(client):
+    body = b'{"inputs": "a"}'.ljust(MAX_BODY_BYTES)
+
+    assert client.post("/classify", content=body).status_code == 200
+    assert_problem(client.post("/classify", content=body + b" "), 413, "body_too_large")

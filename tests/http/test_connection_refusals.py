@@ -1,0 +1,140 @@
+"""Responses to requests that never reach the application."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.uvicorn_internals import RequestResponseCycle
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from tests.support.connections import (
+    CHUNKED,
+    GET,
+    HOST,
+    POST,
+    RecordingApp,
+    exchange,
+    run,
+    serving,
+)
+
+pytestmark = pytest.mark.usefixtures("clean_log")
+
+
+def refuse_path(scope: Any) -> Response | None:
+    """Refuses one path."""
+    return Response(b"no", 503, {"retry-after": "1"}) if scope["path"] == "/no" else None
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_connection_refuses_by_the_head_and_answers_the_next_request(body):
+    async def scenario() -> None:
+        async with serving(refuse=refuse_path) as service:
+            client = await service.client()
+            client.send(b"POST /no HTTP/1.1\r\n" + HOST + body)
+            status, headers, received = await client.response()
+            assert (status, headers["retry-after"], received) == (503, "1", b"no")
+            assert "connection" not in headers
+            client.send((b"5\r\nGET /\r\n0\r\n\r\n" if b"chunked" in body else b"GET /") + GET + b"\r\n")
+            status, _, received = await client.response()
+            assert (status, received.split(b"|")[0]) == (200, b"GET")
+            assert len(service.app.requests) == 1
+
+    run(scenario())
+
+
+def test_connection_refusal_has_the_form_of_a_response():
+    refused = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 2\r\n"
+
+    async def scenario() -> None:
+        for method, received in ((b"GET", b"no"), (b"HEAD", b"")):
+            line = method + b" /no HTTP/1.1\r\n" + HOST
+            app = RecordingApp()
+            answer = await exchange(app, [line + b"\r\n", line + b"Connection: close\r\n\r\n"], refuse=refuse_path)
+            assert answer == refused + b"\r\n" + received + refused + b"connection: close\r\n\r\n" + received
+            assert app.requests == []
+
+    run(scenario())
+
+
+def test_connection_tells_whether_the_body_arrived_with_the_head():
+    values: list[bool] = []
+
+    def refuse(scope: Any) -> None:
+        values.append(scope["state"]["has_whole_body"])
+
+    async def scenario() -> None:
+        sized = POST + b"Content-Length: 5\r\n\r\n"
+        for pieces in ([sized + b"abcde"], [sized + b"abcde" + GET + b"\r\n"], [GET + b"\r\n"]):
+            await exchange(RecordingApp(), pieces, refuse=refuse)
+        for pieces in ([sized, b"abcde"], [sized + b"abcd", b"e"], [CHUNKED + b"0\r\n\r\n"]):
+            await exchange(RecordingApp(), pieces, refuse=refuse)
+
+    run(scenario())
+    assert values == [True, True, True, True, False, False, False]
+
+
+def test_connection_leaves_no_reference_cycles(artifact_dir):
+    """Collecting the garbage of thousands of connections would block the event loop."""
+    requests = [
+        ("/classify", b'{"inputs": "a"}', b""),
+        ("/classify", b'{"inputs": "a"}', b"X-Request-Timeout-Ms: soon\r\n"),
+        ("/classify", b'{"inputs": ["a", "b", "c", "d"]}', b""),  # more than may wait
+        ("/classify", b'{"inputs": 1}', b""),
+        ("/classify", b"{", b""),
+        ("/nowhere", b"", b""),
+    ]
+
+    async def scenario() -> None:
+        models = (str(artifact_dir / "tiny-classify"),)
+        runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_waiting_tokens=64))
+        runtime._pool.max_waiting_tokens = 8
+        app, statuses = create_app(runtime), set()
+        async with serving(app, app.state.refuse) as service:
+            for path, body, header in requests * 2:
+                client = await service.client()
+                for close in (b"", b"Connection: close\r\n"):
+                    head = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n" % (path.encode(), len(body))
+                    client.send(head + HOST + header + close + b"\r\n" + body)
+                    statuses.add((await client.response())[0])
+                client.writer.close()
+            await service.until_settled()
+        await runtime.close()
+        assert statuses == {200, 400, 404, 422, 503}
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(one) for one in gc.garbage if isinstance(one, Connection | RequestRecord | RequestResponseCycle)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "DELETE", "HEAD", "OPTIONS", "GET"])
+def test_connection_refuses_unsupported_methods(method, artifact_dir):
+    async def scenario() -> None:
+        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
+        app = create_app(runtime)
+        async with serving(app, app.state.refuse) as service:
+            client = await service.client()
+            target = "a:443" if method == "CONNECT" else "/classify"
+            client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")
+            answer = await client.until_closed()
+            assert answer.startswith(b"HTTP/1.1 405 ")
+            assert b"\r\nallow: " in answer
+        await runtime.close()
+
+    run(scenario())

@@ -1,0 +1,93 @@
+"""The OpenAPI document, compared with the service."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from swiftlet_serve.service import errors
+from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http import openapi
+from swiftlet_serve.service.http.app import create_app
+from tests.support.apps import TASKS, make_runtime
+
+
+def test_openapi_describes_every_error_and_every_field(client):
+    document = client.get("/openapi.json").json()
+
+    for task in TASKS:
+        responses = document["paths"][f"/{task}"]["post"]["responses"]
+        assert {int(status) for status in responses} == {200} | {kind.status for kind in SwiftletError.__subclasses__()}
+    for name, schema in document["components"]["schemas"].items():
+        for field, described in schema.get("properties", {}).items():
+            assert described.get("description"), f"{name}.{field}"
+
+
+def test_openapi_describes_the_codes_of_every_error():
+    described = " ".join(response["description"] for response in openapi._failures().values())
+
+    for kind in vars(errors).values():
+        for code in getattr(kind, "codes", ()):
+            assert code in described
+
+
+@pytest.fixture(scope="module")
+def operations(artifact_dir):
+    async def stay_open() -> None:
+        pass
+
+    runtime = make_runtime(artifact_dir, max_body_bytes=1 << 20)
+    runtime.close = stay_open  # schemathesis starts and ends the application with every call
+    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(runtime))
+    return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
+
+
+BEYOND_A_SCHEMA = {
+    "empty_input",
+    "no_mask",
+    "no_target",
+    "too_many_masks",
+    "input_too_long",
+    "answer_too_large",
+    "unknown_model",
+}
+
+# 2.0 is an integer to JSON Schema, and a value of another type here; some bounds are those of the model; and no schema
+# says that two lists are as long as one another.
+BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "wrong_length"}
+
+
+def codes(problem: dict) -> set[str]:
+    """Returns the codes of an error, as specific as it is."""
+    if problem["code"] != "validation_failed":
+        return {problem["code"]}
+    return {fault["code"] for fault in problem["errors"]}
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize(
+    "path", ["/classify", "/qa", "/fill-mask", "/models", "/status", "/health/live", "/health/ready"]
+)
+def test_service_conforms_to_its_openapi_document(path, mode, operations):
+    """Requests that fit the schema or break it cause no 5xx and no undescribed response."""
+
+    @settings(max_examples=30, suppress_health_check=list(HealthCheck))
+    @given(case=operations[path].as_strategy(generation_mode=mode))
+    def check(case):
+        timeout = str((case.headers or {}).get("X-Request-Timeout-Ms", ""))
+        if re.fullmatch("[1-9][0-9]{0,5}", timeout) and int(timeout) <= 600_000:
+            case.headers["X-Request-Timeout-Ms"] = "600000"  # in a millisecond, a 504 would be right
+        # Every check there is, but one: no schema can say that a text has a mask or anything to read in it.
+        response = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+        if mode is GenerationMode.POSITIVE:
+            assert response.status_code == 200 or codes(response.json()) <= BEYOND_A_SCHEMA
+
+    with contextlib.suppress(Unsatisfiable):  # a route without parameters cannot be asked wrongly
+        check()

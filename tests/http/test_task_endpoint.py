@@ -1,0 +1,166 @@
+"""The endpoint of a task: response headers, deadlines and disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from functools import partial
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.testclient import TestClient
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.task_endpoint import COMPUTE_HEADERS, _run_while_connected
+from swiftlet_serve.service.telemetry.request_record import STAGES
+from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime
+from tests.support.fakes import PATIENCE_S
+
+
+def test_task_endpoint_answers_the_example_of_its_schema(client, runtime):
+    for task, pipeline in runtime.tasks.items():
+        example = pipeline.model.task.Request.model_json_schema()["examples"][0]
+        response = client.post(f"/{task}", json=example)
+
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "application/json"
+        stages = ", ".join(rf"{stage};dur=\d+\.\d\d" for stage in STAGES).replace(", infer", ';desc="rows=1", infer')
+        assert re.fullmatch(stages, response.headers["server-timing"])
+
+
+def test_task_endpoint_sends_the_compute_headers_of_hugging_face_and_tei(client):
+    """Clients multiply X-Compute-Time, a float in seconds, and count X-Compute-Characters to compute costs."""
+    response = client.post("/qa", json={"inputs": {"question": "wer 하나?", "context": "it was me."}})
+    told = {name: response.headers[name] for name in map(str.lower, COMPUTE_HEADERS)}
+
+    assert told["x-compute-type"] == "echo"
+    assert told["x-compute-characters"] == str(len("wer 하나?") + len("it was me."))
+    assert 10 < int(told["x-compute-tokens"]) < 30
+    assert re.fullmatch(r"\d+\.\d{3}", told["x-compute-time"])
+    names = "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"
+    whole = {name: int(told[name]) for name in names}
+    assert abs(whole["x-total-time"] - 1000 * float(told["x-compute-time"])) <= 1
+    assert all(0 <= ms <= whole["x-total-time"] + 1 for ms in whole.values())
+
+
+def test_task_endpoint_responds_in_the_shapes_of_hugging_face(client):
+    one = client.post("/classify", json={"inputs": "fine", "parameters": {"top_k": 2}}).json()
+    assert [len(labels) for labels in one] == [2]
+    answer = client.post("/qa", json={"inputs": {"question": "who?", "context": "it was me."}}).json()
+    assert set(answer) == {"score", "start", "end", "answer"}
+    tokens = client.post("/fill-mask", json={"inputs": "a [MASK] b"}).json()
+    assert [set(token) for token in tokens] == [{"score", "token", "token_str", "sequence"}] * 5
+
+
+def test_task_endpoint_uses_the_named_model(client):
+    assert client.post("/classify", json={"inputs": "fine", "model": "tiny-classify"}).status_code == 200
+    for name in ("tiny-qa", SECRET, "../tiny-classify"):
+        assert_problem(client.post("/classify", json={"inputs": "fine", "model": name}), 404, "unknown_model")
+
+
+def test_task_endpoint_responds_at_the_deadline_of_a_slow_engine(artifact_dir):
+    runtime, engine = make_gated_runtime(artifact_dir)
+    with TestClient(create_app(runtime)) as client:
+        started = time.monotonic()
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "1000"})
+        took = time.monotonic() - started
+        assert_problem(response, 504, "deadline_exceeded")
+        engine.calls.get(timeout=PATIENCE_S).finish()
+
+    assert response.json()["retryable"]
+    assert 1 <= took < PATIENCE_S / 2
+
+
+def test_task_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, monkeypatch):
+    """Nothing is awaited before the deadline passes, so no timer can have fired."""
+    runtime = make_runtime(artifact_dir)
+
+    async def blocks(*_: object) -> list[str]:
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(runtime.tasks["classify"], "answer", blocks)
+    with TestClient(create_app(runtime)) as client:
+        for timeout, status in (("49", 504), ("60000", 200)):
+            response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": timeout})
+            assert response.status_code == status
+
+
+@pytest.mark.parametrize("first", ["disconnect", "failure"])
+def test_run_while_connected_handles_a_disconnect_at_the_moment_of_an_error(first):
+    """Both happen in one iteration of the event loop, in either order. No cancellation is left behind."""
+
+    async def scenario():
+        left, failing, other = asyncio.Event(), asyncio.Future(), asyncio.Future()
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def work():
+            await asyncio.gather(failing, other)
+
+        task = asyncio.ensure_future(_run_while_connected(Request({"type": "http"}, receive), work()))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        events = [left.set, partial(failing.set_exception, ValueError("it failed"))]
+        for event in events if first == "disconnect" else reversed(events):
+            event()
+        with pytest.raises(ClientDisconnect if first == "disconnect" else (ClientDisconnect, ValueError)):
+            await task
+        assert task.cancelling() == 0
+
+    asyncio.run(scenario())
+
+
+def test_task_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
+    """The test calls the application as a server would. The client disconnects while its request is queued."""
+    runtime, engine = make_gated_runtime(artifact_dir)
+    app = create_app(runtime)
+    body = json.dumps({"inputs": "a"}).encode()
+    sent = []
+
+    async def scenario():
+        left = asyncio.Event()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "query_string": b""}
+        busy = [asyncio.ensure_future(app(scope, _stay_connected(body), send)) for _ in range(2)]
+        calls = [await engine.called() for _ in range(2)]
+        request = asyncio.ensure_future(app(scope, receive, send))
+        while not runtime._pool.waiting_tokens:
+            await asyncio.sleep(0)
+        left.set()
+        await request
+
+        assert sent == []
+        assert runtime._pool.waiting_tokens == 0
+        for call in calls:
+            call.finish(rows=[])
+        await asyncio.gather(*busy)
+        await runtime.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert engine.calls.empty()
+
+
+def _stay_connected(body: bytes):
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        return await asyncio.Event().wait()
+
+    return receive

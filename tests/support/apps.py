@@ -1,0 +1,58 @@
+"""The application over small artifacts and the echo engine, and assertions on its responses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.workers.hosted_model import HostedModel
+from tests.support.fakes import GatedEngine
+
+SECRET = "xyzzyplugh"  # part of bad requests; no response to them may contain it
+TASKS = ("classify", "qa", "fill-mask")
+MAX_BODY_BYTES = 2000
+
+
+def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **settings: Any) -> Runtime:
+    """Loads the small artifact of each task into the echo engine."""
+    models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
+    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
+
+
+def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, GatedEngine]:
+    """Returns a runtime whose classify model answers when the test says so."""
+    runtime = make_runtime(artifact_dir)
+    engine = GatedEngine()
+    runtime._executor._models["tiny-classify"] = HostedModel(engine, 2)
+    return runtime, engine
+
+
+def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
+    """Asserts that a response is this error, with everything that all errors have. Returns its body."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert (response.status_code, problem["code"]) == (status, code)
+    assert problem["status"] == status
+    assert problem["error_type"] == code
+    assert problem["error"] == problem["detail"]
+    assert problem["type"] == f"urn:swiftlet:error:{code}"
+    assert problem["instance"] == f"urn:request:{response.headers['x-request-id']}"
+    assert len(response.content) <= 2048
+    assert SECRET not in response.text + str(response.headers)
+    return problem
+
+
+def record_clients(app: Any) -> list[str]:
+    """Returns a list that receives the client name of each request to /models."""
+    seen: list[str] = []
+    route = next(route for route in app.routes if route.path == "/models")
+    answer = route.app
+
+    async def remember(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["state"]["record"].client)
+        await answer(scope, receive, send)
+
+    route.app = remember
+    return seen
