@@ -254,6 +254,21 @@ def request_fields() -> str:
     return table(["Field", "Description"], rows)
 
 
+def response_fields(path: str) -> str:
+    """Returns the fields of the response to a GET request, nested ones with their path."""
+    content = openapi()["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    return table(["Field", "Description"], [[code(name), text] for name, text in _fields(content)])
+
+
+def _fields(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    part = openapi()["components"]["schemas"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+    if "items" in part:
+        yield from _fields(part["items"], f"{path}[]." if path else "")
+    for name, field in part.get("properties", {}).items():
+        nested = list(_fields(field, f"{path}{name}." if "items" not in field else f"{path}{name}"))
+        yield from nested or [(f"{path}{name}", field["description"])]
+
+
 def metrics() -> str:
     async def scrape() -> bytes:
         await server().open()
@@ -326,6 +341,8 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "classify parameters": partial(parameters, "classify"),
     "qa parameters": partial(parameters, "qa"),
     "fill-mask parameters": partial(parameters, "fill-mask"),
+    "models fields": partial(response_fields, "/models"),
+    "status fields": partial(response_fields, "/status"),
     "metrics": metrics,
     "modules service": partial(modules, "service"),
     "modules models": partial(modules, "models"),
