@@ -18,7 +18,8 @@ import numpy as np
 from fastapi import Body, FastAPI
 
 from loadtest.baseline_server import serve
-from swiftlet_serve.service.benchmark.baselines import CONTENDERS, opened
+from swiftlet_serve.service.benchmark.baselines import ENGINES
+from swiftlet_serve.service.benchmark.networks import artifact_network
 from swiftlet_serve.service.loading import locate, open_model
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
@@ -37,8 +38,8 @@ def add_route(app: FastAPI, threads: ThreadPoolExecutor, artifact: str) -> None:
     """Adds the route of an artifact's task."""
     (path,) = locate([artifact])
     model = open_model(path, "onnx_cpu")
-    network = opened(model.artifact, RUNS, partial(print, file=sys.stderr))
-    call = CONTENDERS["ort_stock"].load(network).call
+    network = artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr))
+    call = ENGINES["ort_stock"].load(network).call
     task = model.task
 
     def answer(body: dict[str, Any]) -> Any:

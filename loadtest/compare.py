@@ -37,7 +37,7 @@ from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
-from swiftlet_serve.service.benchmark.bench import EMBEDDED
+from swiftlet_serve.service.benchmark.plan import EMBEDDED
 from swiftlet_serve.service.offline.environment import Setting, other_work, setting
 from swiftlet_serve.service.percentile import percentile
 

@@ -31,7 +31,7 @@ from swiftlet_serve.models.artifact import ONNX
 from swiftlet_serve.models.folding import fold
 from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.heads import build
-from swiftlet_serve.service.benchmark.baselines import RELEASED, batch_of
+from swiftlet_serve.service.benchmark.networks import RELEASED, batch_of
 from swiftlet_serve.service.errors import Internal
 from swiftlet_serve.service.loading import BUNDLED, LoadedModel, load_model
 from swiftlet_serve.service.offline.environment import setting

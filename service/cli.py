@@ -213,17 +213,18 @@ def bench(
     minutes, and some more the first time.
     """
     with needing("models"):
-        from swiftlet_serve.service.benchmark.baselines import CONTENDERS
-        from swiftlet_serve.service.benchmark.bench import EMBEDDED, Plan, bench
-        from swiftlet_serve.service.benchmark.report import tell, write
+        from swiftlet_serve.service.benchmark.baselines import ENGINES
+        from swiftlet_serve.service.benchmark.bench import bench
+        from swiftlet_serve.service.benchmark.plan import EMBEDDED, Plan
+        from swiftlet_serve.service.benchmark.report import text, write
 
         for name in engine:
-            if name not in CONTENDERS:
-                raise click.BadParameter(f"{name!r} is none of {', '.join(CONTENDERS)}.", param_hint="--engine")
-        names = [name for name in CONTENDERS if name in engine] or list(CONTENDERS)
+            if name not in ENGINES:
+                raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}.", param_hint="--engine")
+        names = [name for name in ENGINES if name in engine] or list(ENGINES)
         plan = Plan(names, models=artifact or EMBEDDED, data=data, runs=runs, seconds=seconds)
         found = bench(plan.quick() if quick else plan, note)
-    click.echo(tell(found))
+    click.echo(text(found))
     if out is not None:
         with needing("plot"):
             for path in write(found, out):

@@ -1,1 +1,1 @@
-"""Measures engines side by side."""
+"""`swiftlet bench`: CPU engines side by side on one core."""

@@ -1,4 +1,4 @@
-"""What a benchmark found, as tables, as data and as a picture."""
+"""The report of a benchmark, as tables, as data and as a picture."""
 
 from __future__ import annotations
 
@@ -9,108 +9,110 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from swiftlet_serve.service.benchmark.bench import Found, Interval, Result
+from swiftlet_serve.service.benchmark.bench import Benchmark
+from swiftlet_serve.service.benchmark.measure import Interval, Result
 from swiftlet_serve.service.offline.environment import other_work
 
-OURS: Final = "native"
-NAME: Final = "engines"  # of the files
-COLUMNS: Final = ("case", "engine", "sequences/s a core", "ms a call", "share of the peak", "off by")
+SUBJECT: Final = "native"
+FILE_NAME: Final = "engines"
+COLUMNS: Final = ("case", "engine", "sequences/s a core", "ms a batch", "share of the peak", "error")
 MIB: Final = 1 << 20
 
 
-def ours(found: Found) -> str:
-    """The contender that the others are compared with: our engine, or the first there is."""
-    names = [result.contender for result in found.results]
-    return OURS if OURS in names else next(iter(names), "")
+def subject(benchmark: Benchmark) -> str:
+    """Returns the engine that the others are compared with: `native`, or the first one."""
+    names = [result.engine for result in benchmark.results]
+    return SUBJECT if SUBJECT in names else next(iter(names), "")
 
 
-def quotient(result: Result, other: Result) -> Interval:
-    """How many times as fast `result` is as `other`, which ran in the same rounds."""
+def speed_up(result: Result, other: Result) -> Interval:
+    """Returns the speed of `result` relative to `other`, which ran in the same rounds."""
     return Interval.of([theirs / mine for mine, theirs in zip(result.rounds, other.rounds, strict=True)])
 
 
 def best_of_others(results: Sequence[Result], name: str) -> tuple[Result, Result] | None:
-    """Of the results of one case that of `name`, and the best of all others; None where either is missing."""
-    mine = next((result for result in results if result.contender == name), None)
-    others = [result for result in results if result.contender != name]
+    """Returns an engine's result in a case, and the best of the others; None if either is missing."""
+    mine = next((result for result in results if result.engine == name), None)
+    others = [result for result in results if result.engine != name]
     return None if mine is None or not others else (mine, min(others, key=lambda one: statistics.median(one.rounds)))
 
 
-def by_case(found: Found) -> dict[str, list[Result]]:
+def by_case(benchmark: Benchmark) -> dict[str, list[Result]]:
     cases: dict[str, list[Result]] = {}
-    for result in found.results:
+    for result in benchmark.results:
         cases.setdefault(result.case, []).append(result)
     return cases
 
 
-def tell(found: Found) -> str:
-    """Everything, as Markdown, which a terminal shows as well."""
-    parts = [_about(found), _speeds(found), _quotients(found)]
-    if found.scaling:
-        parts.append(_scaling(found))
-    if found.memory:
-        parts.append(_memory(found))
+def text(benchmark: Benchmark) -> str:
+    """Returns all tables in Markdown."""
+    parts = [_introduction(benchmark), _speeds(benchmark), _speed_ups(benchmark)]
+    if benchmark.scaling:
+        parts.append(_scaling(benchmark))
+    if benchmark.memory:
+        parts.append(_memory(benchmark))
     return "\n\n".join(parts)
 
 
-def _about(found: Found) -> str:
-    lines = [found.setting.told("")]
-    if found.kernel and found.peak:
-        lines.append(
-            f"Measured peak of the kernel {found.kernel}: {found.peak / 1e9:.0f} G multiply-adds/s on one core."
-        )
-    lines.append(f"Texts: {found.texts}. Intervals hold with 95 %.")
-    lines += other_work(found.setting.load, found.setting.cores)
-    lines += [f"{name} is left out: {reason}." for name, reason in found.left_out.items()]
+def _introduction(benchmark: Benchmark) -> str:
+    setting = benchmark.setting
+    lines = [setting.told("")]
+    if benchmark.kernel and benchmark.peak:
+        peak = f"{benchmark.peak / 1e9:.0f} G multiply-adds/s on one core"
+        lines.append(f"Measured peak of the kernel {benchmark.kernel}: {peak}.")
+    lines.append(f"Texts: {benchmark.texts}. Intervals have a confidence of 95 %.")
+    lines += other_work(setting.load, setting.cores)
+    lines += [f"{name} is left out: {reason}." for name, reason in benchmark.left_out.items()]
     return "\n".join(lines)
 
 
-def _speeds(found: Found) -> str:
-    name = ours(found)
+def _speeds(benchmark: Benchmark) -> str:
+    name = subject(benchmark)
     rows = []
-    for case, results in by_case(found).items():
-        mine = next((result for result in results if result.contender == name), None)
+    for case, results in by_case(benchmark).items():
+        mine = next((result for result in results if result.engine == name), None)
         for result in results:
-            per_core = Interval.of([result.rows / seconds for seconds in result.rounds])
-            share = result.needed / statistics.median(result.rounds) / found.peak if found.peak else None
-            times = "–" if mine is None or result is mine else _times(quotient(mine, result))
-            shown = f"{_number(per_core.value)} ({_number(per_core.low)} to {_number(per_core.high)})"
-            share_shown = "–" if share is None else f"{share:.0%}"
-            off = "–" if result.off is None else f"{result.off:.1%}"
-            rows.append([case, result.title, shown, f"{result.call_ms:.2f}", share_shown, off, times])
+            rate = Interval.of([result.rows / seconds for seconds in result.rounds])
+            share = result.multiply_adds / statistics.median(result.rounds) / benchmark.peak if benchmark.peak else None
+            cells = [
+                case,
+                result.title,
+                f"{_number(rate.value)} ({_number(rate.low)} to {_number(rate.high)})",
+                f"{result.call_ms:.2f}",
+                "–" if share is None else f"{share:.0%}",
+                "–" if result.error is None else f"{result.error:.1%}",
+                "–" if mine is None or result is mine else _ratio(speed_up(mine, result)),
+            ]
+            rows.append(cells)
     return _table([*COLUMNS, f"{name} is faster by"], rows)
 
 
-def _quotients(found: Found) -> str:
+def _speed_ups(benchmark: Benchmark) -> str:
+    name = subject(benchmark)
+    header = ["case", "M multiply-adds a sequence", "rounds", "best of the others", f"{name} is faster by"]
     rows = []
-    for case, results in by_case(found).items():
-        work = f"{results[0].needed / results[0].rows / 1e6:.0f}"
-        if pair := best_of_others(results, ours(found)):
+    for case, results in by_case(benchmark).items():
+        work = f"{results[0].multiply_adds / results[0].rows / 1e6:.0f}"
+        if pair := best_of_others(results, name):
             mine, other = pair
-            rows.append([case, work, f"{len(mine.rounds)}", other.title, _times(quotient(mine, other))])
-    return _table(
-        ["case", "M multiply-adds a sequence", "rounds", "best of the others", f"{ours(found)} is faster by"], rows
-    )
+            rows.append([case, work, f"{len(mine.rounds)}", other.title, _ratio(speed_up(mine, other))])
+    return _table(header, rows)
 
 
-def _scaling(found: Found) -> str:
-    return _table(
-        ["case", "engine", "two cores against one"],
-        [[one.case, one.contender, _times(one.times)] for one in found.scaling],
-    )
+def _scaling(benchmark: Benchmark) -> str:
+    rows = [[one.case, one.engine, _ratio(one.ratio)] for one in benchmark.scaling]
+    return _table(["case", "engine", "two cores against one"], rows)
 
 
-def _memory(found: Found) -> str:
-    return _table(
-        ["network", "engine", "file, MiB", "resident, MiB"],
-        [
-            [one.network, one.contender, f"{one.file_bytes / MIB:.1f}", f"{one.resident_bytes / MIB:.1f}"]
-            for one in found.memory
-        ],
-    )
+def _memory(benchmark: Benchmark) -> str:
+    rows = [
+        [one.network, one.engine, f"{one.file_bytes / MIB:.1f}", f"{one.resident_bytes / MIB:.1f}"]
+        for one in benchmark.memory
+    ]
+    return _table(["network", "engine", "file, MiB", "resident, MiB"], rows)
 
 
-def _times(interval: Interval) -> str:
+def _ratio(interval: Interval) -> str:
     return f"{interval.value:.2f}× ({interval.low:.2f} to {interval.high:.2f})"
 
 
@@ -127,24 +129,24 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
 
 
-def write(found: Found, directory: Path) -> Iterator[Path]:
-    """Writes tables, data and picture, and names each file."""
+def write(benchmark: Benchmark, directory: Path) -> Iterator[Path]:
+    """Writes tables, data and picture. Yields the path of each file."""
     directory.mkdir(parents=True, exist_ok=True)
-    markdown, data, picture = (directory / f"{NAME}{suffix}" for suffix in (".md", ".json", ".png"))
-    markdown.write_text(f"# Engines side by side on one core\n\n{tell(found)}\n", "utf-8")
+    markdown, data, picture = (directory / f"{FILE_NAME}{suffix}" for suffix in (".md", ".json", ".png"))
+    markdown.write_text(f"# Engines side by side on one core\n\n{text(benchmark)}\n", "utf-8")
     yield markdown
-    data.write_text(json.dumps(asdict(found), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    data.write_text(json.dumps(asdict(benchmark), indent=1, ensure_ascii=False) + "\n", "utf-8")
     yield data
-    draw(found, picture)
+    draw(benchmark, picture)
     yield picture
 
 
-def draw(found: Found, path: Path) -> None:
-    """A PNG: for each case how long each contender takes for a sequence, on one core."""
+def draw(benchmark: Benchmark, path: Path) -> None:
+    """Draws the milliseconds of one core per sequence, for each case and engine."""
     from matplotlib.figure import Figure
 
-    cases = by_case(found)
-    names = list(dict.fromkeys(result.contender for result in found.results))
+    cases = by_case(benchmark)
+    names = list(dict.fromkeys(result.engine for result in benchmark.results))
     figure = Figure(figsize=(10, 1.5 + 0.16 * len(names) * len(cases)), layout="constrained")
     axes = figure.subplots()
     height = 0.8 / len(names)
@@ -152,17 +154,17 @@ def draw(found: Found, path: Path) -> None:
         at, values, errors = [], [], []
         for row, results in enumerate(cases.values()):
             for result in results:
-                if result.contender == name:
-                    took = Interval.of([1e3 * seconds / result.rows for seconds in result.rounds])
+                if result.engine == name:
+                    interval = Interval.of([1e3 * seconds / result.rows for seconds in result.rounds])
                     at.append(row + i * height)
-                    values.append(took.value)
-                    errors.append((took.value - took.low, took.high - took.value))
+                    values.append(interval.value)
+                    errors.append((interval.value - interval.low, interval.high - interval.value))
         axes.barh(at, values, height, xerr=list(zip(*errors, strict=True)), label=name, error_kw={"linewidth": 0.8})
     axes.set(xscale="log", xlabel="ms of one core a sequence, 95 %", yticks=[row + 0.4 for row in range(len(cases))])
     axes.set_yticklabels(list(cases), fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=8)
-    setting = found.setting
+    setting = benchmark.setting
     figure.suptitle(f"{setting.date}, {setting.commit}, {setting.machine}", fontsize=8)
     figure.savefig(path, dpi=110, format="png")

@@ -1,0 +1,130 @@
+"""The plan of a benchmark: its networks, and the cases of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from swiftlet_serve.models.artifact import TOKENIZER
+from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.models.work import Work
+from swiftlet_serve.service.benchmark.baselines import ENGINES
+from swiftlet_serve.service.benchmark.networks import (
+    Network,
+    Progress,
+    artifact_network,
+    batch_of,
+    released_network,
+)
+from swiftlet_serve.service.loading import ServedModel, locate, open_model
+from swiftlet_serve.service.offline.evaluate import encodings
+from swiftlet_serve.service.offline.release import golden_encodings
+from swiftlet_serve.service.types import Batch
+
+SHAPES: Final[Mapping[str, Sequence[tuple[int, int]]]] = {  # rows and tokens
+    "mobilebert": ((1, 16), (1, 32), (1, 128), (8, 32), (8, 128), (1, 384)),
+    "albert": ((1, 16), (1, 128), (8, 128)),
+}
+SCALED_SHAPES: Final = ((1, 16), (8, 32))  # also measured on two cores
+EMBEDDED: Final = ("mobilebert-sst2", "mobilebert-qa", "mobilebert-fill-mask")
+DATA: Final = {
+    "classify": "sst2/dev.tsv",
+    "qa": "squad/squad-v1.1.eval.json",
+    "fill-mask": "corpora/enwiki2015_cap8k.txt.xz",
+}
+REQUESTS: Final = {"classify": 32, "qa": 10, "fill-mask": 16}  # of a data file
+BATCH_TOKENS: Final = 512  # of a batch of similar lengths, with padding: ONNX Runtime is fastest at it
+
+
+@dataclass(frozen=True)
+class Plan:
+    engines: Sequence[str] = tuple(ENGINES)
+    shapes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=lambda: SHAPES)
+    models: Sequence[str] = EMBEDDED
+    data: Path = Path("../shared/data")
+    runs: Path = Path("runs/bench")
+    seconds: float = 20.0  # for each case, unless its rounds take longer
+    memory: bool = True
+
+    def quick(self) -> Plan:
+        """Returns a plan of a minute or two, once the networks are exported: fewer cases, and wide intervals."""
+        shapes = {name: shapes[:2] for name, shapes in self.shapes.items()}
+        return replace(self, shapes=shapes, models=self.models[:1], seconds=min(self.seconds, 3.0), memory=False)
+
+    @property
+    def text_source(self) -> str:
+        return self.data.name if self.data.is_dir() else "built-in sentences"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The batches that every engine runs."""
+
+    name: str
+    network: Network
+    batches: Sequence[Batch]
+    scaled: bool = False  # also measured on two cores
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.batches))
+
+    def multiply_adds(self, work: Work) -> int:
+        """Returns the multiply-adds that one pass needs."""
+        return sum(work.needed(np.diff(b.offsets).tolist(), np.diff(b.focus_offsets).tolist()) for b in self.batches)
+
+
+def cases_by_network(plan: Plan, progress: Progress) -> Iterator[tuple[Network, list[Case]]]:
+    """Yields each network with its cases.
+
+    Raises:
+        ArtifactError, SetupError: one of the models cannot be opened.
+        DatasetError: a data file holds no texts for its task.
+    """
+    paths = locate(plan.models) if plan.models else []  # first, because exports take long
+    for architecture, shapes in plan.shapes.items():
+        network = released_network(architecture, plan.runs, progress)
+        yield network, [_shape_case(architecture, network, *shape) for shape in shapes]
+    for path in paths:
+        model = open_model(path, "native")
+        network = artifact_network(model.artifact, plan.runs, progress)
+        texts = texts_of(model, plan.data)
+        name = f"{model.manifest.name}, {model.manifest.task}"
+        batches = [Batch.of(group) for group in batches_of_similar_length(texts)]
+        yield (
+            network,
+            [
+                Case(f"{name}, one by one", network, [Batch.of([text]) for text in texts]),
+                Case(f"{name}, together", network, batches),
+            ],
+        )
+
+
+def _shape_case(architecture: str, network: Network, rows: int, tokens: int) -> Case:
+    scaled = (rows, tokens) in SCALED_SHAPES
+    return Case(f"{architecture} {rows}×{tokens}", network, [batch_of(rows, tokens)], scaled)
+
+
+def texts_of(model: ServedModel, data: Path) -> list[Encoding]:
+    """Returns texts of the data, or built-in ones. All of a row is read, because some engines cannot rank."""
+    task = model.manifest.task
+    if data.is_dir():
+        found = encodings(model, data / DATA[task], REQUESTS[task])
+        return [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in found]
+    return golden_encodings(Tokenizer.load(model.artifact.file(TOKENIZER)), model.manifest)
+
+
+def batches_of_similar_length(texts: Iterable[Encoding], max_tokens: int = BATCH_TOKENS) -> Iterator[list[Encoding]]:
+    """Yields batches of at most so many tokens, with padding. A longer text is a batch of its own."""
+    batch: list[Encoding] = []
+    for text in sorted(texts, key=lambda text: len(text.input_ids)):
+        if batch and (len(batch) + 1) * len(text.input_ids) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(text)
+    if batch:
+        yield batch

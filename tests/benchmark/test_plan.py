@@ -1,0 +1,60 @@
+"""The cases of a benchmark, and their networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.benchmark import networks, plan
+from swiftlet_serve.service.benchmark.plan import batches_of_similar_length, texts_of
+from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.types import Batch
+from tests.support import networks as small_networks
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=40), st.integers(1, 600))
+def test_batches_hold_texts_of_similar_length(lengths, max_tokens):
+    texts = [Encoding(np.full(n, i), np.zeros(n, np.int64), np.zeros(1, np.int64)) for i, n in enumerate(lengths)]
+    batches = list(batches_of_similar_length(texts, max_tokens))
+    sizes = [[len(text.input_ids) for text in batch] for batch in batches]
+
+    assert [n for batch in sizes for n in batch] == sorted(lengths)
+    assert all(len(batch) == 1 or len(batch) * max(batch) <= max_tokens for batch in sizes)
+
+
+def test_texts_without_data_are_built_in_requests_of_the_task(tmp_path):
+    texts = texts_of(open_model(locate(["mobilebert-qa"])[0], "native"), tmp_path / "nothing")
+
+    assert len(texts) >= 3
+    assert all(len(text.focus) == len(text.input_ids) for text in texts)
+
+
+def test_texts_ask_for_whole_rows(tmp_path, monkeypatch):
+    model = open_model(locate(["mobilebert-fill-mask"])[0], "native")
+    found = model.task.encode(model.task.Request(inputs="The shop is [MASK] on Sundays."))
+    monkeypatch.setattr(plan, "encodings", lambda *_: found)
+    (text,) = texts_of(model, tmp_path)
+
+    assert Batch.of(found).row_shapes(8192) != [(1, 8192)]
+    assert Batch.of([text]).row_shapes(8192) == [(1, 8192)]
+
+
+def test_network_is_exported_once(tmp_path, monkeypatch):
+    manifest = small_networks.draft("albert", "classify").manifest
+    model = small_networks.network("albert", "classify")
+    graph = small_networks.graph("albert", "classify")
+    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: graph)
+    networks.cached_network(manifest, "", model, None, tmp_path, lambda _: None)
+    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: pytest.fail("It was exported twice."))
+
+    networks.cached_network(manifest, "", model, None, tmp_path, lambda _: None)
+
+
+def test_sources_of_a_graph_exist():
+    """A change in one of them makes another graph."""
+    folder = networks.Path(networks.swiftlet_serve.models.__file__).parent
+
+    assert all(list(folder.glob(pattern)) for pattern in networks.GRAPH_SOURCES)
