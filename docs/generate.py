@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -295,6 +296,17 @@ def modules(package: str) -> str:
     return table(["Module", "Content"], rows)
 
 
+def native_files() -> str:
+    """Returns the C++ files with the first sentences of their leading comments."""
+    rows = []
+    for path in sorted((ROOT / "service/native").glob("*.[hc]*")):
+        if path.suffix in (".h", ".cpp"):
+            lines = path.read_text("utf-8").splitlines()
+            comment = " ".join(line[2:].strip() for line in takewhile(lambda line: line[2:].strip(), lines))
+            rows.append([code(path.relative_to(ROOT)), re.split(r"(?<=\.)\s", comment)[0]])
+    return table(["File", "Content"], rows)
+
+
 def recipe(name: str) -> str:
     """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields."""
     tree = ast.parse(RECIPE.read_text("utf-8"))
@@ -345,6 +357,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,
     "modules service": partial(modules, "service"),
+    "native files": native_files,
     "modules models": partial(modules, "models"),
     **{f"recipe {name}": partial(recipe, name) for name in RECIPE_TABLES},
 }
