@@ -7,8 +7,8 @@ The engine `stand_in` takes a known time and no CPU. `native` and `onnx_cpu` run
 and, with `--released`, MobileBERT in its released shape, which is made in that directory. A closed loop of patient
 callers measures the capacity first, in the same run. Goodput counts the responses with status 200 that came within the
 client's deadline, from when the request was due. The last load is a burst of three times capacity whose clients retry
-failed requests at once. It shows how long requests fail after the burst. If Swiftlet has a setting `scheduler`, the
-same loads also go to its bounded first-come-first-served queue.
+failed requests at once. It shows how long requests fail after the burst. The same loads also go to a
+bounded first-come-first-served queue that ignores deadlines: the admission policy `fifo`.
 
 The server gets half of the cores and the generator the others, so that the generator takes nothing from the server. The
 rate that both reach without any work is measured first. The table shows the generator's largest lateness.
@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import uvloop
 
@@ -38,7 +38,7 @@ from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.server_process import ServerProcess, serving
 from swiftlet_serve.service.offline.environment import setting
 from swiftlet_serve.service.percentile import percentile
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.scheduling.load import AdmissionPolicy
 
 MODEL: Final = "mobilebert-sst2"
 WORDS: Final = {"short": 8, "medium": 48, "long": 250}  # by length class; a word is one token, and two tokens are added
@@ -79,9 +79,9 @@ class Level:
 
 @dataclass
 class OverloadReport:
-    """The results of one scheduler on one engine with one model."""
+    """The results of one admission policy on one engine with one model."""
 
-    scheduler: str
+    policy: AdmissionPolicy
     engine: str
     model: str
     deadline_ms: int
@@ -216,27 +216,29 @@ def run(
     deadline_ms: int,
     seconds: float,
     multiples: Sequence[float] = MULTIPLES,
-    scheduler: str | None = None,
+    policy: AdmissionPolicy = "deadline",
     model: str | Path = MODEL,
 ) -> OverloadReport:
     """Serves a model, measures each load and stops the server."""
-    options = [] if scheduler is None else ["--scheduler", scheduler]
-    report = OverloadReport(scheduler or "deadlines", engine, Path(model).name, deadline_ms, 0.0)
-    with serving_on_half_of_the_cores(engine, *options, model=model) as server:
+    report = OverloadReport(policy, engine, Path(model).name, deadline_ms, 0.0)
+    with serving_on_half_of_the_cores(engine, model, policy) as server:
         uvloop.run(measure(server.url, report, seconds, multiples))
         server.stop()
     return report
 
 
 @contextmanager
-def serving_on_half_of_the_cores(engine: str, *options: str, model: str | Path = MODEL) -> Iterator[ServerProcess]:
+def serving_on_half_of_the_cores(
+    engine: str, model: str | Path = MODEL, policy: AdmissionPolicy = "deadline"
+) -> Iterator[ServerProcess]:
     """Serves on half of the cores and leaves the others to this process. Needs Linux and two cores; else all share."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     half = len(cores) // 2
+    environment = STAND_IN | {"STAND_IN_ADMISSION_POLICY": policy}  # which `stand_in/sitecustomize.py` reads
     if half:
         os.sched_setaffinity(0, cores[:half])  # the server inherits it
     try:
-        with serving([model], engine, "--log-level", "error", *options, environment=STAND_IN) as server:
+        with serving([model], engine, "--log-level", "error", environment=environment) as server:
             if half:
                 os.sched_setaffinity(0, cores[half:])
             yield server
@@ -246,7 +248,7 @@ def serving_on_half_of_the_cores(engine: str, *options: str, model: str | Path =
 
 
 def title(report: OverloadReport) -> str:
-    return f"{report.scheduler}, {report.engine}{'' if report.model == MODEL else f', {report.model}'}"
+    return f"{report.policy}, {report.engine}{'' if report.model == MODEL else f', {report.model}'}"
 
 
 def table(report: OverloadReport) -> str:
@@ -317,7 +319,6 @@ def main() -> None:
     parser.add_argument("--released", type=Path, help="Also measure MobileBERT as released, made in this directory.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    schedulers: list[str | None] = [None, "fifo"] if "scheduler" in Settings.model_fields else [None]
     arguments.out.mkdir(parents=True, exist_ok=True)
     with serving_on_half_of_the_cores("echo") as server:
         highest = uvloop.run(_highest_rate(server.url))
@@ -331,8 +332,8 @@ def main() -> None:
         artifact = make_artifact("classify", arguments.released)
         cases += [(engine, artifact) for engine, _ in cases if engine != "stand_in"]
     for engine, model in cases:
-        for scheduler in schedulers:
-            reports.append(run(engine, arguments.deadline_ms, arguments.seconds, scheduler=scheduler, model=model))
+        for policy in get_args(AdmissionPolicy):
+            reports.append(run(engine, arguments.deadline_ms, arguments.seconds, policy=policy, model=model))
             print(table(reports[-1]), flush=True)
     (arguments.out / "overload.md").write_text("\n".join([head, *map(table, reports)]), "utf-8")
     data = [asdict(report) for report in reports]

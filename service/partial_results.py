@@ -1,7 +1,8 @@
-"""Requests with several inputs of which each may fail by itself: `"partial": true`.
+"""Requests with several inputs of which each may fail separately (`"partial": true`).
 
-Every input is answered as if it had been sent alone. What is wrong with one of them, its text or the model's answer to
-it, stands in its answer's place; what concerns the request (its parameters, admission, the deadline) still fails it.
+Each input has the answer that it would have alone. The error of an input, in its text or in the engine's output, takes
+the place of its answer. An error of the request as a whole (its parameters, its admission, its deadline) still fails
+the request.
 """
 
 from __future__ import annotations
@@ -13,68 +14,69 @@ from typing import Any, Final, Generic
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Internal, SwiftletError, Unprocessable
-from swiftlet_serve.service.types import EncodingT, RequestT, Row, Task
+from swiftlet_serve.service.types import EncodingT, Outcome, RequestT, Task
 
-OF_THE_TEXT: Final = frozenset({"empty_input", "input_too_long", "no_mask"})  # codes that blame one input alone
+INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask"})
+"""Error codes that concern one input alone."""
 
 
 @dataclass(frozen=True)
-class Part(Generic[RequestT, EncodingT]):
-    """One input: a request with it alone, and its encodings or why it has none."""
+class Input(Generic[RequestT, EncodingT]):
+    """One input, as a request of its own, with its sequences or the reason why it has none."""
 
     request: RequestT
     encodings: Sequence[EncodingT]
     error: Unprocessable | None = None
 
 
-def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Part[RequestT, EncodingT]]:
-    """The inputs by themselves where that is asked for and there are several; else all of them as one part.
+def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[RequestT, EncodingT]]:
+    """Encodes each input of a partial request separately, and any other request as one input.
 
     Raises:
-        Unprocessable: as the task says of the one part, or of what concerns the whole request.
+        Unprocessable: the request is invalid as a whole, or an input is invalid and the request is not partial.
     """
     requests = task.split(request) if isinstance(request, tasks.Request) and request.partial else []
     if len(requests) < 2:
-        return [Part(request, task.encode(request))]
+        return [Input(request, task.encode(request))]
     return [_encode(task, one) for one in requests]
 
 
-def decode(task: Task[Any, Any], parts: Sequence[Part[Any, Any]], outcomes: Sequence[Row | Internal]) -> object:
-    """The response; the outcomes are of all parts' encodings, in their order.
+def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Sequence[Outcome]) -> object:
+    """Returns the response. `outcomes` has those of all inputs' sequences, in order.
 
     Raises:
-        Internal: there is one part, and it failed.
+        Internal: the engine failed on the only input.
     """
     left = iter(outcomes)
-    found = [(part, list(islice(left, len(part.encodings)))) for part in parts]
-    if len(found) == 1:
-        ((part, own),) = found
-        return _answer(task, part, own)
-    return [_answer_or_failure(task, part, own) for part, own in found]
+    pairs = [(one, list(islice(left, len(one.encodings)))) for one in inputs]
+    if len(pairs) == 1:
+        ((only, own),) = pairs
+        return _decode(task, only, own)
+    return [_decode_or_error(task, one, own) for one, own in pairs]
 
 
-def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Part[RequestT, EncodingT]:
+def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[RequestT, EncodingT]:
     try:
-        return Part(request, task.encode(request))
+        return Input(request, task.encode(request))
     except Unprocessable as error:
-        if error.code not in OF_THE_TEXT:
+        if error.code not in INPUT_ERRORS:
             raise
-        return Part(request, [], error)
+        return Input(request, [], error)
 
 
-def _answer(task: Task[Any, Any], part: Part[Any, Any], outcomes: Sequence[Row | Internal]) -> object:
-    rows: list[Row] = []
+def _decode(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
+    rows = []
     for outcome in outcomes:
         if isinstance(outcome, Internal):
             raise outcome
         rows.append(outcome)
-    return task.decode(part.request, part.encodings, rows)
+    return task.decode(one.request, one.encodings, rows)
 
 
-def _answer_or_failure(task: Task[Any, Any], part: Part[Any, Any], outcomes: Sequence[Row | Internal]) -> object:
+def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
     try:
-        if part.error is not None:
-            raise part.error
-        return task.single(_answer(task, part, outcomes))
+        if one.error is not None:
+            raise one.error
+        return task.single(_decode(task, one, outcomes))
     except SwiftletError as error:
         return tasks.Failure(error=error.detail, error_type=error.code, code=error.code).model_dump()

@@ -1,4 +1,4 @@
-"""The path of one request through one model: encode, submit, decode."""
+"""The path of a request through one model: encode, admit, submit, decode."""
 
 from __future__ import annotations
 
@@ -12,98 +12,153 @@ from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import partial_results, tasks
-from swiftlet_serve.service.errors import (
-    FieldError,
-    Internal,
-    Unprocessable,
-    deadline_exceeded,
-)
+from swiftlet_serve.service.errors import FieldError, Internal, Unprocessable, deadline_exceeded
 from swiftlet_serve.service.loading import ServedModel
+from swiftlet_serve.service.partial_results import Input
+from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.telemetry import request_record
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.topk import Ranked
-from swiftlet_serve.service.types import Deadline, Priority, Row, Submit
+from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row, Submit
 
-SHORT: Final = 300  # characters: to encode so few takes as long as to ask a thread for it (0.15 ms)
-LIGHT: Final = 256  # numbers or tokens: to decode so few takes no longer than to ask a thread for it (0.1 ms)
-MAX_ROWS: Final = 256  # of one request: what comes back of them is held until the last is there
+MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
+MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
+MAX_SEQUENCES: Final = 256  # of one request, whose rows stay in memory until the last one is there
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Pipeline:
-    """One served model: a request in, its answer out."""
+    """Answers the requests of one served model."""
 
-    def __init__(self, model: ServedModel, submit: Submit, threads: ThreadPoolExecutor, max_tokens: int) -> None:
-        """`threads` read and write text; `max_tokens` is the most work one request may bring."""
+    def __init__(
+        self,
+        model: ServedModel,
+        admission: AdmissionController,
+        submit: Submit,
+        stats: RequestStats,
+        threads: ThreadPoolExecutor,
+        max_tokens: int,
+    ) -> None:
+        """Creates the pipeline of a model.
+
+        Args:
+            model: the model and its task.
+            admission: decides whether a request is admitted.
+            submit: queues the sequences of an admitted request.
+            stats: counts the accepted requests.
+            threads: encode and decode long requests.
+            max_tokens: limit of one request.
+        """
         self.model = model
+        self._admission = admission
         self._submit = submit
+        self._stats = stats
         self._threads = threads
         self._max_tokens = max_tokens
 
-    async def answer(self, request: BaseModel, deadline: Deadline, priority: Priority = "interactive") -> Any:
-        """The response to a request of this pipeline's task, as JSON-serialisable values.
+    async def answer(
+        self,
+        request: BaseModel,
+        deadline: Deadline,
+        priority: Priority = "interactive",
+        record: RequestRecord | None = None,
+    ) -> Any:
+        """Returns the response to a request of this model's task, as JSON-serialisable values.
+
+        Args:
+            request: the parsed request.
+            deadline: the time at which the call raises at the latest.
+            priority: the priority of its sequences.
+            record: its record, which is marked as accepted and counted once the request is admitted.
 
         Raises:
-            SwiftletError: as the task, the batcher or the engine says; DeadlineExceeded in any case by the deadline.
+            DeadlineExceeded: the deadline has passed.
+            Unavailable: the request is not admitted.
+            SwiftletError: the task or the engine failed.
         """
-        task = self.model.task
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                with request_record.measure("encode"):
-                    short = tasks.characters(request) <= SHORT
-                    parts = await self._run(short, partial_results.encode, task, request)
-                encodings = [encoding for part in parts for encoding in part.encodings]
-                self._check_size(encodings)
-                work = self._submit(encodings, deadline, priority) if encodings else []
-                request_record.accept(len(encodings), sum(len(encoding.input_ids) for encoding in encodings))
-                outcomes = await _all(work if len(parts) == 1 else [_spared(one) for one in work])
-                with request_record.measure("decode"):
-                    light = sum(map(_weight, encodings, outcomes)) <= LIGHT
-                    return await self._run(light, partial_results.decode, task, parts, outcomes)
+                inputs = await self._encode(request)
+                sequences = [sequence for one in inputs for sequence in one.encodings]
+                self._admit(sequences, deadline, priority, record)
+                rows = self._submit(sequences, deadline, priority)
+                outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
+                return await self._decode(inputs, sequences, outcomes)
         except TimeoutError:
             raise deadline_exceeded() from None
 
-    async def _run(self, light: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `function`; on a thread unless it is light, so that nobody else waits for a long text."""
-        if light:
+    async def _encode(self, request: BaseModel) -> list[Input[Any, Any]]:
+        with request_record.measure("encode"):
+            is_short = tasks.characters(request) <= MAX_INLINE_CHARACTERS
+            return await self._run(is_short, partial_results.encode, self.model.task, request)
+
+    def _admit(
+        self, sequences: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
+    ) -> None:
+        """Admits the request, marks its record as accepted and counts it.
+
+        Raises:
+            Unprocessable: the request is larger than any request may be.
+            Unavailable: the request is not admitted.
+        """
+        lengths = [len(sequence.input_ids) for sequence in sequences]
+        self._check_size(lengths)
+        left_s = deadline - time.monotonic()
+        self._admission.commit(record, self.model.manifest.name, lengths, left_s, priority)
+        if record is not None:
+            record.accept(len(lengths), sum(lengths))
+            self._stats.accept(record)
+
+    async def _decode(
+        self, inputs: Sequence[Input[Any, Any]], sequences: Sequence[Encoding], outcomes: Sequence[Outcome]
+    ) -> object:
+        with request_record.measure("decode"):
+            is_short = sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES
+            return await self._run(is_short, partial_results.decode, self.model.task, inputs, outcomes)
+
+    async def _run(self, inline: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function inline or on a thread. Long texts must not block the event loop."""
+        if inline:
             return function(*args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def _check_size(self, encodings: Sequence[Encoding]) -> None:
-        """A request that could never be admitted is refused for good, not asked to come again."""
+    def _check_size(self, lengths: Sequence[int]) -> None:
+        """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
         for count, limit, unit in (
-            (len(encodings), MAX_ROWS, "rows"),
-            (sum(len(encoding.input_ids) for encoding in encodings), self._max_tokens, "tokens"),
+            (len(lengths), MAX_SEQUENCES, "sequences"),
+            (sum(lengths), self._max_tokens, "tokens"),
         ):
             if count > limit:
                 fault = FieldError("/inputs", "input_too_long", limit)
-                detail = f"The inputs come to more than {limit} {unit}, the most that one request may bring."
+                detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
                 raise Unprocessable("input_too_long", detail, field_errors=[fault])
 
 
-def _weight(encoding: Encoding, outcome: Row | Internal) -> int:
-    """How many numbers there are to read. One that is ranked is written with its text, and counts for its tokens."""
+def _values(sequence: Encoding, outcome: Outcome) -> int:
+    """Returns the number of values to decode. A ranked value is written with its text, and counts for each token."""
     if isinstance(outcome, Internal):
         return 0
-    return outcome.size * len(encoding.input_ids) if isinstance(encoding, Ranked) else outcome.size
+    return outcome.size * len(sequence.input_ids) if isinstance(sequence, Ranked) else outcome.size
 
 
-async def _spared(work: Awaitable[Row]) -> Row | Internal:
-    """A row that cannot be had is no reason to give up the others."""
+async def _row_or_error(row: Awaitable[Row]) -> Outcome:
+    """Returns the engine's error instead of raising it, so that the other inputs are still answered."""
     try:
-        return await work
+        return await row
     except Internal as error:
         return error
 
 
-async def _all(work: Sequence[Awaitable[Row | Internal]]) -> list[Row | Internal]:
-    """All outcomes, in order; if one fails or the caller goes, nobody works on the rest."""
-    submitted = [asyncio.ensure_future(one) for one in work]
+async def _gather(rows: Sequence[Awaitable[Outcome]]) -> list[Outcome]:
+    """Returns all outcomes in order. If one raises or the caller is cancelled, the others are cancelled."""
+    futures = [asyncio.ensure_future(row) for row in rows]
     try:
-        if len(submitted) == 1:
-            return [await submitted[0]]
-        return await asyncio.gather(*submitted)
+        if len(futures) == 1:
+            return [await futures[0]]
+        return await asyncio.gather(*futures)
     finally:
-        for one in submitted:
-            one.cancel()
+        for future in futures:
+            future.cancel()

@@ -1,64 +1,66 @@
-"""From settings to answers: artifacts are opened, engines started and proved, and a pipeline made for each model."""
+"""Composes the service: opens the artifacts, starts the engines, and makes one pipeline for each model."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import (
-    NotFound,
-    SetupError,
-    draining,
-    engine_unavailable,
-)
+from swiftlet_serve.service.errors import NotFound, SetupError, draining, engine_unavailable
 from swiftlet_serve.service.loading import LoadedModel, ServedModel, load_model, locate, open_model
 from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.scheduling.batcher import Batcher, Dispatcher
+from swiftlet_serve.service.scheduling.admission import AdmissionController
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
-from swiftlet_serve.service.types import Executor, Priority
+from swiftlet_serve.service.types import Executor
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 
-M = TypeVar("M", bound=ServedModel)
+ModelT = TypeVar("ModelT", bound=ServedModel)
 
-CLOSE_S: Final = 2.0  # requests have ended before the runtime closes: what runs then, nobody waits for
-
-
-def _measured(model: ServedModel) -> float:
-    """The score, in percent, that the model's card tells first; 0 where it tells none."""
-    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
-    return float(next((score["value"] for score in scores.values()), 0.0))
+CLOSE_S: Final = 2.0  # all requests have ended before the runtime closes, so nothing waits for the calls that still run
 
 
 class Runtime:
     """All pipelines of the process, over one executor."""
 
     def __init__(self, settings: Settings, served: Sequence[ServedModel], executor: Executor) -> None:
-        """Raises SetupError where two models have one name."""
+        """Creates a pipeline for each model.
+
+        Raises:
+            SetupError: two models have the same name.
+        """
         self.settings = settings
-        self.leaving = False  # whether the server is about to stop: it still answers, but wants no new clients
+        self.leaving = False  # whether the server is about to stop: it still answers, but is not ready
         self.stats = RequestStats({model.manifest.name: model.manifest.task for model in served})
-        self._executor = executor
-        self._pool = Dispatcher(executor, settings.max_waiting_tokens, scheduler=settings.scheduler, stats=self.stats)
-        self._threads = ThreadPoolExecutor(settings.cores, "text")
+        self.dispatcher = Dispatcher(executor, stats=self.stats)
+        self.admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
         self.pipelines: dict[str, Pipeline] = {}  # by the name of the model, in the order given
+        self._executor = executor
+        self._threads = ThreadPoolExecutor(settings.cores, "text")
         for model in served:
             name = model.manifest.name
             if name in self.pipelines:
-                raise SetupError(f"Two of the models to serve have the name {name!r}.")
+                raise SetupError(f"Two of the models to serve have the name {name!r}. Names must be unique.")
+            self.dispatcher.add_model(name)
             self.pipelines[name] = Pipeline(
-                model, Batcher(name, self._pool).submit, self._threads, settings.max_waiting_tokens
+                model,
+                self.admission,
+                partial(self.dispatcher.submit, name),
+                self.stats,
+                self._threads,
+                settings.max_queued_tokens,
             )
 
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
-        """Over engines of this process."""
+        """Returns a runtime over engines in this process."""
         hosted = {
             model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed_calls) for model in served
         }
@@ -66,7 +68,7 @@ class Runtime:
 
     @classmethod
     def load(cls, settings: Settings) -> Runtime:
-        """Loads all models of the settings into engines of this process; blocks until they are ready.
+        """Loads the models of the settings into engines in this process. Blocks until they are ready.
 
         Raises:
             ArtifactError, SetupError: as `load_model` and `locate`.
@@ -77,7 +79,11 @@ class Runtime:
 
     @classmethod
     def start(cls, settings: Settings) -> Runtime:
-        """As `load`, but the engines are in a process of their own."""
+        """Loads the models of the settings into engines in a worker process. Blocks until they are ready.
+
+        Raises:
+            ArtifactError, SetupError: as `load_model` and `locate`.
+        """
         paths, tokenizers = locate(settings.models), dict[str, Tokenizer]()
         executor = ProcessExecutor(
             settings.engine,
@@ -97,22 +103,22 @@ class Runtime:
         return runtime
 
     async def open(self) -> None:
-        """Begins to watch over the engines, on the event loop that requests will come on."""
+        """Starts to supervise the engines, on the event loop that answers requests."""
         self.loop = asyncio.get_running_loop()
         await self._executor.open()
 
     @property
     def draining(self) -> bool:
-        """Whether no request is taken any more."""
-        return self._pool.closing
+        """Whether every request is refused."""
+        return self.admission.closed
 
     def check_open(self) -> None:
-        """Raises Unavailable where no request is taken any more."""
+        """Raises Unavailable if every request is refused."""
         if self.draining:
             raise draining()
 
     def check_ready(self) -> None:
-        """Raises Unavailable where no new clients are wanted, or a request could not be answered at once."""
+        """Raises Unavailable if new clients should use another server."""
         if self.leaving or self.draining:
             raise draining()
         if not self._executor.ready:
@@ -120,26 +126,28 @@ class Runtime:
 
     @property
     def tasks(self) -> dict[str, Pipeline]:
-        """The tasks served, each with the pipeline that answers where no model is named."""
+        """The default pipeline of each task, which answers requests that name no model."""
         defaults: dict[str, Pipeline] = {}
         for pipeline in self.pipelines.values():
             defaults.setdefault(pipeline.model.manifest.task, pipeline)
         return defaults
 
     def pipeline(self, task: str, name: str | None) -> Pipeline:
-        """Who answers a request.
+        """Returns the pipeline for a task and the name of a model, or the task's default pipeline.
 
         Raises:
-            NotFound: no model of that name serves this task.
+            NotFound: no model of this name serves the task.
         """
         pipeline = self.tasks[task] if name is None else self.pipelines.get(name)
         if pipeline is None or pipeline.model.manifest.task != task:
-            raise NotFound("unknown_model", "No model of that name serves this task; /models lists those there are.")
+            raise NotFound(
+                "unknown_model", "No model of this name serves this task. See /models for the served models."
+            )
         return pipeline
 
     async def snapshot(self) -> Snapshot:
-        """How things are at this moment; to be awaited on `loop`."""
-        queue = self._pool.queue()
+        """Returns the current state of the server. Must be awaited on `loop`."""
+        queue = self.dispatcher.queue_state()
         return Snapshot(
             [pipeline.model.info for pipeline in self.pipelines.values()],
             self.stats.copy(),
@@ -149,21 +157,20 @@ class Runtime:
             self._executor.restarts,
         )
 
-    def expect(self, request: object, left_s: float, priority: Priority, *, whole: bool) -> None:
-        """As `Dispatcher.expect`."""
-        self._pool.expect(request, left_s, priority, whole=whole)
-
-    def meet(self, request: object) -> None:
-        """As `Dispatcher.meet`."""
-        self._pool.meet(request)
-
     async def close(self) -> None:
-        """Admits nothing more, finishes what was admitted, and frees the engines."""
-        await self._pool.close(CLOSE_S)
+        """Admits no more requests, finishes those that were admitted, and releases the engines."""
+        self.admission.close()
+        await self.dispatcher.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._executor.close(CLOSE_S)
 
 
-def _in_order(settings: Settings, served: list[M]) -> list[M]:
-    """Where nobody chose an order: of the embedded models, the better answers first."""
-    return served if settings.models else sorted(served, key=_measured, reverse=True)
+def _in_order(settings: Settings, served: list[ModelT]) -> list[ModelT]:
+    """Returns the models in the order of the settings, or the bundled models with the best score first."""
+    return served if settings.models else sorted(served, key=_score, reverse=True)
+
+
+def _score(model: ServedModel) -> float:
+    """Returns the first score on the model's card, in percent, or 0 without one."""
+    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
+    return float(next((score["value"] for score in scores.values()), 0.0))

@@ -9,8 +9,6 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, IPvAnyNetwork, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from swiftlet_serve.service.types import Scheduler
-
 CGROUP: Final = Path("/sys/fs/cgroup")
 
 
@@ -114,15 +112,10 @@ class Settings(BaseSettings):
         description="Largest answer that is sent, in bytes, or 16 times the body where that is more; a request that "
         "asks for a larger one gets a 422.",
     )
-    max_waiting_tokens: int = Field(
+    max_queued_tokens: int = Field(
         1 << 17,
         ge=1,
         description="Work that may wait for a core, in tokens of all models together; beyond it, requests get a 503.",
-    )
-    scheduler: Scheduler = Field(
-        "deadlines",
-        description="What comes in: deadlines, what can be answered in time; or fifo, whatever there is room for, "
-        "which is here to be compared with.",
     )
     drain_s: float = Field(
         0,

@@ -51,7 +51,7 @@ def runtime(artifact_dir):
     """Of the three models, each fails on a text with a `%` in it."""
 
     def choosy(model: LoadedModel) -> Echo:
-        return Choosy(model.manifest.width, model.task.tokenizer.token_to_id("%"))
+        return Choosy(model.manifest.width, model.task._tokenizer.token_to_id("%"))
 
     return make_runtime(artifact_dir, choosy)
 
@@ -162,8 +162,8 @@ def test_what_concerns_the_whole_request_fails_it(task, inputs, parameters, code
 
 
 def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkeypatch):
-    read, found = Tokenizer.tokenize, []
-    monkeypatch.setattr(Tokenizer, "tokenize", lambda own, texts: found.append(texts) or read(own, texts))
+    tokenize, found = Tokenizer.tokenize, []
+    monkeypatch.setattr(Tokenizer, "tokenize", lambda own, texts: found.append(texts) or tokenize(own, texts))
     response = ask(client, "fill-mask", ["a [MASK]", "no mask", "b [MASK]"], targets=["a", "b"])
 
     assert [isinstance(one, list) for one in response.json()] == [True, False, True]
@@ -173,7 +173,7 @@ def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkey
 def test_a_refusal_for_load_or_time_fails_the_request(artifact_dir):
     runtime = make_runtime(artifact_dir, lambda model: model.engine)
     with TestClient(create_app(runtime)) as client:
-        runtime._pool.max_waiting_tokens = 6
+        runtime.admission.max_queued_tokens = 6
         response = ask(client, "classify", ["abc", "abc"])
 
     assert (response.status_code, response.json()["code"]) == (503, "overloaded")

@@ -19,13 +19,15 @@ from swiftlet_serve.service.errors import DeadlineExceeded, Internal, NotFound, 
 from swiftlet_serve.service.loading import load_model, locate
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks.classify import ClassifyRequest
 from swiftlet_serve.service.tasks.qa import QaRequest
 from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from tests.support.artifacts import make_artifact
-from tests.support.fakes import PATIENCE_S
+from tests.support.fakes import PATIENCE_S, ManualExecutor, Scheduler
 
 
 def reseal(artifact: Artifact, **changes) -> Path:
@@ -180,19 +182,24 @@ def pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> P
     def submit_all(encodings, deadline, priority):
         return [submit(encoding, deadline) for encoding in encodings]
 
-    return Pipeline(load_model(artifact_dir / f"tiny-{task}", "echo"), submit_all, ThreadPoolExecutor(1), max_tokens)
+    model = load_model(artifact_dir / f"tiny-{task}", "echo")
+    scheduler = Scheduler(Dispatcher(ManualExecutor(1)), model.manifest.name)
+    stats = RequestStats({model.manifest.name: task})
+    return Pipeline(model, scheduler.admission, submit_all, stats, ThreadPoolExecutor(1), max_tokens)
 
 
 def test_an_answer_has_the_time_of_every_stage(artifact_dir):
     async def scenario():
         runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
-        with request_record.recording(RequestRecord()) as record:
-            answer = await runtime.pipelines["tiny-classify"].answer(ClassifyRequest(inputs="hello"), soon())
+        pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
+        with request_record.recording(RequestRecord(model="tiny-classify")) as record:
+            answer = await pipeline.answer(body, soon(), record=record)
         await runtime.close()
 
         assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
         assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
         assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
+        assert next(iter(runtime.stats.copy().models.values())).accepted == 1
         assert runtime.draining
 
     asyncio.run(scenario())

@@ -1,6 +1,7 @@
 """Registers the engine `stand_in`. Python imports this module at start-up if its directory is on PYTHONPATH.
 
 If STAND_IN_WITHOUT_STATS is set, the server keeps no request statistics, which allows their cost to be measured.
+STAND_IN_ADMISSION_POLICY sets the admission policy: `deadline` (the default) or `fifo`, which ignores deadlines.
 """
 
 import os
@@ -14,3 +15,8 @@ if os.environ.get("STAND_IN_WITHOUT_STATS"):
     from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
     RequestStats.accept = RequestStats.finish = RequestStats.add_batch = lambda *_: None
+
+if policy := os.environ.get("STAND_IN_ADMISSION_POLICY"):
+    from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+
+    Dispatcher.policy = policy

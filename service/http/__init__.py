@@ -8,10 +8,9 @@ A request passes these modules, from top to bottom:
    the expected wait. A refused request gets its response here; neither a route nor its body is looked at.
 4. `middleware` starts the application with the record as a context variable. It turns exceptions into problem details.
 5. `app` routes the request to `task_endpoint`, which reads and validates the body with `bodies` and calls
-   `Pipeline.answer`: encode, submit to the scheduler, decode.
-6. The pipeline calls `telemetry.request_record.accept` when all sequences are queued. The context variable leads to
-   the record, and the record's `on_accept` to the tracker, which counts the request as accepted.
-7. `middleware` adds headers to the response and has the tracker finish the record for statistics, access log and
+   `Pipeline.answer`: encode, admit, submit to the dispatcher, decode. The pipeline marks the record of an admitted
+   request as accepted and counts it.
+6. `middleware` adds headers to the response and has the tracker finish the record for statistics, access log and
    traces. `response_transport` writes the response.
 
 `server` runs it all: the ports, start-up, draining and shutdown.

@@ -18,7 +18,7 @@ from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.proxies import client_address, is_trusted
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.scheduling.admission import Quota
+from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Deadline, Priority
 
@@ -71,7 +71,8 @@ class RequestGuard:
         self._runtime = runtime
         self._keys = keys
         self._task_routes = {f"/{task}" for task in tasks}
-        self._quota = None if runtime.settings.client_rate is None else Quota(runtime.settings.client_rate)
+        client_rate = runtime.settings.client_rate
+        self._rate_limiter = None if client_rate is None else RateLimiter(client_rate)
         self._clock = clock
 
     def admit(self, record: RequestRecord, scope: Scope, headers: Mapping[str, str]) -> None:
@@ -98,7 +99,8 @@ class RequestGuard:
         if scope["method"] == "POST" and self.task_route(scope):
             state["context"] = context = self._create_context(record, headers, state)
             left_s = context.response_deadline - self._clock()
-            self._runtime.expect(record, left_s, context.priority, whole=state.get("has_whole_body", False))
+            is_complete = state.get("has_whole_body", False)
+            self._runtime.admission.reserve(record, left_s, context.priority, complete=is_complete)
 
     def task_route(self, scope: Scope) -> str | None:
         """Returns the path of a request if it is the route of a task."""
@@ -115,8 +117,8 @@ class RequestGuard:
         context = RequestContext(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
         record.bulk = context.priority == "bulk"
         record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
-        if self._quota is not None:
-            _check_quota(self._quota, record.client, now)
+        if self._rate_limiter is not None:
+            _check_rate(self._rate_limiter, record.client, now)
         context.check_deadline(now)
         return context
 
@@ -188,8 +190,8 @@ def _priority(headers: Mapping[str, str]) -> Priority:
     return priority
 
 
-def _check_quota(quota: Quota, client: str, now: float) -> None:
-    wait_s = quota.take(client, now)
+def _check_rate(rate_limiter: RateLimiter, client: str, now: float) -> None:
+    wait_s = rate_limiter.take(client, now)
     if wait_s:
         detail = "This client exceeds its rate limit. Retry after the time in the Retry-After header."
         raise TooManyRequests("quota_exceeded", detail, retry_after=wait_s)

@@ -46,7 +46,6 @@ class RequestTracker:
         state = scope.setdefault("state", {})
         state["record"] = record = RequestRecord(_request_id(headers), method, traceparent=headers.get("traceparent"))
         record.started = state.get("received", record.started)
-        record.on_accept = self._accept
         try:
             self._guard.admit(record, scope, headers)
         except Exception as error:
@@ -55,11 +54,6 @@ class RequestTracker:
             self.finish(record, scope, response.status_code)
             return response
         return None
-
-    def _accept(self, record: RequestRecord) -> None:
-        """Counts a request as accepted: all of its sequences are queued."""
-        self._runtime.meet(record)
-        self._runtime.stats.accept(record)
 
     def error_response(self, record: RequestRecord, error: BaseException) -> Response:
         """Returns the response to a request that failed with `error`, and notes the error's code in the record."""
@@ -89,7 +83,7 @@ class RequestTracker:
             status: the response's status; None if the client disconnected before the response.
         """
         if task := self._guard.task_route(scope):
-            self._runtime.meet(record)
+            self._runtime.admission.release(record)
         record.status, record.ended = status, time.monotonic()
         record.route = task or str(getattr(scope.get("route"), "path", OTHER))
         for observe in self._observers:

@@ -48,13 +48,14 @@ def task_endpoint(runtime: Runtime, task: str) -> Endpoint:
         record.task = task
         raw = await bodies.read(request, runtime.settings.max_body_bytes)
         record.body_bytes = len(raw)
-        runtime.expect(record, context.response_deadline - time.monotonic(), context.priority, whole=True)
+        runtime.admission.reserve(record, context.response_deadline - time.monotonic(), context.priority, complete=True)
         with request_record.measure("parse"):
             body = bodies.parse(model, raw)
         pipeline = runtime.pipeline(task, body.model)
         record.model = pipeline.model.manifest.name
         record.characters = tasks.characters(body.inputs)
-        answer = await _run_while_connected(request, pipeline.answer(body, context.response_deadline, context.priority))
+        work = pipeline.answer(body, context.response_deadline, context.priority, record)
+        answer = await _run_while_connected(request, work)
         headers = _compute_headers(record, pipeline.model.engine_name)
         response = Response(to_json(answer), headers=headers, media_type=JSON)
         max_bytes = max(runtime.settings.max_answer_bytes, MAX_RESPONSE_RATIO * len(raw))

@@ -1,1 +1,1 @@
-"""Decides which sequences run when, and which requests are admitted."""
+"""Admits requests, queues their sequences and dispatches them to the executor in batches."""

@@ -1,153 +1,130 @@
-"""What work will take, and whether it may come in: decisions about load, apart from all that acts on them.
+"""Admission control: decides which requests the queues take, by their deadlines and the predicted waiting time.
 
-Nothing here reads a clock, waits or locks: times and random numbers are arguments, so every promise can be tested.
+A request is refused immediately and as a whole, before it costs work. Admission has three steps:
+
+    reserve   the request's head was read: refuse it if no request could meet its deadline
+    commit    the request was encoded: decide by its true size
+    release   the request has ended, whatever its result
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from swiftlet_serve.service.types import Cost, Priority
+from swiftlet_serve.service.errors import Unavailable, draining
+from swiftlet_serve.service.scheduling.load import Load, wait_s
+from swiftlet_serve.service.types import Priority
 
-GUESS_S: Final = 1e-4  # a token's time before the first call: MobileBERT in int8 on one core, to the order of magnitude
-EVEN: Final = 1024  # tokens of a row at which, before the first call, attention is thought to cost as much as the rest
-FIRST: Final = 8  # calls that are believed as they are
-PACE: Final = 1 / 4  # how far a later call moves the estimate towards itself
-OUTLIER: Final = math.log(2)  # a call further off than this moves it no further: the machine may have paused
+MAX_WAIT_SHARE: Final[dict[Priority, float]] = {"interactive": 0.75, "bulk": 0.375}
+"""Largest share of the time to its deadline that a request may spend in the queue."""
 
-LOAD_S: Final = 3.0  # seconds after which a call counts for a third of what it did
-
-USABLE: Final[dict[Priority, float]] = {"interactive": 0.75, "bulk": 0.375}
-"""How much of what is left of its deadline a request may have to wait."""
 MIN_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
-MAX_CLIENTS: Final = 10_000
-
-
-class Pace:
-    """What calls of one engine take, learned from those that ended.
-
-    A call takes `fixed + token * T + square * S` seconds, where T is the tokens it is charged for and S the sum of each
-    row's tokens squared: attention looks from every token at every other. All three are positive, whatever is learned.
-    Each call that ends moves their logarithms, each as it contributed, so that the prediction of that call comes nearer
-    to what it took (normalised least mean squares). So what a batch was made of tells the three apart.
-    """
-
-    def __init__(self, cost: Cost) -> None:
-        """Starts from the ratios that the engine declares, and a guess of how long a token takes."""
-        self.cost = cost
-        self._fixed = GUESS_S * max(1, cost.call_tokens)
-        self._token = GUESS_S
-        self._square = GUESS_S / EVEN
-        self._calls = 0
-
-    @property
-    def known(self) -> bool:
-        """Whether enough calls ended to go by what they took."""
-        return self._calls >= FIRST
-
-    def call_s(self, rows: int, tokens: int, squares: int, longest: int) -> float:
-        """Seconds of one call with so many rows, of so many tokens in all, the sum of their squares being `squares`."""
-        return sum(self._parts(rows, tokens, squares, longest))
-
-    def alone_s(self, length: int) -> float:
-        """Seconds of a call with one row."""
-        return self.call_s(1, length, length * length, length)
-
-    def backlog_s(self, rows: int, tokens: int, squares: int) -> float:
-        """Seconds that one core needs for many rows, in batches as full as they may be."""
-        calls = max(rows / self.cost.max_rows, tokens / self.cost.max_tokens)
-        return calls * self._fixed + tokens * self._token + squares * self._square
-
-    def learn(self, lengths: Sequence[int], seconds: float) -> None:
-        """Takes in how long a call with rows of these lengths took."""
-        parts = self._parts(len(lengths), sum(lengths), sum(n * n for n in lengths), max(lengths))
-        predicted = sum(parts)
-        shares = [part / predicted for part in parts]
-        error = math.log(max(seconds, 1e-9) / predicted)
-        self._calls += 1
-        if self._calls <= FIRST:
-            steps = [error / self._calls] * 3
-        else:
-            step = PACE * min(OUTLIER, max(-OUTLIER, error))
-            concentration = sum(share * share for share in shares)
-            steps = [step * share / concentration for share in shares]
-        self._fixed *= math.exp(steps[0])
-        self._token *= math.exp(steps[1])
-        self._square *= math.exp(steps[2])
-
-    def _parts(self, rows: int, tokens: int, squares: int, longest: int) -> tuple[float, float, float]:
-        if self.cost.padded:
-            tokens = rows * longest
-        if self.cost.padded or self.cost.padded_attention:
-            squares = rows * longest * longest
-        return self._fixed, tokens * self._token, squares * self._square
-
-
-class Load:
-    """How much of an executor some work takes, as a share of its time over the last seconds."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._share = 0.0
-        self._at = 0.0
-
-    def share(self, now: float) -> float:
-        return self._share * math.exp((self._at - now) / LOAD_S)
-
-    def add(self, seconds: float, now: float) -> None:
-        """Takes in a call that took so long and ended now."""
-        self._share = self.share(now) + seconds / (self._size * LOAD_S)
-        self._at = now
 
 
 def admissible(wait_s: float, own_s: float, left_s: float, priority: Priority) -> bool:
-    """Whether a request may come in that waits for `wait_s`, runs for `own_s`, and is of use for `left_s`.
+    """Returns whether a request may be queued.
 
-    Up to a quarter of what is left, its own time makes no difference. Were the queue filled to the last moment,
-    short texts would fill every gap as it opens and no long one would ever come in.
-    What finds an idle core comes in if it has any time left: it costs nobody anything, and is how a wrong estimate is
-    mended.
+    Without a wait, every request with time left is admitted: an idle core costs other requests nothing, and its call
+    corrects a wrong estimate. Otherwise the limit on the wait applies to short and long requests alike. A limit on the
+    sum alone would let short requests fill every gap of a full queue, so that no long request is ever admitted.
+
+    Args:
+        wait_s: predicted wait in the queue.
+        own_s: predicted duration of the request itself.
+        left_s: time to its deadline.
+        priority: its priority.
     """
     if wait_s <= 0:
         return left_s > 0
-    return wait_s <= left_s * USABLE[priority] and wait_s + own_s <= left_s
+    return wait_s <= left_s * MAX_WAIT_SHARE[priority] and wait_s + own_s <= left_s
 
 
 def retry_after_s(wait_s: float, random: float) -> float:
-    """When to come back: once the backlog is gone, and up to half as long after, lest all come back at once.
+    """Returns the seconds after which a refused client should retry: once the queue is drained, plus up to half.
 
-    `random` is from 0 to 1.
+    `random`, from 0 to 1, spreads the clients out, so that they do not all return at the same time.
     """
     return min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s * (1 + random / 2)))
 
 
-class Quota:
-    """A token bucket for each client: so many requests a second, and a second's worth of them at once.
+class AdmissionController:
+    """Decides which requests are admitted, and knows those that are still being read."""
 
-    For each client one time is kept: when its bucket will be full again.
-    """
+    def __init__(self, load: Callable[[], Load], max_queued_tokens: int) -> None:
+        """`load` returns the current load of the dispatcher. `max_queued_tokens` limits its queues."""
+        self.max_queued_tokens = max_queued_tokens
+        self.closed = False  # whether every request is refused
+        self._load = load
+        self._reserved: set[object] = set()
+        self._mean_request_s = 0.0  # moving average of one core's seconds for a request
+        self._jitter = random.Random()  # noqa: S311  # spreads retries out, and is not a secret
 
-    def __init__(self, rate: float, max_clients: int = MAX_CLIENTS) -> None:
-        """`rate` is requests a second. Of more than `max_clients`, the one not heard of for longest is forgotten."""
-        self._interval = 1 / rate
-        self._burst = max(1.0, self._interval)  # seconds that an empty bucket takes to fill
-        self._max_clients = max_clients
-        self._full: OrderedDict[str, float] = OrderedDict()
+    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool) -> None:
+        """Decides on a request whose body was not read yet, and reserves its place in the queue.
 
-    def take(self, client: str, now: float) -> float:
-        """Takes a token and gives 0; where there is none, takes nothing and gives the seconds until there is."""
-        full = max(now, self._full.get(client, now)) + self._interval
-        if (wait := full - self._burst - now) > 1e-9:
-            return wait
-        self._full[client] = full
-        self._full.move_to_end(client)
-        if len(self._full) > self._max_clients:
-            self._full.popitem(last=False)
-        return 0.0
+        Only a `complete` request, whose body has arrived, gets a reservation. Reservations count as queued work:
+        otherwise the server would parse and encode far more requests than it can admit. A client that has not sent its
+        body yet may never send it, and must not keep others out. A second reservation of a request has no effect.
 
-    def __len__(self) -> int:
-        return len(self._full)
+        Raises:
+            Unavailable: no request can meet this deadline, or the controller is closed.
+        """
+        if request in self._reserved:
+            return
+        load = self._open_load()
+        wait = len(self._reserved) * self._mean_request_s / load.cores + wait_s(load, priority)
+        self._check(load, wait, 0.0, left_s, priority)
+        if complete:
+            self._reserved.add(request)
+
+    def commit(self, request: object, model: str, lengths: Sequence[int], left_s: float, priority: Priority) -> None:
+        """Admits an encoded request and removes its reservation. The caller queues its sequences without delay.
+
+        Args:
+            request: the request that may have a reservation.
+            model: the name of its model.
+            lengths: tokens of each of its sequences. Without sequences, the request needs no place in the queue.
+            left_s: time to its deadline.
+            priority: its priority.
+
+        Raises:
+            Unavailable: the request cannot meet its deadline, the queues are full, or the controller is closed.
+        """
+        if lengths:
+            self._decide(model, lengths, left_s, priority)
+        self.release(request)
+
+    def release(self, request: object) -> None:
+        """Removes the reservation of a request, if it has one."""
+        self._reserved.discard(request)
+
+    def close(self) -> None:
+        """Refuses every request from now on."""
+        self.closed = True
+
+    def _decide(self, model: str, lengths: Sequence[int], left_s: float, priority: Priority) -> None:
+        load = self._open_load()
+        queue = load.models[model]
+        work_s = queue.work_s(lengths)
+        own_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
+        self._mean_request_s += (work_s - self._mean_request_s) / 16
+        wait = wait_s(load, priority, queue, own_s)
+        self._check(load, wait, own_s, left_s, priority)
+        if load.queued_tokens + sum(lengths) > self.max_queued_tokens:
+            raise self._overloaded(wait)
+
+    def _open_load(self) -> Load:
+        if self.closed:
+            raise draining()
+        return self._load()
+
+    def _check(self, load: Load, wait: float, own_s: float, left_s: float, priority: Priority) -> None:
+        if load.policy == "deadline" and not admissible(wait, own_s, left_s, priority):
+            raise self._overloaded(wait)
+
+    def _overloaded(self, wait: float) -> Unavailable:
+        after = retry_after_s(wait, self._jitter.random())
+        return Unavailable("overloaded", "Too much work waits to answer this within its deadline.", retry_after=after)

@@ -1,43 +1,45 @@
-"""What waits for an engine: encodings, each with its caller, in the order of their turns."""
+"""The queues of one model. They are plain data: only the dispatcher changes them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.types import Deadline, Priority, Row
+from swiftlet_serve.service.scheduling.latency_model import LatencyModel
+from swiftlet_serve.service.types import Deadline, Executor, Priority, Row
 
 
 @dataclass(eq=False, slots=True)
 class QueuedSequence:
-    """One encoding and the caller who waits for its row. Times are those of the pool's clock."""
+    """A sequence that waits for its row. Times are in seconds of the dispatcher's clock."""
 
     encoding: Encoding
     deadline: Deadline
     priority: Priority
-    turn: float  # the time of arrival that decides when it runs
+    arrival: float  # virtual time of arrival, which decides the order
     submitted: float
-    answer: asyncio.Future[Row]
+    row: asyncio.Future[Row]
     started: float = math.nan
     finished: float = math.nan
-    engine_s: float = 0.0  # of its call, the engine's own time
-    rows: int = 0  # of its batch
-    suspect: bool = False  # whether the engine was lost while this ran, and this may have been why
+    engine_s: float = 0.0  # duration of the engine's own work in the call
+    batch_rows: int = 0
+    suspect: bool = False  # whether this sequence may have caused the loss of a worker process
 
     def __len__(self) -> int:
         return len(self.encoding.input_ids)
 
 
-class Line:
-    """Encodings in the order of their turns; those of one turn, in the order they came."""
+class SequenceQueue:
+    """Sequences in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
 
     def __init__(self) -> None:
-        self.tokens = 0
-        self.squares = 0  # the sum of all lengths squared
+        self.tokens = 0  # sum of all lengths
+        self.squares = 0  # sum of all squared lengths
         self._items: list[QueuedSequence] = []
 
     def __len__(self) -> int:
@@ -47,25 +49,26 @@ class Line:
         return iter(self._items)
 
     @property
-    def turn(self) -> float:
-        """Of the first; there must be one."""
-        return self._items[0].turn
+    def first_arrival(self) -> float:
+        """The virtual arrival of the first sequence. The queue must not be empty."""
+        return self._items[0].arrival
 
-    def before(self, turn: float) -> tuple[int, int, int]:
-        """Rows, tokens and squares of what goes before a newcomer of that turn."""
-        later = self._items[bisect_right(self._items, turn, key=_turn) :]
+    def ahead_of(self, arrival: float) -> tuple[int, int, int]:
+        """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
+        later = self._items[bisect_right(self._items, arrival, key=_arrival) :]
         tokens, squares = sum(len(item) for item in later), sum(len(item) ** 2 for item in later)
         return len(self) - len(later), self.tokens - tokens, self.squares - squares
 
     def add(self, item: QueuedSequence) -> None:
-        insort(self._items, item, key=_turn)
+        """Inserts a sequence by its virtual arrival."""
+        insort(self._items, item, key=_arrival)
         self.tokens += len(item)
         self.squares += len(item) ** 2
 
     def discard(self, item: QueuedSequence) -> None:
-        """Removes an item from anywhere, if it is there."""
-        at = bisect_left(self._items, item.turn, key=_turn)
-        while at < len(self._items) and self._items[at].turn == item.turn:
+        """Removes a sequence if it is in the queue."""
+        at = bisect_left(self._items, item.arrival, key=_arrival)
+        while at < len(self._items) and self._items[at].arrival == item.arrival:
             if self._items[at] is item:
                 del self._items[at]
                 self.tokens -= len(item)
@@ -74,5 +77,39 @@ class Line:
             at += 1
 
 
-def _turn(item: QueuedSequence) -> float:
-    return item.turn
+class ModelQueue:
+    """One model's queues, its number of running calls and its latency model."""
+
+    def __init__(self, name: str, executor: Executor) -> None:
+        """`name` is the name under which the executor knows the model."""
+        self.name = name
+        self.by_priority: dict[Priority, SequenceQueue] = {"interactive": SequenceQueue(), "bulk": SequenceQueue()}
+        self.running_calls = 0
+        self.mean_call_s = 0.0  # moving average of the predicted durations
+        self._executor = executor
+
+    @cached_property
+    def latency(self) -> LatencyModel:
+        """The latency model. It is made at first use, because the engine's cost is known once the engine is loaded."""
+        latency = LatencyModel(self._executor.cost(self.name))
+        for tokens, seconds in self._executor.timed_calls(self.name):
+            latency.learn([tokens], seconds)
+        return latency
+
+    @property
+    def max_calls(self) -> int:
+        """The number of calls that may run at the same time."""
+        return min(self._executor.size, self.latency.cost.calls or self._executor.size)
+
+    def backlog_s(self, priority: Priority, arrival: float) -> float:
+        """Predicts one core's seconds for the queued sequences that go before a new one with this arrival."""
+        queue = self.by_priority[priority]
+        return self.latency.backlog_s(*queue.ahead_of(arrival)) if queue else 0.0
+
+    def work_s(self, lengths: Sequence[int]) -> float:
+        """Predicts one core's seconds for sequences of these lengths, in batches as full as the limits allow."""
+        return self.latency.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
+
+
+def _arrival(item: QueuedSequence) -> float:
+    return item.arrival

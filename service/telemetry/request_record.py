@@ -15,7 +15,7 @@ The stages of a request:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,7 +47,6 @@ class RequestRecord:
     method: str = ""  # OTHER if it is not a common method
     route: str = ""  # path, or OTHER if the server has no such route
     started: float = field(default_factory=time.monotonic)
-    on_accept: Callable[[RequestRecord], None] | None = None
     ended: float = 0.0
     traceparent: str | None = None  # as received, not validated
     client: str = ""  # owner of the API key, or IP address
@@ -72,8 +71,6 @@ class RequestRecord:
     def accept(self, sequences: int, tokens: int) -> None:
         """Marks the request as accepted: all of its sequences are queued."""
         self.sequences, self.tokens, self.accepted = sequences, tokens, True
-        if self.on_accept is not None:
-            self.on_accept(self)
 
     def add_stage(self, stage: Stage, started: float, ended: float) -> None:
         """Records a stage, unless another sequence took longer in it."""
@@ -124,9 +121,3 @@ def add_batch(size: int) -> None:
     """Calls `RequestRecord.add_batch` on the current record, if there is one."""
     if (record := _current.get()) is not None:
         record.add_batch(size)
-
-
-def accept(sequences: int, tokens: int) -> None:
-    """Calls `RequestRecord.accept` on the current record, if there is one."""
-    if (record := _current.get()) is not None:
-        record.accept(sequences, tokens)

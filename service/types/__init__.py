@@ -3,7 +3,7 @@
 from swiftlet_serve.service.types.batch import Batch, PaddedBatch, Row
 from swiftlet_serve.service.types.engine import Cost, Engine, TimedCall
 from swiftlet_serve.service.types.executor import BatchResult, Executor, Outcome, WorkerLost
-from swiftlet_serve.service.types.request import Deadline, Priority, Scheduler, Submit
+from swiftlet_serve.service.types.request import Deadline, Priority, Submit
 from swiftlet_serve.service.types.task import EncodingT, RequestT, Task
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Priority",
     "RequestT",
     "Row",
-    "Scheduler",
     "Submit",
     "Task",
     "TimedCall",

@@ -14,11 +14,8 @@ Deadline = float
 Priority = Literal["interactive", "bulk"]
 """Interactive requests have a person waiting. Bulk requests yield to them."""
 
-Scheduler = Literal["deadlines", "fifo"]
-"""What may come in: what can be answered by its deadline, or whatever there is room for."""
-
 Submit = Callable[[Sequence[Encoding], Deadline, Priority], Sequence[Awaitable[Row]]]
-"""The seam of the service: all encodings of a request in, for each its row out, or all are refused at once.
+"""Queues all sequences of a request and returns an awaitable for the row of each.
 
-A `Batcher` is one; so is a fake in a test. Whoever no longer wants a row cancels it.
+`Dispatcher.submit` is one, for a given model. The caller cancels the rows that it no longer needs.
 """

@@ -14,7 +14,7 @@ from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
-from tests.support.fakes import ScriptedCrew
+from tests.support.fakes import ManualExecutor
 
 
 def test_app_lists_models_with_their_cards(client):
@@ -79,7 +79,7 @@ def test_readiness_fails_without_an_engine(artifact_dir):
     runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").status_code == 200
-        runtime._executor = ScriptedCrew(1)
+        runtime._executor = ManualExecutor(1)
         runtime._executor.ready = False
         response = client.get("/health/ready")
 
@@ -91,7 +91,7 @@ def test_app_is_live_but_not_ready_while_draining(artifact_dir):
     runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         assert client.get("/health/ready").json() == {"ready": True}
-        runtime._pool.closing = True
+        runtime.admission.close()
 
         assert client.get("/health/live").json() == {"live": True}
         assert_problem(client.get("/health/ready"), 503, "draining")

@@ -21,7 +21,7 @@ def test_app_rejects_invalid_timeouts(value, client):
 def test_app_responds_503_with_retry_after_when_the_queue_is_full(artifact_dir):
     runtime = make_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
-        runtime._pool.max_waiting_tokens = 1
+        runtime.admission.max_queued_tokens = 1
         response = client.post("/classify", json={"inputs": "abc"})
 
     assert_problem(response, 503, "overloaded")
@@ -31,7 +31,7 @@ def test_app_responds_503_with_retry_after_when_the_queue_is_full(artifact_dir):
 def test_app_refuses_before_it_reads_the_body(artifact_dir, monkeypatch):
     """The body is not JSON and would cause a 400 if it were read."""
     runtime = make_runtime(artifact_dir)
-    monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 5.0)
+    monkeypatch.setattr("swiftlet_serve.service.scheduling.admission.wait_s", lambda *_: 5.0)
     with TestClient(create_app(runtime)) as client:
         refused, bulk = (
             client.post("/classify", content="no", headers={"x-request-timeout-ms": timeout} | priority)
@@ -52,18 +52,18 @@ def test_app_refuses_before_it_searches_a_route(artifact_dir, monkeypatch):
     app.router.routes.clear()
     with TestClient(app) as client:
         assert_problem(client.post("/classify", json={"inputs": "a"}), 404, "unknown_route")
-        monkeypatch.setattr(runtime._pool, "wait_s", lambda *_: 50.0)
+        monkeypatch.setattr("swiftlet_serve.service.scheduling.admission.wait_s", lambda *_: 50.0)
         assert_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
 
 
 def test_app_admits_all_sequences_of_a_request_or_none(artifact_dir):
     runtime, engine = make_gated_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
-        runtime._pool.max_waiting_tokens = 8
+        runtime.admission.max_queued_tokens = 8
         response = client.post("/classify", json={"inputs": ["a", "b", "c", "d"]})
 
         assert_problem(response, 503, "overloaded")
-        assert runtime._pool.waiting_tokens == 0
+        assert runtime.dispatcher.queued_tokens == 0
     assert engine.calls.empty()
 
 

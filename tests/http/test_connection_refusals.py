@@ -94,8 +94,8 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
 
     async def scenario() -> None:
         models = (str(artifact_dir / "tiny-classify"),)
-        runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_waiting_tokens=64))
-        runtime._pool.max_waiting_tokens = 8
+        runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_queued_tokens=64))
+        runtime.admission.max_queued_tokens = 8
         app, statuses = create_app(runtime), set()
         async with serving(app, app.state.refuse) as service:
             for path, body, header in requests * 2:

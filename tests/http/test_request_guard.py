@@ -29,8 +29,12 @@ class BusyRuntime:
     def check_open(self) -> None:
         pass
 
-    def expect(self, _: RequestRecord, left_s: float, priority: Priority, *, whole: bool) -> None:
-        assert not whole
+    @property
+    def admission(self) -> BusyRuntime:
+        return self
+
+    def reserve(self, _: RequestRecord, left_s: float, priority: Priority, *, complete: bool) -> None:
+        assert not complete
         if not admissible(self.wait_s, 0.0, left_s, priority):
             raise Unavailable("overloaded", "The queue is full.", retry_after=1.0)
 

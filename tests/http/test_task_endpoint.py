@@ -139,13 +139,13 @@ def test_task_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
         busy = [asyncio.ensure_future(app(scope, _stay_connected(body), send)) for _ in range(2)]
         calls = [await engine.called() for _ in range(2)]
         request = asyncio.ensure_future(app(scope, receive, send))
-        while not runtime._pool.waiting_tokens:
+        while not runtime.dispatcher.queued_tokens:
             await asyncio.sleep(0)
         left.set()
         await request
 
         assert sent == []
-        assert runtime._pool.waiting_tokens == 0
+        assert runtime.dispatcher.queued_tokens == 0
         for call in calls:
             call.finish(rows=[])
         await asyncio.gather(*busy)

@@ -1,187 +1,50 @@
-"""What work will take is learnt from any engine, and what may come in follows from it and from nothing else."""
+"""Admission control refuses requests that cannot meet their deadline, and no others."""
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.scheduling.admission import USABLE, Pace, Quota, admissible, retry_after_s
-from swiftlet_serve.service.types import Cost
-
-PADDED = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
-RAGGED = Cost(padded=False, call_tokens=24, max_tokens=512, max_rows=64)
-COSTS = st.builds(
-    Cost,
-    padded=st.booleans(),
-    call_tokens=st.integers(0, 1024),
-    max_tokens=st.integers(1, 16384),
-    max_rows=st.integers(1, 512),
-    padded_attention=st.booleans(),
+from swiftlet_serve.service.errors import Unavailable
+from swiftlet_serve.service.scheduling.admission import MAX_WAIT_SHARE, admissible, retry_after_s
+from swiftlet_serve.service.scheduling.load import wait_s
+from tests.support.fakes import (
+    PATIENCE_S,
+    Engine,
+    ManualEngine,
+    encoding,
+    one_core,
+    row_of,
+    settle,
+    soon,
+    submit,
 )
-LENGTHS = st.lists(st.integers(1, 512), min_size=1, max_size=64)
-SECONDS = st.floats(0, 1e4)
-PRIORITIES = st.sampled_from(list(USABLE))
 
-Engine = Callable[[list[int]], float]
-
-
-def call_s(pace: Pace, lengths: list[int]) -> float:
-    return pace.call_s(len(lengths), sum(lengths), sum(n * n for n in lengths), max(lengths))
-
-
-# What calls take
-
-
-@given(COSTS, st.lists(st.tuples(LENGTHS, SECONDS), max_size=30), LENGTHS)
-def test_a_prediction_is_a_positive_number_whatever_was_learnt(cost, calls, lengths):
-    pace = Pace(cost)
-    for learnt, seconds in calls:
-        pace.learn(learnt, seconds)
-
-    assert 0 < call_s(pace, lengths) < math.inf
-    assert 0 < pace.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths)) < math.inf
-    assert pace.backlog_s(0, 0, 0) == 0
-
-
-@given(COSTS, st.lists(st.tuples(LENGTHS, SECONDS), max_size=30), LENGTHS, st.integers(1, 512))
-def test_more_work_takes_longer(cost, calls, lengths, more):
-    pace = Pace(cost)
-    for learnt, seconds in calls:
-        pace.learn(learnt, seconds)
-
-    assert call_s(pace, [*lengths, more]) > call_s(pace, lengths)
-    assert pace.alone_s(more + 1) > pace.alone_s(more)
-
-
-def test_where_attention_alone_is_padded_only_the_squares_are():
-    pace = Pace(replace(RAGGED, padded_attention=True))
-
-    assert call_s(pace, [100, 10]) == Pace(RAGGED).call_s(2, 110, 2 * 100 * 100, 100)
-    assert call_s(Pace(RAGGED), [100, 10]) < call_s(pace, [100, 10]) < call_s(Pace(PADDED), [100, 10])
-
-
-def linear(fixed: float, token: float) -> Engine:
-    return lambda lengths: fixed + token * len(lengths) * max(lengths)
-
-
-def quadratic(fixed: float, token: float, square: float) -> Engine:
-    return lambda lengths: fixed + token * len(lengths) * max(lengths) + square * len(lengths) * max(lengths) ** 2
-
-
-def ragged(fixed: float, token: float) -> Engine:
-    return lambda lengths: fixed + token * sum(lengths)
-
-
-def calls_of(shortest: int, longest: int, n: int, seed: int = 1) -> list[list[int]]:
-    """Batches of about 512 tokens at most, of rows of like length."""
-    rng = random.Random(seed)
-    calls = []
-    for _ in range(n):
-        length = rng.randint(shortest, longest)
-        calls.append([max(1, int(length * rng.uniform(0.8, 1))) for _ in range(rng.randint(1, max(1, 512 // length)))])
-    return calls
-
-
-ENGINES = {
-    "as declared": (PADDED, linear(2.4e-3, 1e-4)),
-    "mostly fixed": (PADDED, linear(50e-3, 1e-5)),
-    "no fixed part": (PADDED, linear(0, 1e-4)),
-    "quadratic": (PADDED, quadratic(1e-3, 5e-5, 5e-7)),
-    "seconds a call": (PADDED, linear(1, 2e-2)),
-    "microseconds a call": (PADDED, linear(2e-5, 1e-7)),
-    "ragged": (RAGGED, ragged(2e-3, 1e-4)),
-}
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_predictions_come_near_what_any_engine_takes(name):
-    """Within a quarter after a few hundred calls, and within a factor of three after a few."""
-    cost, engine = ENGINES[name]
-    pace, errors = Pace(cost), []
-    for lengths in calls_of(8, 512, 600):
-        errors.append(abs(math.log(call_s(pace, lengths) / engine(lengths))))
-        pace.learn(lengths, engine(lengths))
-
-    assert sorted(errors[8:40])[24] < math.log(3)
-    assert sum(errors[400:]) / 200 < math.log(1.25)
-
-
-def test_seconds_per_token_grow_with_the_length_where_they_do():
-    engine, pace = quadratic(1e-3, 5e-5, 5e-7), Pace(PADDED)
-    for lengths in calls_of(8, 512, 600):
-        pace.learn(lengths, engine(lengths))
-
-    for length in (16, 128, 512):
-        assert pace.alone_s(length) == pytest.approx(engine([length]), rel=0.3)
-
-
-@pytest.mark.parametrize("factor", [2.0, 0.5])
-def test_a_machine_that_changes_its_speed_is_followed_within_32_calls(factor):
-    """More or less so for lengths that do not occur meanwhile."""
-    engine, pace = linear(2.4e-3, 1e-4), Pace(PADDED)
-    for lengths in calls_of(8, 512, 200):
-        pace.learn(lengths, engine(lengths))
-    for lengths in calls_of(8, 40, 32):
-        pace.learn(lengths, factor * engine(lengths))
-
-    assert pace.alone_s(20) == pytest.approx(factor * engine([20]), rel=0.2)
-    assert pace.alone_s(500) == pytest.approx(factor * engine([500]), rel=0.5)
-
-
-def test_a_machine_that_paused_is_hardly_thought_slower():
-    engine, pace = linear(2.4e-3, 1e-4), Pace(PADDED)
-    for lengths in calls_of(8, 512, 200):
-        pace.learn(lengths, engine(lengths))
-    before = pace.alone_s(100)
-    pace.learn([100], 3600)
-
-    assert before < pace.alone_s(100) < 1.2 * before
-
-
-def test_noise_makes_no_prediction_drift():
-    rng, engine, pace = random.Random(1), linear(2.4e-3, 1e-4), Pace(PADDED)
-    bias = []
-    for lengths in calls_of(8, 512, 3000):
-        bias.append(math.log(call_s(pace, lengths) / engine(lengths)))
-        pace.learn(lengths, engine(lengths) * math.exp(rng.gauss(0, 0.3)))
-
-    assert abs(sum(bias[200:]) / len(bias[200:])) < 0.1
-
-
-def test_a_backlog_takes_what_full_batches_take():
-    pace = Pace(PADDED)
-    batch = [32] * 16
-
-    assert pace.backlog_s(160, 160 * 32, 160 * 32 * 32) == pytest.approx(10 * call_s(pace, batch))
-
-
-# What may come in
+PRIORITIES = st.sampled_from(list(MAX_WAIT_SHARE))
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100), PRIORITIES)
-def test_what_comes_in_can_be_done_in_time_unless_nothing_waits(wait, own, left, priority):
+def test_admissible_requests_meet_their_deadline_or_need_not_wait(wait, own, left, priority):
     assert not admissible(wait, own, left, priority) or (wait == 0 < left) or wait + own <= left
 
 
 @given(st.floats(0, 100), st.floats(0, 25), st.floats(0, 25), PRIORITIES)
-def test_a_short_text_is_preferred_to_a_long_one_by_nothing(wait, short, long, priority):
-    """As long as either takes less than a quarter of its time."""
+def test_admissible_does_not_prefer_short_requests(wait, short, long, priority):
+    """Holds while either request takes less than a quarter of the time to its deadline."""
     assert admissible(wait, short, 100, priority) == admissible(wait, long, 100, priority)
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
-def test_bulk_is_refused_first(wait, own, left):
+def test_admissible_refuses_bulk_first(wait, own, left):
     assert admissible(wait, own, left, "interactive") or not admissible(wait, own, left, "bulk")
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1))
-def test_to_come_back_is_after_the_backlog_and_within_bounds(wait, random):
+def test_retry_after_is_bounded_and_not_before_the_backlog_ends(wait, random):
     seconds = retry_after_s(wait, random)
 
     assert 1 <= seconds <= 30
@@ -189,46 +52,88 @@ def test_to_come_back_is_after_the_backlog_and_within_bounds(wait, random):
     assert seconds == 1 or seconds <= 1.5 * wait
 
 
-# Whose share
+def test_admission_refuses_a_request_past_its_deadline():
+    async def scenario():
+        engine = Engine()
+        scheduler = one_core(engine)
+        with pytest.raises(Unavailable):
+            scheduler.submit([encoding(1)], time.monotonic() - 1)
+
+        assert engine.asked == []
+
+    asyncio.run(scenario())
 
 
-@given(st.floats(0.1, 100), st.lists(st.floats(0, 1), min_size=1, max_size=100))
-def test_no_client_gets_more_than_its_rate_and_one_second_worth(rate, pauses):
-    quota, now, times = Quota(rate), 0.0, []
-    for pause in pauses:
-        now += pause
-        if quota.take("a", now) == 0:
-            times.append(now)
+def test_admission_refuses_while_the_queue_is_full():
+    async def scenario():
+        engine = ManualEngine()
+        scheduler = one_core(engine, max_queued_tokens=8)
+        running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
+        call = await engine.called()
+        first, second = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in (1, 2))
+        await settle()
+        with pytest.raises(Unavailable) as refusal:
+            await submit(scheduler, encoding(3), soon())
 
-    for i, start in enumerate(times):
-        for n, end in enumerate(times[i:], 1):
-            assert n <= rate * (end - start) + max(1, rate) + 1e-6
+        assert refusal.value.code == "overloaded"
+        assert refusal.value.retry_after >= 1
+        first.cancel()
+        await settle()
+        fourth = asyncio.ensure_future(submit(scheduler, encoding(4), soon()))
+        await settle()
+        call.finish()
+        call = await engine.called()
+        call.finish()
+        await asyncio.gather(running, second, fourth)
+        assert call.tags == [2, 4]
 
-
-@given(st.floats(0.1, 100), st.integers(1, 200))
-def test_who_waits_as_long_as_told_is_let_in_and_not_before(rate, n):
-    quota = Quota(rate)
-    waits = [quota.take("a", 0.0) for _ in range(n)]
-
-    wait = quota.take("a", 0.0)
-    if wait:
-        assert quota.take("a", 0.99 * wait) > 0
-        assert quota.take("a", wait) == 0
-    assert waits[0] == 0
-
-
-def test_one_client_takes_nothing_from_another():
-    quota = Quota(2)
-
-    assert [quota.take("a", 0) > 0 for _ in range(4)] == [False, False, True, True]
-    assert quota.take("b", 0) == 0
+    asyncio.run(scenario())
 
 
-def test_only_so_many_clients_are_remembered_and_the_last_heard_of_stay():
-    quota = Quota(1, max_clients=3)
-    for client in ("a", "b", "c", "d"):
-        quota.take(client, 0)
+def test_admission_counts_reservations_as_queued_work():
+    async def scenario():
+        engine = ManualEngine()
+        scheduler = one_core(engine)
+        now = time.monotonic()
+        scheduler.dispatcher.clock = lambda: now
+        running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
+        call = await engine.called()
+        one_s = scheduler.admission._mean_request_s
+        for request in range(10):
+            for _ in range(2):  # the second call does nothing
+                scheduler.admission.reserve(request, 100.0, "interactive", complete=True)
+            scheduler.admission.reserve(f"incomplete {request}", 100.0, "interactive", complete=False)
+        left_s = (wait_s(scheduler.dispatcher.load(), "interactive") + 9.5 * one_s) / MAX_WAIT_SHARE["interactive"]
+        with pytest.raises(Unavailable) as refusal:
+            scheduler.admission.reserve("another", left_s, "interactive", complete=False)
+        assert refusal.value.code == "overloaded"
+        scheduler.admission.release(0)
+        scheduler.admission.release("unknown")
+        scheduler.admission.reserve("another", left_s, "interactive", complete=True)
+        call.finish()
+        await running
 
-    assert len(quota) == 3
-    assert quota.take("d", 0) > 0
-    assert quota.take("a", 0) == 0
+    asyncio.run(scenario())
+
+
+def test_closed_admission_refuses_while_admitted_work_finishes():
+    async def scenario():
+        engine = ManualEngine()
+        scheduler = one_core(engine)
+        work = [asyncio.ensure_future(submit(scheduler, encoding(0), soon()))]
+        first = await engine.called()
+        work.append(asyncio.ensure_future(submit(scheduler, encoding(1), soon())))
+        await settle()
+        closing = asyncio.ensure_future(scheduler.close(PATIENCE_S))
+        await settle()
+        with pytest.raises(Unavailable) as refusal:
+            await submit(scheduler, encoding(2), soon())
+
+        assert refusal.value.code == "draining"
+        first.finish()
+        second = await engine.called()
+        second.finish()
+        assert await closing
+        assert [row.tolist() for row in await asyncio.gather(*work)] == [row_of(0).tolist(), row_of(1).tolist()]
+
+    asyncio.run(scenario())

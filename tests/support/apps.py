@@ -8,7 +8,7 @@ from typing import Any
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.workers.hosted_model import HostedModel
-from tests.support.fakes import GatedEngine
+from tests.support.fakes import ManualEngine
 
 SECRET = "xyzzyplugh"  # part of bad requests; no response to them may contain it
 TASKS = ("classify", "qa", "fill-mask")
@@ -21,10 +21,10 @@ def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **set
     return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
 
 
-def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, GatedEngine]:
+def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
     runtime = make_runtime(artifact_dir)
-    engine = GatedEngine()
+    engine = ManualEngine()
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 2)
     return runtime, engine
 

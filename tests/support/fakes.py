@@ -1,4 +1,4 @@
-"""Engines and encodings that tests control. They implement the public interfaces and nothing else."""
+"""Engines, executors and sequences that tests control. They implement the public protocols and nothing else."""
 
 from __future__ import annotations
 
@@ -12,61 +12,88 @@ import numpy as np
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import DeadlineExceeded
-from swiftlet_serve.service.scheduling.batcher import Batcher
-from swiftlet_serve.service.types import Batch, BatchResult, Cost, Outcome, Row, TimedCall
+from swiftlet_serve.service.scheduling.admission import AdmissionController
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
+from swiftlet_serve.service.workers.hosted_model import HostedModel
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 
-PATIENCE_S = 30.0  # how long a test waits for what must happen; only a failing test ever waits that long
+PATIENCE_S = 30.0  # time limit for events that must happen; only a failing test waits that long
 RAGGED = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)
 WIDTH = 2
 
 
 def encoding(tag: int, length: int = 4) -> Encoding:
-    """An encoding whose every id is `tag`, read at its first token."""
+    """Returns a sequence whose token ids all equal `tag`, with its first token in focus."""
     ids = np.full(length, tag, np.int64)
     return Encoding(ids, np.zeros_like(ids), np.zeros(1, np.int64))
 
 
 def tags(batch: Batch) -> list[int]:
+    """Returns the tag of each sequence of a batch."""
     return [int(batch.input_ids[start]) for start in batch.offsets[:-1]]
 
 
 def row_of(tag: int) -> Row:
+    """Returns the row with which these engines answer a sequence."""
     return np.array([[tag, -tag]], np.float32)
 
 
-async def submit(batcher: Batcher, encoding: Encoding, deadline: float) -> Row:
-    """One encoding's row, waited for no longer than to the deadline, as a pipeline does."""
+class Scheduler:
+    """Admits and submits the requests of one model, as a pipeline does."""
+
+    def __init__(self, dispatcher: Dispatcher, model: str = "model", max_queued_tokens: int = 1 << 16) -> None:
+        self.dispatcher = dispatcher
+        self.admission = AdmissionController(dispatcher.load, max_queued_tokens)
+        self.queue = dispatcher.add_model(model)
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"
+    ) -> list[asyncio.Future[Row]]:
+        """Queues all sequences of a request, or raises Unavailable."""
+        left_s = deadline - self.dispatcher.clock()
+        self.admission.commit(None, self.queue.name, [len(one.input_ids) for one in encodings], left_s, priority)
+        return self.dispatcher.submit(self.queue.name, encodings, deadline, priority)
+
+    async def close(self, grace_s: float) -> bool:
+        self.admission.close()
+        return await self.dispatcher.close(grace_s)
+
+
+async def submit(scheduler: Scheduler, encoding: Encoding, deadline: Deadline) -> Row:
+    """Returns the row of one sequence, or raises DeadlineExceeded at its deadline, as a pipeline does."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
-            (answer,) = batcher.submit([encoding], deadline)
-            return await answer
+            (row,) = scheduler.submit([encoding], deadline)
+            return await row
     except TimeoutError:
-        raise DeadlineExceeded("deadline_exceeded", "It was not.") from None
+        raise DeadlineExceeded("deadline_exceeded", "The deadline has passed.") from None
 
 
 class Call:
-    """One call of a `GatedEngine`: it has begun, and ends when the test says so."""
+    """A running call of a `ManualEngine`, which ends when the test finishes it."""
 
     def __init__(self, batch: Batch):
         self.tags = tags(batch)
         self.rows: Sequence[Row] = [row_of(tag) for tag in self.tags]
         self.error: Exception | None = None
-        self._gate = threading.Event()
+        self._finished = threading.Event()
 
     def finish(self, rows: Sequence[Row] | None = None, error: Exception | None = None) -> None:
+        """Ends the call with these rows or this error, or else with the expected rows."""
         self.rows = self.rows if rows is None else rows
         self.error = error
-        self._gate.set()
+        self._finished.set()
 
     def wait(self) -> Sequence[Row]:
-        assert self._gate.wait(PATIENCE_S), "the test never finished this call"
+        assert self._finished.wait(PATIENCE_S), "the test never finished this call"
         if self.error is not None:
             raise self.error
         return self.rows
 
 
-class GatedEngine:
-    """Tells the test of each call, and answers when told to."""
+class ManualEngine:
+    """Reports each call to the test and blocks until the test finishes it."""
 
     runs_network = False
 
@@ -83,12 +110,12 @@ class GatedEngine:
         pass
 
     async def called(self) -> Call:
-        """The next call, once it has begun."""
+        """Waits for the next call."""
         return await asyncio.to_thread(self.calls.get, timeout=PATIENCE_S)
 
 
 class Engine:
-    """Answers at once with `answer(tags)`, and remembers what it was asked."""
+    """Answers immediately with `answer(tags)` and records the tags of each call."""
 
     runs_network = False
     cost = RAGGED
@@ -105,8 +132,8 @@ class Engine:
         pass
 
 
-class ScriptedCrew:
-    """Tells the test of each call, and gives or raises what the test says."""
+class ManualExecutor:
+    """Reports each call to the test, which sets its result or its exception."""
 
     ready = True
     restarts = 0
@@ -126,7 +153,7 @@ class ScriptedCrew:
     async def open(self) -> None:
         pass
 
-    async def run(self, model: str, encodings: Sequence[Encoding], patience_s: float) -> BatchResult:
+    async def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> BatchResult:
         self.asked.append(tags(Batch.of(encodings)))
         call: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
         self.calls.put_nowait(call)
@@ -134,3 +161,25 @@ class ScriptedCrew:
 
     async def close(self, grace_s: float) -> bool:
         return True
+
+
+def soon() -> float:
+    """Returns a deadline that a passing test never reaches."""
+    return time.monotonic() + PATIENCE_S
+
+
+async def settle() -> None:
+    """Lets the event loop run until submitted work is dispatched."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def dispatcher_of(cores: int, **engines) -> Dispatcher:
+    """Returns a dispatcher over engines in this process, whose models have rows of `WIDTH` values."""
+    hosted = {name: HostedModel(engine, WIDTH) for name, engine in engines.items()}
+    return Dispatcher(ThreadExecutor(hosted, cores))
+
+
+def one_core(engine, max_queued_tokens: int = 1 << 16) -> Scheduler:
+    """Returns the scheduler of one model on one core."""
+    return Scheduler(dispatcher_of(1, model=engine), max_queued_tokens=max_queued_tokens)

@@ -7,12 +7,12 @@ from pathlib import Path
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.workers.hosted_model import HostedModel
-from tests.support.fakes import GatedEngine
+from tests.support.fakes import ManualEngine
 
 
-def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, GatedEngine]:
+def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime that serves tiny-classify, and its engine."""
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
-    engine = GatedEngine()
+    engine = ManualEngine()
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 3)
     return runtime, engine

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when nothing is left to do, and then at once: hours in seconds, always alike."""
+"""An event loop with virtual time: hours pass in seconds, and every run is the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _Skipping(selectors.SelectSelector):
-    """Instead of waiting, moves the clock."""
+class _VirtualSelector(selectors.SelectSelector):
+    """Advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,21 +19,23 @@ class _Skipping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everything waits, and nothing will ever happen")
+            raise RuntimeError("deadlock: all tasks wait, and no timer is set")
         self.now += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time advances only when no task is ready."""
+
     def __init__(self) -> None:
-        self._skipping = _Skipping()
-        super().__init__(self._skipping)
+        self._virtual = _VirtualSelector()
+        super().__init__(self._virtual)
 
     def time(self) -> float:
-        return self._skipping.now
+        return self._virtual.now
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, in virtual time."""
+    """Runs a coroutine like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

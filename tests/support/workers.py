@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.scheduling.batcher import Batcher, Dispatcher
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
-from tests.support.fakes import PATIENCE_S, encoding, row_of, submit
+from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
 
 MODEL = "tiny-qa"  # its rows have two columns, like those of the faulty engine
 
@@ -65,9 +65,8 @@ def rows(*tags: int) -> list:
 
 
 async def outcomes_of(executor: ProcessExecutor, tags: list[int], timeout_s: float = PATIENCE_S) -> list:
-    dispatcher = Dispatcher(executor, 1 << 16, timeout_s)
-    batcher = Batcher(MODEL, dispatcher)
+    scheduler = Scheduler(Dispatcher(executor, timeout_s), MODEL)
     found = await asyncio.gather(
-        *(submit(batcher, encoding(tag), far_deadline()) for tag in tags), return_exceptions=True
+        *(submit(scheduler, encoding(tag), far_deadline()) for tag in tags), return_exceptions=True
     )
     return [one.code if isinstance(one, Internal) else one.tolist() for one in found]

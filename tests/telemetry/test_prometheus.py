@@ -76,7 +76,7 @@ def test_shed_bulk_requests_are_counted_separately(artifact_dir, monkeypatch):
         raise Unavailable("overloaded", "Too much waits.", retry_after=1.0)
 
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
-    monkeypatch.setattr(runtime, "expect", refuse)
+    monkeypatch.setattr(runtime.admission, "reserve", refuse)
     with TestClient(create_app(runtime)) as client:
         for priority, status in (("bulk", 503), ("interactive", 503), ("bulk", 503), ("never", 422)):
             response = client.post("/classify", json={"inputs": "ab"}, headers={"X-Request-Priority": priority})
@@ -96,7 +96,7 @@ def test_unmet_deadlines_are_counted_by_requested_timeout(artifact_dir, monkeypa
     def refuse(*_, **__):
         raise error
 
-    monkeypatch.setattr(runtime, "expect", refuse)
+    monkeypatch.setattr(runtime.admission, "reserve", refuse)
     with TestClient(create_app(runtime)) as client:
         for error in errors:
             assert client.post("/classify", json={"inputs": "ab"}).status_code == error.status

@@ -36,8 +36,8 @@ def test_batch_size_includes_sequences_of_other_requests(artifact_dir):
         deadline = asyncio.get_running_loop().time() + 1e6
 
         async def answer(inputs):
-            with recording(RequestRecord()) as record:
-                await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline)
+            with recording(RequestRecord(model="tiny-classify")) as record:
+                await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline, record=record)
             return record
 
         requests = [asyncio.ensure_future(answer("abc"))]

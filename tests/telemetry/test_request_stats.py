@@ -32,9 +32,10 @@ def test_counters_balance_after_every_event_in_any_order(steps):
     for event, which, how in steps:
         record = open_[which % len(open_)] if open_ else None
         if event == "begin" or record is None:
-            open_.append(RequestRecord(model="ab"[which % 2], on_accept=stats.accept))
+            open_.append(RequestRecord(model="ab"[which % 2]))
         elif event == "accept" and not record.accepted:
             record.accept(1, 4)
+            stats.accept(record)
         elif event == "end":
             record.status, record.code = [*RESPONSES, (None, "")][how]
             if not record.accepted and record.status == 200:
@@ -52,8 +53,9 @@ def test_counters_balance_after_every_event_in_any_order(steps):
 
 def test_copy_does_not_change_with_the_original():
     stats = RequestStats({"a": "classify"})
-    record = RequestRecord(model="a", on_accept=stats.accept)
+    record = RequestRecord(model="a")
     record.accept(1, 4)
+    stats.accept(record)
     copy = stats.copy()
     record.status = 200
     record.add_stage("infer", 1.0, 2.0)
@@ -70,9 +72,10 @@ def test_copy_does_not_change_with_the_original():
 def test_exceeded_deadline_counts_for_accepted_and_refused_requests():
     stats = RequestStats({"a": "classify"})
     for accepted in (True, False):
-        record = RequestRecord(model="a", on_accept=stats.accept, timeout_s=0.02, status=504, code="deadline_exceeded")
+        record = RequestRecord(model="a", timeout_s=0.02, status=504, code="deadline_exceeded")
         if accepted:
             record.accept(1, 4)
+            stats.accept(record)
         stats.finish(record)
 
     assert stats.unmet_deadlines["deadline_exceeded"].count == stats.deadline_exceeded == 2

@@ -14,7 +14,7 @@ import pytest
 from swiftlet_serve.models.artifact import GOLDEN, open_artifact
 from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
 from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.scheduling.batcher import Batcher, Dispatcher
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.types import Batch, BatchResult, WorkerLost
 from swiftlet_serve.service.workers import codec, process_executor
 from swiftlet_serve.service.workers.circuit_breaker import FAILURE_THRESHOLD
@@ -22,7 +22,7 @@ from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
-from tests.support.fakes import PATIENCE_S, encoding, row_of, submit
+from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
 from tests.support.workers import MODEL, alive, ask, far_deadline, opened, outcomes_of, pid, rows, start, until
 
 
@@ -190,10 +190,10 @@ def test_spare_answers_calls_that_were_running_when_the_worker_was_killed(direct
 def test_caller_of_an_engine_that_hangs_gets_an_error_at_the_deadline(directory):
     async def scenario():
         async with opened(start(directory, 1)) as executor:
-            batcher = Batcher(MODEL, Dispatcher(executor, 1 << 16, patience_s=0.6))
-            hangs = asyncio.ensure_future(submit(batcher, encoding(HANG), time.monotonic() + 0.2))
+            scheduler = Scheduler(Dispatcher(executor, call_timeout_s=0.6), MODEL)
+            hangs = asyncio.ensure_future(submit(scheduler, encoding(HANG), time.monotonic() + 0.2))
             await until(lambda: executor.supervisor.serving._ticks_left)
-            other = asyncio.ensure_future(submit(batcher, encoding(1), far_deadline()))
+            other = asyncio.ensure_future(submit(scheduler, encoding(1), far_deadline()))
             with pytest.raises(DeadlineExceeded):
                 await hangs
 

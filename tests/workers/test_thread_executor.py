@@ -6,12 +6,12 @@ import asyncio
 
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
-from tests.support.fakes import PATIENCE_S, WIDTH, GatedEngine, encoding, row_of
+from tests.support.fakes import PATIENCE_S, WIDTH, ManualEngine, encoding, row_of
 
 
 def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
     async def scenario():
-        engine = GatedEngine()
+        engine = ManualEngine()
         executor = ThreadExecutor({"model": HostedModel(engine, WIDTH)}, size=2)
         running = [asyncio.ensure_future(executor.run("model", [encoding(tag)], PATIENCE_S)) for tag in range(2)]
         calls = [await engine.called() for _ in running]
