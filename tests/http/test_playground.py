@@ -1,4 +1,4 @@
-"""The page at /: how it is sent, and what who opens it in a browser can do with it."""
+"""The playground: its files, GET /status, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -14,34 +14,26 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Response, expect
-from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http import playground as files
 from swiftlet_serve.service.http import status
 from swiftlet_serve.service.http.api_keys import make_key
-from swiftlet_serve.service.http.app import CORS, create_app
+from swiftlet_serve.service.http.app import CORS
 from swiftlet_serve.service.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState, Snapshot
-from tests.support.apps import TASKS, make_runtime
+from tests.support.apps import TASKS
 from tests.support.browsing import chromium, locate
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 from tests.support.processes import Process, serving
 
-PIECES = {path.name: path.read_text("utf-8") for path in files.DIRECTORY.iterdir() if path.suffix in files.MEDIA_TYPES}
+SOURCES = {path.name: path.read_text("utf-8") for path in files.DIRECTORY.iterdir() if path.suffix in files.MEDIA_TYPES}
+
 in_a_browser = pytest.mark.skipif(locate() is None, reason="Chromium is not installed")
-
-# How it is sent
-
-
-@pytest.fixture(scope="module")
-def client(artifact_dir: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(make_runtime(artifact_dir))) as client:
-        yield client
 
 
 @pytest.mark.parametrize("path", files.FILES)
-def test_every_file_comes_with_what_keeps_the_page_safe(path, client):
+def test_playground_files_have_security_headers(path, client):
     response = client.get(path)
     policy = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
 
@@ -51,11 +43,11 @@ def test_every_file_comes_with_what_keeps_the_page_safe(path, client):
     assert response.headers["referrer-policy"] == "no-referrer"
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
-    assert all(value in ("'none'", "'self'", "'script'") for value in policy.values())  # nothing inline, no other host
+    assert all(value in ("'none'", "'self'", "'script'") for value in policy.values())  # no inline code, no other host
 
 
 @pytest.mark.parametrize("path", files.FILES)
-def test_a_file_is_sent_again_only_when_it_has_changed(path, client):
+def test_playground_file_is_sent_again_only_after_a_change(path, client):
     first = client.get(path)
     etag = first.headers["etag"]
 
@@ -69,7 +61,7 @@ def test_a_file_is_sent_again_only_when_it_has_changed(path, client):
         assert client.get(path, headers={"if-none-match": other}).content == first.content
 
 
-def test_a_head_is_the_same_without_the_body(client):
+def test_playground_answers_head_without_a_body(client):
     for path in files.FILES:
         got, head = client.get(path), client.head(path)
 
@@ -78,18 +70,18 @@ def test_a_head_is_the_same_without_the_body(client):
         assert {name: head.headers[name] for name in names} == {name: got.headers[name] for name in names}
 
 
-def test_every_file_goes_into_the_package():
+def test_playground_files_are_package_data():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     globs = project["tool"]["setuptools"]["package-data"]["swiftlet_serve.service"]
     packed = {path.name for glob in globs for path in (ROOT / "service").glob(glob)}
 
-    assert set(PIECES) <= packed
-    assert len(PIECES) == len(files.FILES)
+    assert set(SOURCES) <= packed
+    assert len(SOURCES) == len(files.FILES)
 
 
-def test_the_page_names_no_other_host_and_holds_nothing_that_the_policy_forbids():
+def test_playground_uses_no_other_host_and_no_unsafe_code():
     names = re.compile(r"""https?://(?!www\.w3\.org/2000/svg")|(?:src|href|import|from)\s*[=(]?\s*["']//""")
-    for name, text in PIECES.items():
+    for name, text in SOURCES.items():
         assert not names.search(text), name
         assert not re.search(r"\son\w+=|style=|<script(?! type=\"module\" src=)|javascript:", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|localStorage|cookie", text), (
@@ -97,14 +89,14 @@ def test_the_page_names_no_other_host_and_holds_nothing_that_the_policy_forbids(
         )
 
 
-def test_both_languages_say_everything_that_the_page_asks_for():
+def test_playground_has_every_text_in_both_languages():
     english, korean = (
         dict(re.findall(r"^ {4}(\w+): \"(.*)\",$", block, re.MULTILINE))
-        for block in re.findall(r"^ {2}(?:en|ko): \{\n(.*?)^ {2}\},$", PIECES["words.js"], re.MULTILINE | re.DOTALL)
+        for block in re.findall(r"^ {2}(?:en|ko): \{\n(.*?)^ {2}\},$", SOURCES["messages.js"], re.MULTILINE | re.DOTALL)
     )
-    wanted = set(re.findall(r'data-(?:word|label)="(\w+)"', PIECES["index.html"]))
-    for text in PIECES.values():
-        wanted |= set(re.findall(r'\b(?:word|heading)\("(\w+)"', text))
+    wanted = set(re.findall(r'data-(?:message|label)="(\w+)"', SOURCES["index.html"]))
+    for text in SOURCES.values():
+        wanted |= set(re.findall(r'\b(?:message|heading)\("(\w+)"', text))
 
     assert len(wanted) > 50
     assert english.keys() == korean.keys() >= wanted
@@ -112,19 +104,16 @@ def test_both_languages_say_everything_that_the_page_asks_for():
         assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", korean[name])), name
 
 
-# How the server does
-
-
-def test_status_says_what_the_books_and_the_queue_say(client):
+def test_status_reports_request_statistics_and_the_queue(client):
     for text in ("a", "ab", "abc"):
         client.post("/classify", json={"inputs": text})
     client.post("/classify", json={"inputs": ""})
-    told = client.get("/status").json()
-    classify, *others = told["models"]
+    reported = client.get("/status").json()
+    classify, *others = reported["models"]
 
-    assert (told["ready"], told["cores"], told["calls"], told["engine_restarts"]) == (True, 2, 0, 0)
-    assert told["queue"] == {"rows": 0, "tokens": 0, "age_ms": 0, "wait_ms": 0}
-    assert told["refused"] >= 1
+    assert (reported["ready"], reported["cores"], reported["calls"], reported["engine_restarts"]) == (True, 2, 0, 0)
+    assert reported["queue"] == {"rows": 0, "tokens": 0, "age_ms": 0, "wait_ms": 0}
+    assert reported["refused"] >= 1
     assert (classify["name"], classify["task"], classify["answered"]) == ("tiny-classify", "classify", 3)
     assert (classify["failed"], classify["cancelled"], classify["in_flight"]) == (0, 0, 0)
     assert classify["recent"]["answers"] == 3
@@ -132,23 +121,20 @@ def test_status_says_what_the_books_and_the_queue_say(client):
     assert [one["recent"] for one in others] == [{"answers": 0, "p50_ms": None, "p99_ms": None}] * 2
 
 
-def test_only_recent_answers_count_and_not_without_end():
+def test_status_counts_recent_responses_only():
     stats = RequestStats({"a": "classify"})
-    account: ModelStats = stats.models["a"]
-    assert account.recent == deque(maxlen=MAX_RECENT)
-    account.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
-    look = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0)
-    (model,) = status.describe(look, now=100.0).models
+    model_stats: ModelStats = stats.models["a"]
+    assert model_stats.recent == deque(maxlen=MAX_RECENT)
+    model_stats.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
+    snapshot = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0)
+    (model,) = status.describe(snapshot, now=100.0).models
 
     assert model.recent.model_dump() == {"answers": 3, "p50_ms": 200.0, "p99_ms": 300.0}
-    assert status.describe(look, now=1000.0).models[0].recent.answers == 0
+    assert status.describe(snapshot, now=1000.0).models[0].recent.answers == 0
 
 
-def test_pages_of_other_origins_may_read_what_this_one_shows():
+def test_cors_exposes_the_headers_that_the_playground_shows():
     assert "Server-Timing" in CORS["expose_headers"]
-
-
-# In a browser
 
 
 @pytest.fixture(scope="module")
@@ -173,27 +159,27 @@ def opened(browser: Browser, server: Process) -> Iterator[Page]:
 
 @contextmanager
 def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """The page, which shall have asked nobody else and broken no rule when it is left."""
+    """Opens the page. Asserts at the end that it requested no other host and broke no policy."""
     context = browser.new_context(**{"locale": "en-GB"} | options)
     context.set_default_timeout(1000 * PATIENCE_S)
     page = context.new_page()
-    wrong: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    violations: list[str] = []
+    requests: list[str] = []
+    page.on("pageerror", lambda error: violations.append(str(error)))
+    page.on("console", lambda message: violations.append(message.text) if "Content Security" in message.text else None)
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("dialog", lambda dialog: violations.append(dialog.message))
     try:
         page.goto(url)
         yield page
     finally:
         context.close()
-    assert wrong == []
-    assert [one for one in asked if not one.startswith(url)] == []
+    assert violations == []
+    assert [one for one in requests if not one.startswith(url)] == []
 
 
 def ask(page: Page, task: str, **fields: str) -> Response:
-    """Asks on the page; gives what the server answered."""
+    """Submits a request on the page. Returns the server's response."""
     page.locator(f"#tab-{task}").click()
     for name, text in fields.items():
         page.locator(f"#form-{task} [name={name}]").fill(text)
@@ -207,7 +193,7 @@ def result(page: Page, task: str) -> Any:
 
 
 @in_a_browser
-def test_labels_are_bars_as_long_as_they_are_likely(opened):
+def test_page_shows_labels_as_bars(opened):
     (labels,) = ask(opened, "classify", text="a fine day").json()
     bars = result(opened, "classify").locator(".bars").first.locator("li")
 
@@ -217,11 +203,11 @@ def test_labels_are_bars_as_long_as_they_are_likely(opened):
     track = bars.locator(".track").first.bounding_box()["width"]
     for label, bar in zip(labels, bars.locator(".bar").all(), strict=True):
         assert bar.evaluate("bar => bar.getBoundingClientRect().width") == pytest.approx(track * label["score"], abs=1)
-    expect(opened.locator("#said")).to_have_text(f"{labels[0]['label']}, {100 * labels[0]['score']:.1f} %.")
+    expect(opened.locator("#announcement")).to_have_text(f"{labels[0]['label']}, {100 * labels[0]['score']:.1f} %.")
 
 
 @in_a_browser
-def test_an_answer_is_marked_where_it_stands_also_behind_characters_of_two_units(opened):
+def test_page_marks_the_answer_behind_surrogate_pairs(opened):
     context = "🙂🙂 𝒜 one two three 👩‍🚀 four"
     answers = ask(opened, "qa", question="how many?", context=context).json()
     marked = result(opened, "qa").locator("mark")
@@ -238,7 +224,7 @@ def test_an_answer_is_marked_where_it_stands_also_behind_characters_of_two_units
 
 
 @in_a_browser
-def test_candidates_stand_in_the_places_of_the_masks_and_can_be_chosen(opened):
+def test_page_inserts_the_chosen_candidates(opened):
     first, second = ask(opened, "fill-mask", text="a [MASK] b [MASK] c").json()
     shown = result(opened, "fill-mask").locator(".answer")
     filled = "a {} b {} c".format
@@ -257,21 +243,21 @@ def test_candidates_stand_in_the_places_of_the_masks_and_can_be_chosen(opened):
 
 
 @in_a_browser
-def test_what_the_very_request_took_is_told(opened):
+def test_page_shows_the_times_of_the_request(opened):
     response = ask(opened, "classify", text="a fine day")
     timing = response.headers["server-timing"]
-    took = result(opened, "classify").locator(".bars").nth(1).locator("li")
+    times = result(opened, "classify").locator(".bars").nth(1).locator("li")
 
-    expect(took).to_have_count(6)
-    assert took.locator(".number").all_inner_texts() == [f"{ms} ms" for ms in re.findall(r"dur=([\d.]+)", timing)]
+    expect(times).to_have_count(6)
+    assert times.locator(".number").all_inner_texts() == [f"{ms} ms" for ms in re.findall(r"dur=([\d.]+)", timing)]
     facts = result(opened, "classify").locator("dl")
-    expect(facts.locator("dt:text('Rows of its batch') + dd")).to_have_text(re.search(r"rows=(\d+)", timing)[1])
+    expect(facts.locator("dt:text('Batch size') + dd")).to_have_text(re.search(r"rows=(\d+)", timing)[1])
     expect(facts.locator("dt:text-is('Tokens') + dd")).to_have_text(response.headers["x-compute-tokens"])
     expect(facts.locator("dt:text('Engine') + dd")).to_have_text("echo")
 
 
 @in_a_browser
-def test_a_text_is_shown_as_text(opened):
+def test_page_shows_html_as_text(opened):
     text = "<img src=x onerror=alert(1)><b>&lt;</b>"
     ask(opened, "qa", question="<b>?", context=text)
 
@@ -282,11 +268,11 @@ def test_a_text_is_shown_as_text(opened):
             "() => { try { document.body.innerHTML = '<i></i>'; return 'let'; } catch (error) { return error.name; } }"
         )
         == "TypeError"
-    )  # whoever changes the page cannot do it otherwise either
+    )  # trusted types forbid it to all scripts
 
 
 @in_a_browser
-def test_an_error_is_shown_as_the_server_says_it(opened):
+def test_page_shows_the_errors_of_the_server(opened):
     for task, fields in {
         "classify": {"text": " "},
         "qa": {"question": "", "context": "me"},
@@ -299,13 +285,13 @@ def test_an_error_is_shown_as_the_server_says_it(opened):
         expect(result(opened, task)).to_contain_text(problem["detail"])
         expect(result(opened, task)).to_contain_text(problem["code"])
         expect(result(opened, task)).to_contain_text(response.headers["x-request-id"])
-        expect(opened.locator("#said")).to_have_text(problem["detail"])
+        expect(opened.locator("#announcement")).to_have_text(problem["detail"])
     ask(opened, "classify", text="better")
     expect(result(opened, "classify").locator(".problem")).to_have_count(0)
 
 
 @in_a_browser
-def test_the_models_card_and_how_the_server_does_are_shown(opened):
+def test_page_shows_the_model_card_and_the_server_status(opened):
     expect(opened.locator("#card")).to_contain_text("tiny-classify")
     expect(opened.locator("#card")).to_contain_text("bad, good, neither")
     expect(opened.locator("#card pre")).to_have_text(json.dumps({"data": "none", "n": 0}, indent=2))
@@ -317,29 +303,29 @@ def test_the_models_card_and_how_the_server_does_are_shown(opened):
     ask(opened, "qa", question="who?", context="it was me")
     expect(row.locator("td").nth(2)).to_have_text(str(before + 1))
     assert all(float(row.locator("td").nth(place).inner_text()) > 0 for place in (0, 1))
-    with opened.expect_response("**/status"):  # and goes on by itself
+    with opened.expect_response("**/status"):  # the page refreshes it periodically
         pass
 
 
 @in_a_browser
-def test_the_page_speaks_korean_to_who_reads_it_and_changes_when_told(browser, server):
+def test_page_selects_and_changes_the_language(browser, server):
     with visiting(browser, server.url, locale="ko-KR") as page:
         expect(page.locator("html")).to_have_attribute("lang", "ko")
-        expect(page.locator("#tab-qa")).to_have_text("질문에 답하기")
+        expect(page.locator("#tab-qa")).to_have_text("질의응답")
         expect(page.locator("#tabs")).to_have_attribute("aria-label", "작업")
         ask(page, "qa", question="who?", context="it was me")
         expect(result(page, "qa")).to_contain_text("답의 위치")
         before = page.locator("#panel-qa .answer").inner_text()
         page.locator("#language").select_option("en")
         expect(page.locator("html")).to_have_attribute("lang", "en")
-        expect(result(page, "qa")).to_contain_text("Where it stands")
-        expect(page.locator("#status")).to_contain_text("Cores at work")
+        expect(result(page, "qa")).to_contain_text("Answer in its context")
+        expect(page.locator("#status")).to_contain_text("Engine calls in progress")
         assert page.locator("#panel-qa .answer").inner_text() == before
         assert not re.search("[가-힣]", page.locator("main").inner_text())
 
 
 @in_a_browser
-def test_everything_can_be_done_by_keyboard(opened):
+def test_page_can_be_used_by_keyboard(opened):
     opened.locator("#language").focus()
     opened.keyboard.press("Tab")
     expect(opened.locator("#tab-classify")).to_be_focused()
@@ -367,7 +353,7 @@ def test_everything_can_be_done_by_keyboard(opened):
     opened.keyboard.press("ArrowLeft")
     opened.keyboard.press("Tab")
     opened.keyboard.press("Tab")
-    opened.keyboard.press("Space")  # inserts a mask where the cursor was, and goes back there
+    opened.keyboard.press("Space")  # inserts a mask at the cursor, and moves the focus back
     expect(opened.locator("#fill-mask-text")).to_have_value("a [MASK] b")
     expect(opened.locator("#fill-mask-text")).to_be_focused()
     opened.keyboard.press("Tab")
@@ -380,45 +366,45 @@ def test_everything_can_be_done_by_keyboard(opened):
 @pytest.mark.parametrize(
     ("scheme", "width", "tasks"), [("light", 1200, TASKS), ("dark", 320, TASKS[:2])], ids=["light", "dark"]
 )
-def test_nothing_stands_in_the_way_of_assistive_technology(scheme, width, tasks, browser, server):
-    """By axe-core's rules, of contrast too; with an error, and with answers."""
+def test_page_is_accessible(scheme, width, tasks, browser, server):
+    """By the rules of axe-core, contrast included, with an error and with results."""
     with visiting(browser, server.url, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
-        asked = {"text": ""}, {"question": "who?", "context": "it was me"}, {"text": "a [MASK] b [MASK]"}
-        for task, fields in zip(tasks, asked, strict=False):
+        requests = {"text": ""}, {"question": "who?", "context": "it was me"}, {"text": "a [MASK] b [MASK]"}
+        for task, fields in zip(tasks, requests, strict=False):
             ask(page, task, **fields)
             expect(result(page, task)).not_to_be_empty()
             found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
             assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing to scroll to sideways
-        grounds = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", grounds))) > 380) == (scheme == "light")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width  # no horizontal scrolling
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background))) > 380) == (scheme == "light")
 
 
 @in_a_browser
-def test_a_server_that_has_gone_is_said_to_have(browser, server):
+def test_page_reports_an_unreachable_server(browser, server):
     with visiting(browser, server.url) as page:
         page.locator("#served").wait_for()
         page.context.set_offline(True)
         page.locator("#form-classify .buttons button").first.click()
-        expect(result(page, "classify")).to_have_text("The server cannot be reached.")
+        expect(result(page, "classify")).to_have_text("Cannot reach the server. Check that it is running.")
         page.context.set_offline(False)
         ask(page, "classify", text="again")
         expect(result(page, "classify").locator(".bars")).to_have_count(2)
 
 
 @in_a_browser
-def test_where_keys_are_needed_the_page_asks_for_one_and_keeps_it_nowhere(browser, artifact_dir, tmp_path):
+def test_page_asks_for_the_api_key_and_does_not_store_it(browser, artifact_dir, tmp_path):
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
     options = "--api-keys-file", str(tmp_path / "keys"), "--spare-engine", "false"
     with serving(artifact_dir, *options) as server, visiting(browser, server.url) as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()
-        expect(page.locator("#trouble")).to_be_hidden()
+        expect(page.locator("#error")).to_be_hidden()
         page.keyboard.type("열쇠")
         with page.expect_response("**/models") as refused:
             page.keyboard.press("Enter")
-        expect(page.locator("#trouble")).to_have_text(refused.value.json()["detail"])
+        expect(page.locator("#error")).to_have_text(refused.value.json()["detail"])
         page.keyboard.type(key)
         page.keyboard.press("Enter")
         expect(page.locator("#tab-classify")).to_be_focused()

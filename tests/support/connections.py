@@ -215,7 +215,7 @@ async def exchange(
             connection.data_received(piece)
         else:
             await asyncio.sleep(0)
-    while table.tasks:
+    while connection.unread or table.tasks:
         await asyncio.sleep(0)
     connection.connection_lost(None)
     return b"".join(transport.writes)

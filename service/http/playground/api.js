@@ -1,27 +1,27 @@
-// Asks the server. The key, where one is needed, is kept here and nowhere else, and is gone with the page.
+// Requests to the server. The API key is kept in this module only, until the page is closed.
 
 let key = "";
 
-export function useKey(given) {
-  key = given.replace(/[^!-~]/gu, "?"); // what no header can hold is in no key: the server shall say that it is wrong
+export function useKey(value) {
+  key = value.replace(/[^!-~]/gu, "?"); // a key has no other characters; the server rejects this one
 }
 
-/** An answer that is an error: what the server says of it. */
+/** An error response. */
 export class Problem extends Error {
   constructor(body, response) {
     super(body.detail);
     this.status = response.status;
     this.code = body.code;
-    this.faults = body.errors ?? [];
+    this.fieldErrors = body.errors ?? [];
     this.request = response.headers.get("x-request-id");
     this.retryAfter = response.headers.get("retry-after");
   }
 }
 
-/** An address's answer, as `{ body, headers, ms }`. Throws a Problem, or whatever `fetch` does. */
+/** Requests a path and returns `{ body, headers, ms }`. Throws a Problem for an error, or an error of `fetch`. */
 export async function ask(path, { body, signal } = {}) {
   const headers = key ? { "X-API-Key": key } : {};
-  const began = performance.now();
+  const started = performance.now();
   const response = await fetch(path, {
     method: body ? "POST" : "GET",
     headers: body ? { ...headers, "Content-Type": "application/json" } : headers,
@@ -30,7 +30,7 @@ export async function ask(path, { body, signal } = {}) {
     credentials: "omit",
     signal,
   });
-  const answer = await response.json();
-  if (!response.ok) throw new Problem(answer, response);
-  return { body: answer, headers: response.headers, ms: performance.now() - began };
+  const content = await response.json();
+  if (!response.ok) throw new Problem(content, response);
+  return { body: content, headers: response.headers, ms: performance.now() - started };
 }

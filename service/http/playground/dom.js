@@ -1,6 +1,6 @@
-// Elements. What they hold is text or other elements, never HTML.
+// Creation of elements. Their content is text or other elements, never HTML.
 
-/** An element; `properties` are set on it, those named with a dash as attributes. */
+/** Creates an element. Properties with a dash in their name are set as attributes. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -11,19 +11,19 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Facts by their names, as a list. */
-export function facts(pairs) {
+/** Creates a list of names and values. */
+export function definitions(pairs) {
   return make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
-/** A table whose first column names its rows; all others are numbers. */
+/** Creates a table. The first column has the names of the rows, the others have numbers. */
 export function table(header, rows) {
   const cell = (text, place) => make("td", { className: place ? "number" : "" }, text);
   const head = header.map((text, place) => make("th", { scope: "col", className: place ? "number" : "" }, text));
   const body = rows.map(([name, ...cells]) =>
     make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((text) => cell(text, 1))),
   );
-  // It can be scrolled sideways where it is wide, by keyboard too.
+  // A wide table can be scrolled by keyboard too.
   return make(
     "div",
     { className: "scroll", tabIndex: 0, role: "group", "aria-label": header[0] },
@@ -31,7 +31,7 @@ export function table(header, rows) {
   );
 }
 
-/** Bars: each with a name, which is text or an element, a share of 1 that is its length, and a number as text. */
+/** Creates a bar chart. Each item has a name (text or element), a share from 0 to 1, and a number as text. */
 export function bars(items) {
   return make(
     "ol",

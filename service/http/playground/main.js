@@ -1,29 +1,29 @@
-// The page: which models there are, what was asked and answered, and how the server does.
+// The page: models, requests and results, and the server status.
 
 import { ask, Problem, useKey } from "./api.js";
 import { make } from "./dom.js";
-import { drawCard, drawCosts, drawProblem, drawStatus } from "./facts.js";
+import { drawCard, drawCosts, drawProblem, drawStatus } from "./panels.js";
 import { TASKS } from "./tasks.js";
-import { language, speak, word } from "./words.js";
+import { language, message, setLanguage } from "./messages.js";
 
 const POLL_MS = 2000;
 
 const find = (id) => document.getElementById(id);
 const names = Object.keys(TASKS);
 
-let models = []; // as GET /models tells them
-let task = ""; // the one whose tab is open
-let status = null; // as GET /status tells it
-const asked = {}; // of each task, the request that runs: its AbortController
-const results = {}; // of each task, what came of the last request
+let models = []; // the response of GET /models
+let task = ""; // the task of the open tab
+let status = null; // the response of GET /status
+const pending = {}; // AbortController of the request in progress, by task
+const results = {}; // result of the last request, by task
 
 const served = () => names.filter((name) => models.some((model) => model.task === name));
 const modelOf = (name) => models.find((model) => model.name === find(`form-${name}`).elements.model.value);
 
-// Drawing: everything from what is known, so that it can be drawn again in another language
+// Drawing. Everything is drawn from the state above, so that a change of language can draw it again.
 
 function draw() {
-  speak(language);
+  setLanguage(language);
   for (const name of served()) {
     drawModels(name);
     drawResult(name);
@@ -37,7 +37,7 @@ function drawModels(name) {
   const chosen = select.value;
   const options = models
     .filter((model) => model.task === name)
-    .map((model) => make("option", { value: model.name }, model.name + (model.default ? ` (${word("byDefault")})` : "")));
+    .map((model) => make("option", { value: model.name }, model.name + (model.default ? ` (${message("byDefault")})` : "")));
   select.replaceChildren(...options);
   if (options.some((option) => option.value === chosen)) select.value = chosen;
 }
@@ -51,14 +51,14 @@ function drawResult(name) {
   find(`panel-${name}`).querySelector(".result").replaceChildren(...drawn);
 }
 
-/** Tells those who do not see the page. */
-function say(sentence) {
-  find("said").textContent = sentence;
+/** Announces a sentence to screen readers. */
+function announce(sentence) {
+  find("announcement").textContent = sentence;
 }
 
 // Tasks
 
-function open(name) {
+function openTab(name) {
   task = name;
   for (const other of names) {
     const tab = find(`tab-${other}`);
@@ -70,8 +70,8 @@ function open(name) {
   find("card").replaceChildren(...drawCard(modelOf(name)));
 }
 
-/** Fills a task's fields with the example after the last one. */
-function fill(name) {
+/** Fills the form of a task with its next example. */
+function fillExample(name) {
   const form = find(`form-${name}`);
   const examples = TASKS[name].examples;
   const next = Number(form.dataset.next ?? 0);
@@ -86,9 +86,9 @@ async function submit(name) {
   const form = find(`form-${name}`);
   const fields = Object.fromEntries(new FormData(form));
   const model = modelOf(name);
-  asked[name]?.abort(); // the server notices, and does no work for it
-  const controller = (asked[name] = new AbortController());
-  say(word("asking"));
+  pending[name]?.abort(); // the server then cancels the work
+  const controller = (pending[name] = new AbortController());
+  announce(message("asking"));
   let result;
   try {
     const body = { ...TASKS[name].body(fields), model: model.name };
@@ -99,20 +99,20 @@ async function submit(name) {
   }
   results[name] = result;
   drawResult(name);
-  if (result.problem?.status === 401) return lock(result.problem);
-  say(result.problem ? problemSentence(result.problem) : TASKS[name].said(result.answer.body));
-  look();
+  if (result.problem?.status === 401) return askForKey(result.problem);
+  announce(result.problem ? describe(result.problem) : TASKS[name].summary(result.answer.body));
+  refreshStatus();
 }
 
-function problemSentence(problem) {
-  return problem instanceof Problem ? problem.message : word("unreachable");
+function describe(problem) {
+  return problem instanceof Problem ? problem.message : message("unreachable");
 }
 
-// How the server does
+// Server status
 
 let timer;
 
-async function look() {
+async function refreshStatus() {
   clearTimeout(timer);
   if (!models.length) return;
   try {
@@ -122,73 +122,73 @@ async function look() {
     find("status").replaceChildren(...drawProblem(problem));
     if (problem.status === 401) return;
   }
-  clearTimeout(timer); // somebody else may have looked meanwhile
-  if (!document.hidden) timer = setTimeout(look, POLL_MS);
+  clearTimeout(timer); // another refresh may have started meanwhile
+  if (!document.hidden) timer = setTimeout(refreshStatus, POLL_MS);
 }
 
-// Who may ask
+// Access
 
-/** Begins, with the key there is. */
-async function begin() {
+/** Loads the models with the current API key, and shows the page. */
+async function load() {
   try {
     models = (await ask("models")).body;
   } catch (problem) {
-    if (problem.status === 401) return lock(problem);
-    return trouble(problem);
+    if (problem.status === 401) return askForKey(problem);
+    return showError(problem);
   }
-  trouble(null);
+  showError(null);
   find("key-form").hidden = true;
   find("served").hidden = false;
   for (const name of served()) drawModels(name);
-  for (const name of served()) if (!find(`form-${name}`).dataset.next) fill(name);
-  open(task || served()[0]);
-  look();
+  for (const name of served()) if (!find(`form-${name}`).dataset.next) fillExample(name);
+  openTab(task || served()[0]);
+  refreshStatus();
 }
 
-/** Asks for a key, and says what is wrong with the one there is. */
-function lock(problem) {
+/** Shows the form for the API key, and the error of the current one. */
+function askForKey(problem) {
   useKey("");
   models = [];
   find("served").hidden = true;
   find("key-form").hidden = false;
-  find("openapi").hidden = true; // the browser would follow it without a key
-  trouble(problem.code === "missing_key" ? null : problem);
+  find("openapi").hidden = true; // the browser would request it without the key
+  showError(problem.code === "missing_key" ? null : problem);
   find("key").value = "";
   find("key").focus();
 }
 
-function trouble(problem) {
-  find("trouble").hidden = problem === null;
-  find("trouble").textContent = problem === null ? "" : problemSentence(problem);
+function showError(problem) {
+  find("error").hidden = problem === null;
+  find("error").textContent = problem === null ? "" : describe(problem);
 }
 
-// What the reader does
+// Events
 
 find("language").value = language;
 find("language").addEventListener("change", (event) => {
-  speak(event.target.value);
+  setLanguage(event.target.value);
   draw();
 });
 
 find("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   useKey(find("key").value.trim());
-  await begin();
+  await load();
   if (find("key-form").hidden) {
-    say(word("keyTaken"));
+    announce(message("keyTaken"));
     find(`tab-${task}`).focus();
   }
 });
 
 find("tabs").addEventListener("click", (event) => {
-  if (event.target.role === "tab") open(event.target.id.slice("tab-".length));
+  if (event.target.role === "tab") openTab(event.target.id.slice("tab-".length));
 });
 find("tabs").addEventListener("keydown", (event) => {
   const all = served();
   const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -all.indexOf(task), End: all.length - 1 - all.indexOf(task) };
   if (!(event.key in steps)) return;
   event.preventDefault();
-  open(all[(all.indexOf(task) + steps[event.key] + all.length) % all.length]);
+  openTab(all[(all.indexOf(task) + steps[event.key] + all.length) % all.length]);
   find(`tab-${task}`).focus();
 });
 
@@ -198,8 +198,8 @@ for (const name of names) {
     event.preventDefault();
     submit(name);
   });
-  form.elements.model.addEventListener("change", () => open(name));
-  form.querySelector(".example").addEventListener("click", () => fill(name));
+  form.elements.model.addEventListener("change", () => openTab(name));
+  form.querySelector(".example").addEventListener("click", () => fillExample(name));
 }
 
 find("insert-mask").addEventListener("click", () => {
@@ -209,8 +209,8 @@ find("insert-mask").addEventListener("click", () => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) look();
+  if (!document.hidden) refreshStatus();
 });
 
 draw();
-begin();
+load();

@@ -1,8 +1,8 @@
-// The three tasks: what is asked, and how an answer looks. An answer is drawn as elements, and said in a sentence.
+// The three tasks: examples, request bodies, and results as elements and as a sentence for screen readers.
 
 import { bars, make } from "./dom.js";
-import { byMask, cut, score } from "./text.js";
-import { language, word } from "./words.js";
+import { byMask, cut, score } from "./format.js";
+import { language, message } from "./messages.js";
 
 const TOP = 5;
 
@@ -17,7 +17,7 @@ const classify = {
     const items = labels.map((one) => ({ name: one.label, share: one.score, number: score(one.score, language) }));
     return [heading("labels"), bars(items)];
   },
-  said: ([[best]]) => sentence(best.label, best.score),
+  summary: ([[best]]) => sentence(best.label, best.score),
 };
 
 const qa = {
@@ -44,7 +44,7 @@ const qa = {
   body: ({ question, context }) => ({ inputs: { question, context }, parameters: { top_k: 3 } }),
   draw(answer, { context }) {
     const answers = [answer].flat();
-    const choice = chooser(answers, (one) => one.answer || word("noAnswer"), show);
+    const choice = chooser(answers, (one) => one.answer || message("noAnswer"), show);
     const shown = make("p", { className: "answer" });
     function show(chosen) {
       const [before, inside, after] = cut(context, chosen.start, chosen.end);
@@ -53,9 +53,9 @@ const qa = {
     show(answers[0]);
     return [heading("inContext"), shown, heading("answers"), choice];
   },
-  said(answer) {
+  summary(answer) {
     const [best] = [answer].flat();
-    return sentence(best.answer || word("noAnswer"), best.score);
+    return sentence(best.answer || message("noAnswer"), best.score);
   },
 };
 
@@ -76,7 +76,7 @@ const fillMask = {
     ]);
     return [heading("inPlace"), make("p", { className: "answer" }, ...parts), ...choices];
   },
-  said: (answer) =>
+  summary: (answer) =>
     byMask(answer)
       .map(([best]) => sentence(best.token_str, best.score))
       .join(" "),
@@ -84,7 +84,7 @@ const fillMask = {
 
 export const TASKS = { classify, qa, "fill-mask": fillMask };
 
-/** Bars whose names are buttons, of which the first is pressed; `show` is called with what is chosen. */
+/** Creates a bar chart with buttons as names, the first one pressed. Calls `show` with the chosen item. */
 function chooser(items, name, show) {
   const buttons = items.map((item, place) => {
     const button = make("button", { type: "button", "aria-pressed": String(place === 0) }, name(item));
@@ -103,7 +103,7 @@ function chooser(items, name, show) {
 }
 
 function heading(name, values) {
-  return make("h3", {}, word(name, values));
+  return make("h3", {}, message(name, values));
 }
 
 function sentence(what, value) {
