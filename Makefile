@@ -12,7 +12,7 @@ DEVELOPMENT := .venv-dev
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
 
-run: $(SERVICE)/ready ## serve the embedded models on this machine
+run: $(SERVICE)/ready ## serve the bundled models on this machine
 	$(SERVICE)/bin/swiftlet serve
 
 # Two processes, because many tests wait. More need more memory, since each loads torch. The tests of a file share
