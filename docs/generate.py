@@ -133,13 +133,13 @@ def request_limits() -> str:
     parameters = {task: schema(task, "Parameters")["properties"] for task in ("classify", "qa", "fill-mask")}
     targets = next(part for part in parameters["fill-mask"]["targets"]["anyOf"] if "maxItems" in part)
     body, answer, tokens = (
-        Settings.model_fields[name].default for name in ("max_body_bytes", "max_answer_bytes", "max_queued_tokens")
+        Settings.model_fields[name].default for name in ("max_body_bytes", "max_response_bytes", "max_queued_tokens")
     )
     rows = [
         ["Request body", f"{body:,} bytes (`max_body_bytes`)"],
         [
             "Response body",
-            f"{answer:,} bytes (`max_answer_bytes`), or {MAX_RESPONSE_RATIO} times the request body if larger",
+            f"{answer:,} bytes (`max_response_bytes`), or {MAX_RESPONSE_RATIO} times the request body if larger",
         ],
         ["Texts or questions", f"{tasks.MAX_INPUTS}"],
         ["Tokens of all inputs together", f"{tokens:,} (`max_queued_tokens`)"],

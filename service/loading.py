@@ -6,28 +6,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import swiftlet_serve.models
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import (
-    SetupError,
-)
+from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.telemetry.snapshot import ModelInfo
 from swiftlet_serve.service.types import Engine, Task, TimedCall
 from swiftlet_serve.service.workers.hosted_model import host_model
 
 BUNDLED: Final = Path(swiftlet_serve.models.__file__).resolve().parent / "bundled"
 
-M = TypeVar("M", bound="ServedModel")
-
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An artifact that was verified, with what its answers mean."""
+    """A verified artifact, with its task."""
 
     artifact: Artifact
     task: Task[Any, Any]
@@ -47,20 +43,25 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class LoadedModel(ServedModel):
-    """A model in an engine of this process, which reproduces its golden answers."""
+    """A model in an engine of this process that has reproduced its golden answers."""
 
     engine: Engine
-    deviation: float | None  # largest |output - golden|; None where the engine runs no network
-    timed_calls: Sequence[TimedCall]  # what the golden calls took
-    seconds: float  # that all this took
+    deviation: float | None  # largest |output - golden answer|; None for an engine that runs no network
+    timed_calls: Sequence[TimedCall]  # calls with the golden inputs
+    seconds: float  # duration of loading
 
 
 def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> LoadedModel:
-    """Verifies, loads and replays one artifact; `tokenizers` as in `open_model`.
+    """Verifies an artifact, loads it into an engine and replays its golden answers.
+
+    Args:
+        path: the artifact directory.
+        engine_name: the name of the engine.
+        tokenizers: as in `open_model`.
 
     Raises:
-        ArtifactError: the directory is not an artifact that works.
-        SetupError: there is no such engine or task, or something it needs is not installed.
+        ArtifactError: the directory is not a valid artifact, or its answers differ from the golden ones.
+        SetupError: there is no such engine or task, or a package that it needs is not installed.
     """
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
@@ -72,13 +73,16 @@ def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | 
 
 
 def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> ServedModel:
-    """Verifies an artifact and makes its task.
+    """Verifies an artifact and creates its task.
 
-    `tokenizers`, by their SHA-256, are those of the models opened before: one that is equal is shared, which saves
-    15 MB and 0.1 s a model.
+    Args:
+        path: the artifact directory.
+        engine_name: the name of the engine that will run it.
+        tokenizers: tokenizers of other models by their SHA-256. Models share an equal tokenizer, which saves 15 MB and
+            0.1 s for each.
 
     Raises:
-        ArtifactError: the directory is not an artifact, or not a consistent one.
+        ArtifactError: the directory is not a valid artifact.
         SetupError: there is no such task.
     """
     artifact = open_artifact(path)
@@ -96,22 +100,26 @@ def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:
-        raise ArtifactError(f"{name}: the tokenizer knows more tokens than the network, so it belongs to another.")
+        raise ArtifactError(f"{name}: the tokenizer has more tokens than the network, so it belongs to another model.")
     return task
 
 
 def locate(names: Sequence[str]) -> list[Path]:
-    """The directories of the models named, each an embedded one or a path; without names, all embedded ones.
+    """Returns the directories of models, each given by its path or the name of a bundled model.
+
+    Without names, returns the directories of all bundled models.
 
     Raises:
-        SetupError: there is nothing to serve, or no such model.
+        SetupError: there are no models to serve, or no such model.
     """
-    embedded = {path.name: path for path in find_artifacts(BUNDLED)}
-    paths = [embedded.get(name, Path(name)) for name in names] or list(embedded.values())
+    bundled = {path.name: path for path in find_artifacts(BUNDLED)}
+    paths = [bundled.get(name, Path(name)) for name in names] or list(bundled.values())
     if not paths:
-        raise SetupError("There is no model to serve: none is embedded and none was named.")
+        raise SetupError(
+            "There are no models to serve. Name one with --models: this installation has no bundled models."
+        )
     for name, path in zip(names, paths, strict=False):
         if not path.is_dir():
-            known = ", ".join(embedded) or "none"
-            raise SetupError(f"There is no model {name!r}: it is no directory, and the embedded ones are: {known}.")
+            known = ", ".join(bundled) or "none"
+            raise SetupError(f"There is no model {name!r}. Give a directory, or one of the bundled models: {known}.")
     return paths

@@ -1,4 +1,4 @@
-"""A plug-in is a module of a package, and its file is its registration: service/engines/echo.py *is* engine `echo`."""
+"""Plug-ins: modules of a package, loaded by name. The file `service/engines/echo.py` defines the engine `echo`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from swiftlet_serve.service.errors import SetupError
 
 
 def names(package: ModuleType) -> list[str]:
-    """The plug-ins of a package, sorted. None of them is imported."""
+    """Returns the sorted names of a package's plug-ins, without importing them."""
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
 def load(package: ModuleType, name: str) -> ModuleType:
-    """Imports the one plug-in chosen.
+    """Imports a plug-in.
 
     Raises:
-        SetupError: there is no such plug-in, or something it needs is not installed.
+        SetupError: there is no such plug-in, or a package that it needs is not installed.
     """
     kind = package.__name__.rpartition(".")[2]
     if name not in names(package):
-        raise SetupError(f"There is no {name!r} in {kind}: choose one of {', '.join(names(package))}.")
+        raise SetupError(f"There is no {name!r} in {kind}. Choose one of {', '.join(names(package))}.")
     try:
         return import_module(f"{package.__name__}.{name}")
     except ModuleNotFoundError as error:
-        raise SetupError(f"{name!r} of {kind} needs the package {error.name!r}, which is not installed.") from error
+        raise SetupError(f"{name!r} in {kind} needs the package {error.name!r}. Install it.") from error

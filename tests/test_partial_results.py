@@ -1,4 +1,4 @@
-"""With `"partial": true` each of several inputs has its own answer or error; without, one that is bad fails all."""
+"""With `"partial": true`, each of several inputs has its own answer or error. Otherwise one error fails all."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LONG = "a " * 60  # more tokens than the tiny models read
 UNTRUNCATED = {"truncation": False}
 
 
-class Choosy(Echo):
-    """Fails on every encoding that has this token."""
+class FailingEcho(Echo):
+    """Fails on every sequence with this token."""
 
     def __init__(self, width: int, token: int) -> None:
         super().__init__(width)
@@ -36,7 +36,7 @@ class Choosy(Echo):
 
     def run(self, batch: Batch) -> list[Row]:
         if self.token in batch.input_ids:
-            raise RuntimeError("this one I do not like")
+            raise RuntimeError("the sequence has the failing token")
         return list(super().run(batch))
 
 
@@ -48,12 +48,12 @@ def make_runtime(artifact_dir: Path, engine: Callable[[LoadedModel], Echo], core
 
 @pytest.fixture(scope="module")
 def runtime(artifact_dir):
-    """Of the three models, each fails on a text with a `%` in it."""
+    """Serves three models that fail on every text with a `%`."""
 
-    def choosy(model: LoadedModel) -> Echo:
-        return Choosy(model.manifest.width, model.task._tokenizer.token_to_id("%"))
+    def failing(model: LoadedModel) -> Echo:
+        return FailingEcho(model.manifest.width, model.task.tokenizer.token_to_id("%"))
 
-    return make_runtime(artifact_dir, choosy)
+    return make_runtime(artifact_dir, failing)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {"classify": UNTRUNCATED, "qa": {}, "fil
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_input_has_what_it_would_have_been_answered_alone(task, client, runtime):
+def test_partial_answers_each_input_as_if_it_were_alone(task, client, runtime):
     inputs = [GOOD[task][0], *(bad for bad, _ in BAD[task]), *GOOD[task][1:]]
     response = ask(client, task, inputs, **PARAMETERS[task])
     answers = response.json()
@@ -106,12 +106,12 @@ def test_each_input_has_what_it_would_have_been_answered_alone(task, client, run
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_where_nothing_is_wrong_it_changes_nothing(task, client):
+def test_partial_changes_nothing_without_errors(task, client):
     assert ask(client, task, GOOD[task]).content == ask(client, task, GOOD[task], partial=False).content
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_without_it_one_bad_input_fails_the_request(task, client):
+def test_without_partial_one_error_fails_the_request(task, client):
     for bad, code in BAD[task]:
         response = ask(client, task, [*GOOD[task], bad], partial=None, **PARAMETERS[task])
 
@@ -119,7 +119,7 @@ def test_without_it_one_bad_input_fails_the_request(task, client):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_with_one_input_it_has_no_effect(task, client):
+def test_partial_has_no_effect_with_one_input(task, client):
     for bad, code in BAD[task]:
         for inputs in (bad, [bad]):
             assert ask(client, task, inputs, **PARAMETERS[task]).json()["code"] == code
@@ -128,14 +128,16 @@ def test_with_one_input_it_has_no_effect(task, client):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_all_may_fail(task, client):
+def test_partial_allows_all_inputs_to_fail(task, client):
     answers = ask(client, task, [bad for bad, _ in BAD[task]], **PARAMETERS[task]).json()
 
     assert [answer["code"] for answer in answers] == [code for _, code in BAD[task]]
-    assert len(ask(client, task, [bad for bad, _ in BAD[task][:2]], **PARAMETERS[task]).json()) == 2  # none runs
+    assert (
+        len(ask(client, task, [bad for bad, _ in BAD[task][:2]], **PARAMETERS[task]).json()) == 2
+    )  # without any sequence
 
 
-def test_questions_may_share_a_context(client):
+def test_partial_supports_questions_with_a_shared_context(client):
     inputs = {"question": ["who?", " ", "when?"], "context": "it was me, in May."}
     first, second, third = ask(client, "qa", inputs).json()
 
@@ -155,13 +157,13 @@ def test_questions_may_share_a_context(client):
         ("fill-mask", ["[MASK]"] * 2, {"targets": "\x00"}, "validation_failed"),
     ],
 )
-def test_what_concerns_the_whole_request_fails_it(task, inputs, parameters, code, client):
+def test_partial_request_fails_as_a_whole_if_it_is_invalid(task, inputs, parameters, code, client):
     response = ask(client, task, inputs, **parameters)
 
     assert (response.status_code, response.json()["code"]) == (422, code)
 
 
-def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkeypatch):
+def test_partial_tokenizes_the_targets_once(client, monkeypatch):
     tokenize, found = Tokenizer.tokenize, []
     monkeypatch.setattr(Tokenizer, "tokenize", lambda own, texts: found.append(texts) or tokenize(own, texts))
     response = ask(client, "fill-mask", ["a [MASK]", "no mask", "b [MASK]"], targets=["a", "b"])
@@ -170,7 +172,7 @@ def test_targets_are_looked_for_once_however_many_texts_there_are(client, monkey
     assert found.count(["a", "b"]) == 1
 
 
-def test_a_refusal_for_load_or_time_fails_the_request(artifact_dir):
+def test_partial_request_is_refused_as_a_whole(artifact_dir):
     runtime = make_runtime(artifact_dir, lambda model: model.engine)
     with TestClient(create_app(runtime)) as client:
         runtime.admission.max_queued_tokens = 6
@@ -179,12 +181,12 @@ def test_a_refusal_for_load_or_time_fails_the_request(artifact_dir):
     assert (response.status_code, response.json()["code"]) == (503, "overloaded")
 
 
-def test_an_answer_that_cannot_be_right_is_told_of_its_own_input(artifact_dir):
+def test_partial_reports_invalid_engine_output_for_its_input(artifact_dir):
     class Nan(Echo):
         def run(self, batch: Batch) -> list[Row]:
             return [np.full_like(row, np.nan) if i == 1 else row for i, row in enumerate(super().run(batch))]
 
-    # One core, so that all three make one batch.
+    # One core, so that all three inputs form one batch.
     runtime = make_runtime(artifact_dir, lambda model: Nan(model.manifest.width), cores=1)
     with TestClient(create_app(runtime)) as client:
         answers = ask(client, "classify", ["a", "b", "c"]).json()
@@ -194,7 +196,7 @@ def test_an_answer_that_cannot_be_right_is_told_of_its_own_input(artifact_dir):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_it_is_documented_with_the_failure(task, client):
+def test_openapi_documents_the_failure(task, client):
     document = client.get("/openapi.json").json()
     response = document["paths"][f"/{task}"]["post"]["responses"]["200"]
 

@@ -1,4 +1,4 @@
-"""A plug-in is a file; it is imported when it is chosen, and what is wrong with it is said plainly."""
+"""Plug-ins are found by their files and imported when they are chosen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     directory.mkdir()
     (directory / "__init__.py").write_text("")
     (directory / "hammer.py").write_text("weight = 3")
-    (directory / "drill.py").write_text("import electricity_that_nobody_installed")
+    (directory / "drill.py").write_text("import a_missing_package")
     (directory / "saw.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("tools")
@@ -27,26 +27,26 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         del sys.modules[name]
 
 
-def test_the_names_are_the_files_and_none_is_imported(package):
+def test_names_lists_the_files_without_importing_them(package):
     assert plugins.names(package) == ["drill", "hammer", "saw"]
     assert not [name for name in sys.modules if name.startswith("tools.")]
 
 
-def test_the_one_chosen_is_imported(package):
+def test_load_imports_only_the_chosen_plugin(package):
     assert plugins.load(package, "hammer").weight == 3
     assert "tools.saw" not in sys.modules
 
 
-def test_one_that_is_not_there_is_refused_with_those_that_are(package):
-    with pytest.raises(SetupError, match="no 'spoon' in tools: choose one of drill, hammer, saw"):
+def test_load_lists_the_plugins_if_the_name_is_unknown(package):
+    with pytest.raises(SetupError, match=r"no 'spoon' in tools\. Choose one of drill, hammer, saw"):
         plugins.load(package, "spoon")
 
 
-def test_a_missing_dependency_is_named(package):
-    with pytest.raises(SetupError, match="'drill' of tools needs the package 'electricity_that_nobody_installed'"):
+def test_load_names_a_missing_dependency(package):
+    with pytest.raises(SetupError, match="'drill' in tools needs the package 'a_missing_package'"):
         plugins.load(package, "drill")
 
 
-def test_any_other_failure_surfaces_as_itself(package):
+def test_load_raises_other_errors_unchanged(package):
     with pytest.raises(ZeroDivisionError):
         plugins.load(package, "saw")

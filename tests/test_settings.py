@@ -1,4 +1,4 @@
-"""Settings come from the environment or the caller, are checked, never change, and need no tuning."""
+"""Settings come from the environment or the caller, are validated, and are immutable."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from swiftlet_serve.service.settings import Settings, usable_cores
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SWIFTLET_")]:
         monkeypatch.delenv(name)
 
 
-def test_every_setting_has_a_default_and_a_description():
+def test_settings_have_defaults_and_descriptions():
     assert Settings()
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_the_environment_sets_them(monkeypatch):
+def test_settings_read_the_environment(monkeypatch):
     monkeypatch.setenv("SWIFTLET_PORT", "9000")
     monkeypatch.setenv("SWIFTLET_MODELS", "mine, /srv/other ,")
 
@@ -30,19 +30,19 @@ def test_the_environment_sets_them(monkeypatch):
     assert Settings().models == ("mine", "/srv/other")
 
 
-def test_an_argument_wins_over_the_environment(monkeypatch):
+def test_settings_prefer_arguments_to_the_environment(monkeypatch):
     monkeypatch.setenv("SWIFTLET_PORT", "9000")
 
     assert Settings(port=9001).port == 9001
 
 
 @pytest.mark.parametrize("wrong", [{"port": 70_000}, {"timeout_ms": 0}, {"log_level": "loud"}, {"unknown": 1}])
-def test_what_makes_no_sense_is_refused(wrong):
+def test_settings_reject_invalid_values(wrong):
     with pytest.raises(ValidationError):
         Settings(**wrong)
 
 
-def test_settings_never_change():
+def test_settings_are_immutable():
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1
 
@@ -63,7 +63,7 @@ def test_settings_never_change():
         ({"cpu.max": "nonsense"}, 8),
     ],
 )
-def test_cores_are_those_this_process_may_use(files, cores, tmp_path: Path, monkeypatch):
+def test_usable_cores_respects_the_cpu_quota(files, cores, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -71,8 +71,8 @@ class RequestGuard:
         self._runtime = runtime
         self._keys = keys
         self._task_routes = {f"/{task}" for task in tasks}
-        client_rate = runtime.settings.client_rate
-        self._rate_limiter = None if client_rate is None else RateLimiter(client_rate)
+        rate = runtime.settings.client_rate_limit
+        self._rate_limiter = None if rate is None else RateLimiter(rate)
         self._clock = clock
 
     def admit(self, record: RequestRecord, scope: Scope, headers: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ def task_endpoint(runtime: Runtime, task: str) -> Endpoint:
         answer = await _run_while_connected(request, work)
         headers = _compute_headers(record, pipeline.model.engine_name)
         response = Response(to_json(answer), headers=headers, media_type=JSON)
-        max_bytes = max(runtime.settings.max_answer_bytes, MAX_RESPONSE_RATIO * len(raw))
+        max_bytes = max(runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(raw))
         _check_response_size(len(response.body), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
         return response

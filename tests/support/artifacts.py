@@ -6,7 +6,9 @@ import json
 import string
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -93,3 +95,8 @@ def golden(width: int) -> dict[str, np.ndarray]:
         "rows": table(width)[np.array([2, 9, 2])][:, columns],
         "columns": columns,
     }
+
+
+def reseal(artifact: Artifact, **changes: Any) -> Path:
+    """Seals a modified directory again, so that its checksums are valid."""
+    return seal(artifact.path, replace(artifact.manifest, **changes)).path

@@ -1,0 +1,107 @@
+"""Artifacts are verified and reproduce their golden answers before they are served."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models.artifact import GOLDEN, TOKENIZER, ArtifactError
+from swiftlet_serve.service import loading
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.loading import load_model, locate
+from tests.support.artifacts import make_artifact, reseal
+
+
+def test_load_model_replays_the_golden_answers(artifact_dir):
+    model = load_model(artifact_dir / "tiny-classify", "onnx_cpu")
+
+    assert model.deviation == 0.0
+    assert model.manifest.name == "tiny-classify"
+
+
+def test_load_model_replays_nothing_on_the_echo_engine(artifact_dir):
+    assert load_model(artifact_dir / "tiny-classify", "echo").deviation is None
+
+
+def test_load_model_rejects_a_network_with_other_answers(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    arrays = dict(np.load(artifact.file(GOLDEN)))
+    arrays["rows"][1, 1] += 0.5
+    np.savez(artifact.file(GOLDEN), **arrays)
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"differ from the golden answers by 0\.5\. The tolerance is 1e-05"):
+        load_model(path, "onnx_cpu")
+
+
+@pytest.mark.parametrize(
+    "fault", ["not a zip", "a missing array", "an array too many", "no answers", "pickled", "foreign ids"]
+)
+def test_load_model_rejects_invalid_golden_answers(fault, tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    arrays = dict(np.load(artifact.file(GOLDEN)))
+    if fault == "a missing array":
+        del arrays["columns"]
+    elif fault == "an array too many":
+        arrays["more"] = np.zeros(1)
+    elif fault == "no answers":
+        arrays |= {"offsets": np.array([0]), "focus_offsets": np.array([0])}
+    elif fault == "foreign ids":
+        arrays["input_ids"] += 10_000
+    elif fault == "pickled":
+        arrays["rows"] = np.array([{"a": 1}], object)
+    np.savez(artifact.file(GOLDEN), **arrays)
+    if fault == "not a zip":
+        artifact.file(GOLDEN).write_bytes(b"no")
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"golden\.npz"):
+        load_model(path, "onnx_cpu")
+
+
+def test_load_model_rejects_the_tokenizer_of_another_model(tmp_path):
+    path = reseal(make_artifact(tmp_path, "classify"), vocab_size=10)
+
+    with pytest.raises(ArtifactError, match="belongs to another"):
+        load_model(path, "onnx_cpu")
+
+
+def test_load_model_names_the_model_with_a_broken_tokenizer(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    artifact.file(TOKENIZER).write_text("{}")
+    path = reseal(artifact)
+
+    with pytest.raises(ArtifactError, match=r"tiny-classify: tokenizer\.json cannot be read as a tokenizer"):
+        load_model(path, "onnx_cpu")
+
+
+def test_load_model_lists_the_engines_if_the_engine_is_unknown(artifact_dir):
+    with pytest.raises(SetupError, match=r"no 'abacus' in engines\. Choose one of echo, native, onnx_cpu"):
+        load_model(artifact_dir / "tiny-classify", "abacus")
+
+
+def test_load_model_shares_equal_tokenizers(artifact_dir):
+    tokenizers = {}
+    first, second = (load_model(artifact_dir / f"tiny-{task}", "echo", tokenizers) for task in ("classify", "qa"))
+
+    assert first.task.tokenizer is second.task.tokenizer
+    assert len(tokenizers) == 1
+
+
+def test_locate_finds_bundled_models_and_directories(artifact_dir, tmp_path, monkeypatch):
+    shutil.copytree(artifact_dir / "tiny-qa", tmp_path / "tiny-qa")
+    monkeypatch.setattr(loading, "BUNDLED", artifact_dir)
+
+    assert locate([]) == sorted(artifact_dir.iterdir())
+    assert locate(["tiny-qa", str(tmp_path / "tiny-qa")]) == [artifact_dir / "tiny-qa", tmp_path / "tiny-qa"]
+    with pytest.raises(SetupError, match=r"no model 'huge'\. Give a directory, or one of the bundled models: tiny-"):
+        locate(["huge"])
+
+
+def test_locate_rejects_an_installation_without_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "BUNDLED", tmp_path)
+
+    with pytest.raises(SetupError, match="no models to serve"):
+        locate([])

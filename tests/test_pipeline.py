@@ -1,0 +1,107 @@
+"""A pipeline answers a request completely and in time, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swiftlet_serve.service.errors import DeadlineExceeded, Internal, Unprocessable
+from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.tasks.classify import ClassifyRequest
+from swiftlet_serve.service.tasks.qa import QaRequest
+from swiftlet_serve.service.telemetry import request_record
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.request_stats import RequestStats
+from tests.support.fakes import ManualExecutor, Scheduler, soon
+
+
+def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
+    """Returns a pipeline over an idle executor. `submit(encoding, deadline)` answers each of its sequences."""
+
+    def submit_all(encodings, deadline, priority):
+        return [submit(encoding, deadline) for encoding in encodings]
+
+    model = load_model(artifact_dir / f"tiny-{task}", "echo")
+    scheduler = Scheduler(Dispatcher(ManualExecutor(1)), model.manifest.name)
+    stats = RequestStats({model.manifest.name: task})
+    return Pipeline(model, scheduler.admission, submit_all, stats, ThreadPoolExecutor(1), max_tokens)
+
+
+def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
+    async def scenario():
+        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
+        pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
+        with request_record.recording(RequestRecord(model="tiny-classify")) as record:
+            answer = await pipeline.answer(body, soon(), record=record)
+        await runtime.close()
+
+        assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
+        assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
+        assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
+        assert next(iter(runtime.stats.copy().models.values())).accepted == 1
+        assert runtime.draining
+
+    asyncio.run(scenario())
+
+
+def test_pipeline_cancels_the_other_sequences_if_one_fails(artifact_dir):
+    async def scenario():
+        calls, cancelled = [], []
+
+        async def submit(encoding, deadline):
+            calls.append(encoding)
+            if len(calls) == 3:
+                raise Internal("internal", "The engine failed.")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(encoding)
+                raise
+
+        context = "one two three four five six seven eight nine ten " * 4
+        with pytest.raises(Internal):
+            await make_pipeline(artifact_dir, "qa", submit).answer(
+                QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
+            )
+        await asyncio.sleep(0)
+
+        assert len(cancelled) == len(calls) - 1 > 2
+
+    asyncio.run(scenario())
+
+
+def test_pipeline_raises_at_the_deadline(artifact_dir):
+    async def scenario():
+        async def submit(encoding, deadline):
+            await asyncio.Event().wait()
+
+        with pytest.raises(DeadlineExceeded):
+            await make_pipeline(artifact_dir, "classify", submit).answer(
+                ClassifyRequest(inputs="hello"), time.monotonic() + 0.02
+            )
+
+    asyncio.run(scenario())
+
+
+def test_pipeline_rejects_a_request_that_could_never_be_admitted(artifact_dir):
+    async def scenario():
+        async def submit(encoding, deadline):
+            raise AssertionError("nothing may be submitted")
+
+        with pytest.raises(Unprocessable) as refusal:
+            await make_pipeline(artifact_dir, "classify", submit, max_tokens=4).answer(
+                ClassifyRequest(inputs="hello"), soon()
+            )
+
+        assert refusal.value.code == "input_too_long"
+        assert refusal.value.field_errors[0].limit == 4
+
+    asyncio.run(scenario())
