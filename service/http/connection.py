@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
     # Callbacks of the parser
 
     def head_received(self) -> None:
-        """Starts the request: asks for a refusal first, then runs the application."""
+        """Starts the request: sends a refusal if there is one, and otherwise runs the application."""
         scope, cycle = self._begin_request()
         self.phase = BODY
         self._deadline = self._first_read + self._limits.request_timeout_s

@@ -63,7 +63,7 @@ class RequestGuard:
         """Creates a guard.
 
         Args:
-            runtime: tells the settings and the expected wait.
+            runtime: provides the settings and the expected wait.
             keys: the API keys that all paths but `PUBLIC_PATHS` require; None requires none.
             tasks: the tasks whose routes exist.
             clock: returns the time in seconds.

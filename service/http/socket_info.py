@@ -1,4 +1,4 @@
-"""Facts about a connection that its socket tells."""
+"""Addresses of a connection, and the time that its bytes waited in the kernel."""
 
 from __future__ import annotations
 

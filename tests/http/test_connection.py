@@ -70,7 +70,7 @@ async def trickle(client: RawClient) -> None:
         await asyncio.sleep(SHORT_S / 10)
 
 
-@pytest.mark.parametrize("more", [False, True], ids=["silent", "a byte now and then"])
+@pytest.mark.parametrize("more", [False, True], ids=["silent", "trickling"])
 @pytest.mark.parametrize(
     ("sent", "limits"),
     [
@@ -84,7 +84,7 @@ def test_connection_times_out_incomplete_requests(sent, limits, more):
     async def scenario() -> None:
         async with serving(**limits) as service:
             client = await service.client()
-            client.send(GET + b"\r\n")  # the clock is the request's, not the connection's
+            client.send(GET + b"\r\n")  # the timeout starts with the next request
             await client.response()
             client.send(sent if sent != b"G" or not more else GET + b"X: ")
             if more:
@@ -114,7 +114,7 @@ def test_connection_timeouts_exclude_the_time_of_the_response():
             service.app.may_respond.clear()
             client = await service.client()
             client.send(POST + b"Content-Length: 3\r\n\r\nabc" + GET + b"\r\n")
-            await asyncio.sleep(3 * SHORT_S)  # nothing happens, which no event can tell
+            await asyncio.sleep(3 * SHORT_S)  # the absence of a timeout causes no event
             service.app.may_respond.set()
             assert [(await client.response())[0] for _ in range(2)] == [200, 200]
 
@@ -194,7 +194,7 @@ def test_connection_delivers_an_early_response_while_the_body_is_sent():
 def test_connection_reads_the_next_request_after_an_unread_body():
     """Reading pauses while the body is buffered, and must resume after the response."""
 
-    async def refuse(scope: Any, receive: Any, send: Any) -> None:  # an application's shape
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:  # an ASGI application
         (connection,) = served[0].table.connections
         await until(lambda: connection.flow.read_paused)
         await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
@@ -254,7 +254,9 @@ def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
     run(scenario())
 
     for state, took_s in zip(found, (0.0, slow_s, 0.0), strict=True):
-        assert lag_s - 0.02 <= state["lag_s"] < lag_s + PATIENCE_S / 2  # the system counts in ticks of up to 10 ms
+        assert (
+            lag_s - 0.02 <= state["lag_s"] < lag_s + PATIENCE_S / 2
+        )  # the kernel's clock has a resolution of up to 10 ms
         assert state["now"] - state["received"] >= lag_s + took_s - 0.02
         assert state["now"] - state["received"] < lag_s + took_s + PATIENCE_S / 2
 

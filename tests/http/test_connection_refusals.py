@@ -86,7 +86,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
     requests = [
         ("/classify", b'{"inputs": "a"}', b""),
         ("/classify", b'{"inputs": "a"}', b"X-Request-Timeout-Ms: soon\r\n"),
-        ("/classify", b'{"inputs": ["a", "b", "c", "d"]}', b""),  # more than may wait
+        ("/classify", b'{"inputs": ["a", "b", "c", "d"]}', b""),  # exceeds the queue
         ("/classify", b'{"inputs": 1}', b""),
         ("/classify", b"{", b""),
         ("/nowhere", b"", b""),

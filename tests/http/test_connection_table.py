@@ -33,7 +33,7 @@ def test_table_evicts_the_connection_that_is_idle_longest():
     async def scenario() -> None:
         async with serving(connections=3) as service:
             first, second, third = [await service.idle_client() for _ in range(3)]
-            first.send(GET + b"\r\n")  # now the second is idle for longest
+            first.send(GET + b"\r\n")  # now the second one is idle longest
             await first.response()
             await service.idle_client()
 

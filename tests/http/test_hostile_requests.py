@@ -152,7 +152,7 @@ def test_unusual_text_is_tokenized_as_fast_as_prose(kind, tokenizer):
     def seconds(text: str) -> float:
         times = []
         for _ in range(5):
-            started = time.process_time()  # what else the machine does is not its fault
+            started = time.process_time()  # CPU time, which other processes do not affect
             tokenizer.encode([text[: len(PROSE)]], 512)
             times.append(time.process_time() - started)
         return min(times)
@@ -187,7 +187,7 @@ def test_deeply_nested_body_is_rejected_quickly(depth, brackets, client, caplog)
         ("-Infinity", "validation_failed"),
         ("1e400", "validation_failed"),
         ("9" * 4000, "validation_failed"),
-        ("9" * 5000, "invalid_json"),  # more digits than an int may have
+        ("9" * 5000, "invalid_json"),  # more digits than Python's int accepts
         ("1E-400", "validation_failed"),
         ("-0", "validation_failed"),
         ("-1", "validation_failed"),
@@ -395,6 +395,6 @@ def test_10_000_attacks_cause_no_5xx_and_no_echo(artifact_dir, caplog):
     complaints, statuses = run_app(artifact_dir, scenario)
 
     assert complaints == {}
-    assert statuses.keys() >= {200, 400, 404, 405, 413, 415, 422}  # else the attacks are too tame
+    assert statuses.keys() >= {200, 400, 404, 405, 413, 415, 422}  # otherwise the attacks are too weak
     assert statuses[200] < ATTACKS / 3
     assert CANARY.search(caplog.text) is None

@@ -44,7 +44,7 @@ def operations(artifact_dir):
         pass
 
     runtime = make_runtime(artifact_dir, max_body_bytes=1 << 20)
-    runtime.close = stay_open  # schemathesis starts and ends the application with every call
+    runtime.close = stay_open  # schemathesis starts and stops the application for each call
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(runtime))
     return {operation.ok().path: operation.ok() for operation in schema.get_all_operations()}
 
@@ -59,8 +59,7 @@ BEYOND_A_SCHEMA = {
     "unknown_model",
 }
 
-# 2.0 is an integer to JSON Schema, and a value of another type here; some bounds are those of the model; and no schema
-# says that two lists are as long as one another.
+# JSON Schema accepts 2.0 as an integer, has no bounds that depend on the model, and cannot compare two lists' lengths.
 BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "wrong_length"}
 
 
@@ -83,11 +82,11 @@ def test_service_conforms_to_its_openapi_document(path, mode, operations):
     def check(case):
         timeout = str((case.headers or {}).get("X-Request-Timeout-Ms", ""))
         if re.fullmatch("[1-9][0-9]{0,5}", timeout) and int(timeout) <= 600_000:
-            case.headers["X-Request-Timeout-Ms"] = "600000"  # in a millisecond, a 504 would be right
-        # Every check there is, but one: no schema can say that a text has a mask or anything to read in it.
+            case.headers["X-Request-Timeout-Ms"] = "600000"  # with a shorter timeout, a 504 would be correct
+        # All checks but one: a schema cannot require a mask or visible characters in a text.
         response = case.call_and_validate(excluded_checks=[positive_data_acceptance])
         if mode is GenerationMode.POSITIVE:
             assert response.status_code == 200 or codes(response.json()) <= BEYOND_A_SCHEMA
 
-    with contextlib.suppress(Unsatisfiable):  # a route without parameters cannot be asked wrongly
+    with contextlib.suppress(Unsatisfiable):  # a route without parameters has no invalid requests
         check()

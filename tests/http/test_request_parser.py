@@ -108,9 +108,9 @@ WELL_FORMED = [
     (b"HEAD / HTTP/1.1\r\nhOST:\r\n\r\n", b"HEAD|/||host|"),
     (POST + b"Content-Length: 8\r\n\r\nab\r\n\r\ncd", b"POST|/||host,content-length|ab\r\n\r\ncd"),
     (CHUNKED + b"3\r\nabc\r\n6;x=y\r\n\r\n\r\nde\r\n0\r\n\r\n", b"POST|/||host,transfer-encoding|abc\r\n\r\nde"),
-    # Trailers are no headers.
+    # Trailers do not become headers.
     (CHUNKED + b"3\r\nabc\r\n0\r\nX-Key: 1\r\nHost: b\r\n\r\n", b"POST|/||host,transfer-encoding|abc"),
-    # An upgrade is not taken, and what looks like a request in a body is the body.
+    # The server ignores upgrades, and a body that looks like a request stays a body.
     (
         POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n\r\nGET / HTT",
         b"POST|/||host,connection,content-length|GET / HTT",

@@ -131,7 +131,7 @@ def test_shutdown_waits_for_incomplete_requests(artifact_dir):
         begun = [(sent, *await asyncio.open_connection("127.0.0.1", server.port)) for sent in (0, 1, 40, 100)]
         for sent, _, writer in begun:
             writer.write(request()[:sent])
-        await ask(server.port)  # so it has taken the others too
+        await ask(server.port)  # by then it has accepted the other connections too
         server.stop()
         await until_not_ready(server.admin_port)
         for sent, _, writer in begun:
@@ -185,7 +185,7 @@ def test_endless_request_gets_a_503_when_the_server_stops_waiting(why, artifact_
     assert response.headers["connection"] == "close"
     assert status == 0
     assert "Traceback" not in server.stderr
-    assert seconds < PATIENCE_S / 2  # a second and less, or two, where the machine is not busy
+    assert seconds < PATIENCE_S / 2  # usually one or two seconds
 
 
 IN_NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")  # as in a container
@@ -196,7 +196,7 @@ IN_NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")  # as in a con
     reason="needs unshare, and the right to make a process namespace",
 )
 def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
-    os.mkfifo(keys := tmp_path / "keys")  # what it reads before it loads anything, and waits for
+    os.mkfifo(keys := tmp_path / "keys")  # the server waits for it before it loads models
     command = [
         *IN_NEW_NAMESPACE,
         sys.executable,
@@ -208,7 +208,7 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
         "--api-keys-file",
         str(keys),
     ]
-    with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w"):  # opened as soon as it is there to read
+    with subprocess.Popen(command, cwd=ROOT) as process, keys.open("w"):  # returns once the server reads the file
         (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(server), signal.SIGTERM)
 
