@@ -1,4 +1,4 @@
-"""The images are pinned to the last byte, and hold what pyproject.toml says."""
+"""The images: their locks, the Dockerfile and the compose file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text("utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-WANTED = {
+REQUIRED = {
     "cpu": PROJECT["project"]["dependencies"],
     "gpu": PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["torch"],
     "build": PROJECT["build-system"]["requires"],
@@ -29,7 +29,7 @@ WANTED = {
 
 
 def locked(name: str) -> dict[str, str]:
-    """Each package of a lock with its version; all of them have hashes."""
+    """Returns the version of each package of a lock. Every package has hashes."""
     text = (ROOT / f"docker/{name}.lock").read_text("utf-8")
     entries = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n {4}--hash=sha256:[0-9a-f]{64})*)", text, re.MULTILINE)
     assert len(entries) == text.count("==") > 0
@@ -37,16 +37,16 @@ def locked(name: str) -> dict[str, str]:
     return {package: version for package, version, _ in entries}
 
 
-@pytest.mark.parametrize("name", WANTED)
-def test_a_lock_holds_what_is_asked_for(name):
-    """`make lock` writes them."""
-    for wanted in WANTED[name]:
-        package, version = wanted.partition(";")[0].split("==")
+@pytest.mark.parametrize("name", REQUIRED)
+def test_lock_holds_the_versions_of_pyproject(name):
+    """If this fails, run `make lock`."""
+    for requirement in REQUIRED[name]:
+        package, version = requirement.partition(";")[0].split("==")
 
         assert locked(name)[package] == version
 
 
-def test_no_image_can_fetch_a_model_and_that_of_the_cpu_has_no_torch():
+def test_locks_have_no_hub_client_and_no_torch_for_a_cpu():
     hub = {"huggingface-hub", "hf-xet", "httpx2", "requests"}
 
     assert not locked("cpu").keys() & (hub | {"torch", "onnx"})
@@ -54,22 +54,22 @@ def test_no_image_can_fetch_a_model_and_that_of_the_cpu_has_no_torch():
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_the_bill_of_materials_names_each_package_of_the_lock_and_swiftlet(name):
-    """Of `docker/sbom`, which checks by itself that what it writes is CycloneDX."""
+def test_sbom_names_swiftlet_and_each_package_of_the_lock(name):
+    """`docker/sbom` itself checks that its output is valid CycloneDX."""
     environment = os.environ | {"UV": str(Path(sys.executable).parent / "uv"), "UV_OFFLINE": "1"}
-    told = subprocess.run([ROOT / "docker/sbom", name], env=environment, capture_output=True, text=True)
-    if "network was disabled" in told.stderr:
-        pytest.skip("its tool was never fetched: make sbom")
-    bill = json.loads(told.stdout)
+    done = subprocess.run([ROOT / "docker/sbom", name], env=environment, capture_output=True, text=True)
+    if "network was disabled" in done.stderr:
+        pytest.skip("cyclonedx-bom is not in uv's cache: make sbom")
+    bill = json.loads(done.stdout)
     hashes = {each["content"] for part in bill["components"] for each in part["externalReferences"][0]["hashes"]}
 
     assert {each["name"]: each["version"] for each in bill["components"]} == locked(name)
     assert hashes == set(re.findall(r"sha256:(\w+)", (ROOT / f"docker/{name}.lock").read_text("utf-8")))
-    assert bill["metadata"]["component"]["name"] == "swiftlet"
+    assert bill["metadata"]["component"]["name"] == PROJECT["project"]["name"]
     assert bill["metadata"]["component"]["version"] == PROJECT["project"]["version"]
 
 
-def test_bases_are_pinned_by_digest():
+def test_base_images_are_pinned_by_digest():
     pinned = re.compile(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
     (base,) = re.findall(r"^ARG BASE=(.*)$", DOCKERFILE, re.MULTILINE)
     stages = set(re.findall(r" AS ([\w-]+)$", DOCKERFILE, re.MULTILINE))
@@ -80,7 +80,7 @@ def test_bases_are_pinned_by_digest():
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) <= stages | {"${BASE}"}
 
 
-def test_packages_are_installed_as_locked_only():
+def test_dockerfile_installs_locked_packages_only():
     joined = DOCKERFILE.replace("\\\n", "")
     commands = [line for line in re.findall(r"^RUN (.*)$", joined, re.MULTILINE) if "pip" in line]
     installs = [each for line in commands for each in line.split("&&") if " install " in each]
@@ -91,38 +91,43 @@ def test_packages_are_installed_as_locked_only():
         assert "--require-hashes --only-binary :all:" in each or "--no-index" in each
 
 
-def test_the_dockerfile_has_nothing_that_a_linter_minds():
+def test_dockerfile_passes_hadolint():
     found = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert found
 
     assert subprocess.run([found, ROOT / "docker/Dockerfile"], capture_output=True, text=True).stdout == ""
 
 
-def test_the_environment_of_the_image_is_settings():
-    given = dict(re.findall(r"\bSWIFTLET_(\w+)=(\S+)", DOCKERFILE))
-    told = Settings(**{name.lower(): value for name, value in given.items()})
+def test_image_environment_is_valid_settings():
+    variables = dict(re.findall(r"\bSWIFTLET_(\w+)=(\S+)", DOCKERFILE))
+    settings = Settings(**{name.lower(): value for name, value in variables.items()})
 
-    assert (told.host, told.port, told.admin_host, told.admin_port) == ("0.0.0.0", 8000, "0.0.0.0", 9000)
-    assert f"'127.0.0.1', {told.admin_port}" in DOCKERFILE
-    assert f"EXPOSE {told.port} {told.admin_port}" in DOCKERFILE
+    assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
+        "0.0.0.0",
+        8000,
+        "0.0.0.0",
+        9000,
+    )
+    assert f"'127.0.0.1', {settings.admin_port}" in DOCKERFILE
+    assert f"EXPOSE {settings.port} {settings.admin_port}" in DOCKERFILE
 
 
 @pytest.fixture(params=COMPOSE["services"])
-def composed(request) -> Any:
+def compose_service(request) -> Any:
     return COMPOSE["services"][request.param]
 
 
-def test_everything_composed_is_restricted_bounded_and_for_this_machine_only(composed):
-    assert composed["read_only"]
-    assert composed["cap_drop"] == ["ALL"]
-    assert composed["security_opt"] == ["no-new-privileges:true"]
-    assert composed["mem_limit"]
-    assert composed["pids_limit"]
-    assert all(port.startswith("127.0.0.1:") for port in composed["ports"])
+def test_compose_services_are_restricted_bounded_and_local(compose_service):
+    assert compose_service["read_only"]
+    assert compose_service["cap_drop"] == ["ALL"]
+    assert compose_service["security_opt"] == ["no-new-privileges:true"]
+    assert compose_service["mem_limit"]
+    assert compose_service["pids_limit"]
+    assert all(port.startswith("127.0.0.1:") for port in compose_service["ports"])
 
 
-def test_what_is_composed_is_let_finish():
-    takes = Settings.model_fields["drain_s"].default + Settings.model_fields["shutdown_timeout_s"].default + 7
+def test_compose_grace_period_covers_the_shutdown():
+    shutdown_s = Settings.model_fields["drain_s"].default + Settings.model_fields["shutdown_timeout_s"].default + 7
 
     for name in ("swiftlet", "swiftlet-gpu"):
-        assert float(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s")) >= takes
+        assert float(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s")) >= shutdown_s

@@ -1,7 +1,7 @@
-"""The CPU image, built and run: as its user, on a root file system it cannot write to, as the first process.
+"""The CPU image, built and run as Kubernetes runs it: its own user, a read-only root file system, process 1.
 
-Takes minutes, so `make test` leaves it out: `make image-test`. Where there is no Docker engine `docker/build` makes the
-image with buildah. It is run in namespaces of its own, with a network that has nothing but its loopback.
+It takes minutes, so `make test` skips it: run `make image-test`. Without a Docker engine, `docker/build` uses buildah.
+The container has its own namespaces, and a network with a loopback interface only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.deploy.test_docker import PROJECT, locked
 from tests.support.paths import ROOT
 
 TOOLS = ("buildah", "debootstrap", "ip", "nsenter", "unshare")
-LACKING = [tool for tool in TOOLS if shutil.which(tool) is None]
+MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 STORAGE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
 EMBEDDED = {path.parent.name for path in (ROOT / "models/bundled").glob("*/manifest.json")}
 START_S = 120.0
@@ -37,10 +37,10 @@ GRACE_S = 35.0  # k8s/base/deployment.yaml
 pytestmark = [
     pytest.mark.skipif("SWIFTLET_IMAGE_TEST" not in os.environ, reason="takes minutes: make image-test"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces"),
-    pytest.mark.skipif(bool(LACKING), reason=f"needs {', '.join(LACKING)}"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
 ]
 
-# As the kubelet runs a restricted pod: own mounts, processes and network; nothing writable, no capability to regain.
+# As the kubelet runs a restricted pod: its own mounts, processes and network, all read-only, without capabilities.
 RUN = """
 ip link set lo up
 mount --bind "$0" "$0" && mount --options remount,bind,ro "$0"
@@ -70,11 +70,11 @@ class Image:
 
 @dataclass(frozen=True, eq=False)
 class Container:
-    """The server as the first process of its namespaces."""
+    """The server as process 1 of its namespaces."""
 
     image: Image
     process: subprocess.Popen[str]
-    pid: int  # the server's, as this machine counts
+    pid: int  # of the server, in this machine's namespace
 
     def ask(self, path: str, body: Any = None, port: int = 8000) -> subprocess.Popen[bytes]:
         command = [
@@ -95,16 +95,16 @@ class Container:
         return asking
 
     def answer(self, path: str, body: Any = None, port: int = 8000) -> Any:
-        told, error = self.ask(path, body, port).communicate()
-        assert told, error.decode()
-        return json.loads(told)
+        output, error = self.ask(path, body, port).communicate()
+        assert output, error.decode()
+        return json.loads(output)
 
     def run(self, *command: str) -> int:
-        """The exit status of a command inside."""
-        return self.end(*command).returncode
+        """Returns the exit status of a command in the container."""
+        return self.execute(*command).returncode
 
-    def end(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """What a command inside came to."""
+    def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the container."""
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root", "--wd"]
         environment = ["env", "-i", *self.image.config["Env"]]
         user = ["setpriv", "--reuid", "10001", "--regid", "10001", "--clear-groups"]
@@ -114,7 +114,7 @@ class Container:
         text = Path(f"/proc/{pid or self.pid}/status").read_text()
         return {name: value.strip() for name, value in re.findall(r"^(\w+):(.*)$", text, re.MULTILINE)}
 
-    def family(self) -> list[int]:
+    def process_tree(self) -> list[int]:
         found = [self.pid]
         for pid in found:
             for task in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -144,7 +144,7 @@ def image() -> Iterator[Image]:
 
 @contextmanager
 def starting(image: Image) -> Iterator[Container]:
-    """The image's own command, with its own environment and user."""
+    """Starts the command of the image, with the environment and user of the image."""
     user, _, group = image.config["User"].partition(":")
     assert user == group
     assert user.isdigit()
@@ -165,10 +165,10 @@ def starting(image: Image) -> Iterator[Container]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            until(lambda: bool(children.read_text()))
+            wait_until(lambda: bool(children.read_text()))
             yield Container(image, process, int(children.read_text()))
         finally:
-            # `--kill-child` spares who has become another user.
+            # `--kill-child` does not kill a process that changed its user.
             for child in children.read_text().split() if process.poll() is None else ():
                 os.kill(int(child), signal.SIGKILL)
             process.kill()
@@ -186,19 +186,19 @@ def serving(image: Image) -> Iterator[Container]:
 def container(image) -> Iterator[Container]:
     started = time.monotonic()
     with serving(image) as running:
-        print(f"answers after {time.monotonic() - started:.1f} s")
+        print(f"ready after {time.monotonic() - started:.1f} s")
         yield running
 
 
-def until(holds) -> None:
-    """What the kernel tells nobody has to be looked at again and again."""
+def wait_until(holds) -> None:
+    """Polls until a condition holds: the kernel sends no event for it."""
     deadline = time.monotonic() + START_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_it_answers_the_three_tasks(container):
+def test_image_answers_the_three_tasks(container):
     (((label,),), answer, tokens) = (
         container.answer("/classify", {"inputs": "A warm, funny and clever film.", "parameters": {"top_k": 1}}),
         container.answer("/qa", {"inputs": {"question": "Where does Clara live?", "context": "Clara lives in Bern."}}),
@@ -211,15 +211,15 @@ def test_it_answers_the_three_tasks(container):
 
 
 @pytest.mark.skipif("avx2" not in processor(), reason="there is no kernel for this CPU")
-def test_its_kernels_were_compiled(container):
-    checked = container.end("swiftlet", "check")
+def test_image_has_compiled_kernels(container):
+    checked = container.execute("swiftlet", "check")
 
     assert checked.returncode == 0, checked.stderr
     engines = re.findall(r"^ *engine +(\S+)", checked.stdout, re.MULTILINE)
     assert engines == ["native"] * len(EMBEDDED)
 
 
-def test_its_own_port_says_that_it_is_ready_and_so_does_its_health_check(container):
+def test_image_reports_ready_on_the_admin_port_and_in_its_health_check(container):
     kind, *command = container.image.config["Healthcheck"]["Test"]
 
     assert container.answer("/health/ready", port=9000) == {"ready": True}
@@ -229,8 +229,8 @@ def test_its_own_port_says_that_it_is_ready_and_so_does_its_health_check(contain
     assert container.run(*(part.replace("9000", "9") for part in command)) != 0
 
 
-def test_it_runs_as_nobody_in_particular_and_can_write_nothing(container):
-    for pid in container.family():
+def test_image_runs_without_privileges_and_cannot_write(container):
+    for pid in container.process_tree():
         status = container.status(pid)
 
         assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"10001"}
@@ -241,7 +241,7 @@ def test_it_runs_as_nobody_in_particular_and_can_write_nothing(container):
         assert container.run("touch", f"{folder}/something") != 0
 
 
-def test_it_holds_what_serving_needs_and_no_more(image):
+def test_image_holds_only_the_packages_for_serving(image):
     packages = {path.name for path in image.packages.iterdir()}
 
     assert {"onnxruntime", "tokenizers", "swiftlet_serve"} <= packages
@@ -252,8 +252,8 @@ def test_it_holds_what_serving_needs_and_no_more(image):
     } == EMBEDDED
 
 
-def test_it_holds_the_packages_of_its_lock_and_no_other(image):
-    """So the bill of materials that `docker/sbom` makes of the lock is the image's."""
+def test_image_holds_exactly_the_packages_of_its_lock(image):
+    """Therefore the bill of materials that `docker/sbom` makes of the lock describes the image."""
     found = distributions(path=[str(image.packages)])
     installed = {each.name.lower().replace("_", "-"): each.version for each in found}
     version = installed.pop("swiftlet-serve")
@@ -262,7 +262,7 @@ def test_it_holds_the_packages_of_its_lock_and_no_other(image):
     assert version == PROJECT["project"]["version"]
 
 
-def test_it_is_small(image):
+def test_image_is_small(image):
     size = sum(path.lstat().st_size for path in (image.root / "opt/swiftlet").rglob("*")) / 1e6
     print(f"{size:.0f} MB on top of the base")
 
@@ -276,34 +276,36 @@ HEAVY = {
 }
 
 
-def test_it_uses_no_more_memory_than_pods_get(container):
+def test_image_memory_fits_the_limit_of_a_pod(container):
     for network in ("albert", "mobilebert"):
         asking = [
             container.ask(path, body | {"model": f"{network}-{name}", "parameters": {"top_k": 1}})
             for path, (name, body) in HEAVY.items()
         ]
         for each in asking:
-            told, error = each.communicate()
-            assert told, error.decode()
-    resident = [int(container.status(pid)["VmRSS"].split()[0]) // 1024 for pid in container.family()]
-    print(f"resident: {resident} MiB, threads: {[container.status(pid)['Threads'] for pid in container.family()]}")
+            output, error = each.communicate()
+            assert output, error.decode()
+    resident = [int(container.status(pid)["VmRSS"].split()[0]) // 1024 for pid in container.process_tree()]
+    print(
+        f"resident: {resident} MiB, threads: {[container.status(pid)['Threads'] for pid in container.process_tree()]}"
+    )
 
     assert sum(resident) < 768
 
 
-def test_told_to_stop_it_answers_what_it_has_and_ends_with_0(image):
+def test_image_finishes_requests_on_sigterm_and_exits_with_0(image):
     with serving(image) as container:
         asking = container.ask("/classify", {"inputs": ["word " * 200] * 32, "parameters": {"top_k": 1}})
         sockets = Path(f"/proc/{container.pid}/net/tcp")
-        until(lambda: ":1F40" in "".join(re.findall(r"^ *\d+: (.*) 01 ", sockets.read_text(), re.MULTILINE)))
+        wait_until(lambda: ":1F40" in "".join(re.findall(r"^ *\d+: (.*) 01 ", sockets.read_text(), re.MULTILINE)))
 
         assert container.stop() == 0
         assert len(json.loads(asking.communicate()[0])) == 32
 
 
-def test_told_to_stop_while_it_starts_it_ends_with_0(image):
+def test_image_exits_with_0_on_sigterm_during_start(image):
     with starting(image) as container:
         maps = Path(f"/proc/{container.pid}/maps")
-        until(lambda: "pydantic_core" in maps.read_text())  # it imports, and has nothing to serve yet
+        wait_until(lambda: "pydantic_core" in maps.read_text())  # it still imports modules
 
         assert container.stop() == 0

@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes accepts, mean what they say, and follow from what was measured."""
+"""The Kubernetes manifests: valid, consistent with the image and the server, and sized by measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from swiftlet_serve.service.http import server
+from swiftlet_serve.service.http import port, server
 from swiftlet_serve.service.settings import Settings
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT
@@ -24,16 +24,16 @@ from tests.support.paths import ROOT
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu", "gpu")
 KUBERNETES = "1.37"
-END_S = 7.0  # what the README says a server needs beyond draining and finishing
+EXIT_S = 7.0  # from the README: a server exits within this time after its last request
 
 
 def kustomize_version() -> int:
-    """The major version of the Kustomize in kubectl; 0 where there is none, or one that does not tell."""
+    """Returns the major version of the Kustomize in kubectl, or 0 if it is unknown."""
     if (kubectl := shutil.which("kubectl")) is None:
         return 0
-    told = subprocess.run([kubectl, "version", "--client", "--output", "json"], capture_output=True, text=True)
+    done = subprocess.run([kubectl, "version", "--client", "--output", "json"], capture_output=True, text=True)
     try:
-        return int(json.loads(told.stdout)["kustomizeVersion"][1:].split(".")[0])
+        return int(json.loads(done.stdout)["kustomizeVersion"][1:].split(".")[0])
     except (ValueError, KeyError):
         return 0
 
@@ -74,12 +74,12 @@ def container(manifests: list[dict[str, Any]]) -> Any:
 
 
 def settings(manifests: list[dict[str, Any]]) -> Settings:
-    """What the server makes of the environment it is given."""
+    """Returns the settings that the server reads from its environment."""
     given = {each["name"].removeprefix("SWIFTLET_").lower(): each["value"] for each in container(manifests)["env"]}
     return Settings(**given)
 
 
-def test_kubernetes_accepts_every_manifest(manifests):
+def test_manifests_are_valid(manifests):
     for manifest in manifests:
         if kind(manifest) in VALIDATORS:
             assert refusals(manifest) == []
@@ -87,7 +87,7 @@ def test_kubernetes_accepts_every_manifest(manifests):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
-def test_everything_is_in_the_namespace_that_holds_pods_to_the_restricted_standard(manifests):
+def test_manifests_are_in_a_namespace_with_the_restricted_standard(manifests):
     namespace = one(manifests, "Namespace")
 
     for mode in ("enforce", "audit", "warn"):
@@ -123,27 +123,28 @@ def test_pods_have_no_token(manifests):
     assert pod(manifests)["serviceAccountName"] == one(manifests, "ServiceAccount")["metadata"]["name"]
 
 
-def test_the_image_is_of_this_version(manifests, overlay):
+def test_pods_run_the_image_of_this_version(manifests, overlay):
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
     assert container(manifests)["image"] == f"swiftlet:{version}-{overlay}"
 
 
-def test_the_grace_period_is_as_long_as_the_server_takes(manifests):
-    told, hook = settings(manifests), container(manifests).get("lifecycle", {}).get("preStop", {})
-    takes = hook.get("sleep", {}).get("seconds", 0) + told.drain_s + told.shutdown_timeout_s + END_S
+def test_grace_period_covers_the_shutdown(manifests):
+    configured_s = settings(manifests).drain_s + settings(manifests).shutdown_timeout_s
+    hook = container(manifests).get("lifecycle", {}).get("preStop", {})
+    shutdown_s = hook.get("sleep", {}).get("seconds", 0) + configured_s + EXIT_S
 
-    assert takes <= pod(manifests)["terminationGracePeriodSeconds"] <= takes + 5
-    assert server.GIVE_UP_S + 2 * server.LOOK_S + server.CLOSE_S + server.GIVE_UP_S < END_S
+    assert shutdown_s <= pod(manifests)["terminationGracePeriodSeconds"] <= shutdown_s + 5
+    assert port.CANCEL_S + 2 * port.POLL_S + server.CLOSE_S + port.CANCEL_S < EXIT_S
 
 
-def test_the_server_drains_for_longer_than_its_end_takes_to_be_noticed(manifests):
+def test_drain_time_covers_the_readiness_probe(manifests):
     probe = container(manifests)["readinessProbe"]
 
     assert settings(manifests).drain_s > probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
 
 
-def test_probes_ask_the_own_port_what_they_mean(manifests):
+def test_probes_use_the_admin_port(manifests):
     probes = {name: container(manifests)[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
 
     assert {name: probe["httpGet"] for name, probe in probes.items()} == {
@@ -151,25 +152,25 @@ def test_probes_ask_the_own_port_what_they_mean(manifests):
         "readiness": {"path": "/health/ready", "port": "admin"},
         "liveness": {"path": "/health/live", "port": "admin"},
     }
-    watchdog = 5.0  # it ends a process whose loop hangs: the kubelet should not come first
-    assert probes["liveness"]["periodSeconds"] * probes["liveness"]["failureThreshold"] > 2 * watchdog
+    watchdog_s = 5.0  # the watchdog ends a process whose event loop hangs, before the kubelet does
+    assert probes["liveness"]["periodSeconds"] * probes["liveness"]["failureThreshold"] > 2 * watchdog_s
 
 
-def test_ports_are_those_of_the_image(manifests):
+def test_pods_have_the_ports_of_the_image(manifests):
     image = dict(re.findall(r"SWIFTLET_(\w*PORT)=(\d+)", (ROOT / "docker/Dockerfile").read_text()))
     ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
 
     assert ports == {"http": int(image["PORT"]), "admin": int(image["ADMIN_PORT"])}
 
 
-def test_clients_are_given_the_public_port_only(manifests):
+def test_service_exposes_the_public_port_only(manifests):
     service = one(manifests, "Service")["spec"]
 
     assert [port["targetPort"] for port in service["ports"]] == ["http"]
     assert service["selector"] == one(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
 
 
-def test_nothing_may_talk_to_a_pod_or_be_talked_to_but_clients_and_prometheus(manifests):
+def test_network_policies_allow_clients_and_prometheus_only(manifests):
     policies = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "NetworkPolicy"}
 
     assert policies.pop("default-deny") == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -197,7 +198,7 @@ def test_nothing_may_talk_to_a_pod_or_be_talked_to_but_clients_and_prometheus(ma
     }
 
 
-def test_prometheus_finds_every_pod_once(manifests):
+def test_service_monitor_selects_every_pod_once(manifests):
     monitor = one(manifests, "ServiceMonitor")["spec"]
     services = [each for each in manifests if each["kind"] == "Service"]
     found = [
@@ -213,18 +214,18 @@ def test_prometheus_finds_every_pod_once(manifests):
 RULES = ROOT / "docker/prometheus/rules.yml"
 
 
-def test_the_rules_are_those_that_compose_runs_with(manifests):
-    """`k8s/rules` writes them."""
+def test_prometheus_rule_equals_the_rules_of_compose(manifests):
+    """If this fails, run `k8s/rules`."""
     assert one(manifests, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text("utf-8"))
 
 
-def test_replicas_are_spread_and_go_one_at_a_time(manifests):
+def test_replicas_are_spread_and_replaced_one_at_a_time(manifests):
     deployment = one(manifests, "Deployment")["spec"]
     spread = pod(manifests)["topologySpreadConstraints"]
 
     assert {each["topologyKey"] for each in spread} == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
     assert all(each["labelSelector"] == deployment["selector"] for each in spread)
-    assert "replicas" not in deployment  # or to apply it would undo what the autoscaler did
+    assert "replicas" not in deployment  # applying it would undo the decision of the autoscaler
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     disruption = one(manifests, "PodDisruptionBudget")["spec"]
     assert disruption["maxUnavailable"] == 1
@@ -232,7 +233,7 @@ def test_replicas_are_spread_and_go_one_at_a_time(manifests):
     assert one(manifests, "HorizontalPodAutoscaler")["spec"]["minReplicas"] > disruption["maxUnavailable"]
 
 
-def test_the_adapter_makes_the_metric_that_the_autoscaler_asks_for(manifests):
+def test_adapter_provides_the_metric_of_the_autoscaler(manifests):
     (rule,) = yaml.safe_load((K8S / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     (asked,) = [each["pods"] for each in metrics(manifests) if each["type"] == "Pods"]
 
@@ -245,7 +246,7 @@ def metrics(manifests: list[dict[str, Any]]) -> list[Any]:
     return list(one(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"])
 
 
-def test_own_models_come_from_a_volume_that_is_only_read(tmp_path):
+def test_own_models_come_from_a_read_only_volume(tmp_path):
     overlay = K8S / "own-models"
     kustomization = {"resources": ["base"], "components": ["own-models"]}
     shutil.copytree(K8S / "base", tmp_path / "base")
@@ -258,7 +259,7 @@ def test_own_models_come_from_a_volume_that_is_only_read(tmp_path):
     assert mount["readOnly"]
     assert volume["persistentVolumeClaim"]["readOnly"]
     assert all(Path(model).is_relative_to(mount["mountPath"]) for model in settings(manifests).models)
-    assert settings(manifests).drain_s > 0  # what the base sets is still there
+    assert settings(manifests).drain_s > 0  # the settings of the base remain
 
 
 def test_kserve_runs_the_same_container():
@@ -274,82 +275,91 @@ def test_kserve_runs_the_same_container():
         ours["resources"]["limits"].items()
     )
     numbers = {each["name"]: each["containerPort"] for each in ours["ports"]}
-    for name in ("startupProbe", "readinessProbe", "livenessProbe"):  # a ServingRuntime's port has no name for them
+    for name in (
+        "startupProbe",
+        "readinessProbe",
+        "livenessProbe",
+    ):
+        # A probe of a ServingRuntime cannot refer to a port by name.
         probe = {**ours[name], "httpGet": {**ours[name]["httpGet"], "port": numbers["admin"]}}
         assert runtime[name] == probe
     assert [port["containerPort"] for port in runtime["ports"]] == [numbers["http"]]
     assert model["model"]["runtime"] == one(kserve, "ServingRuntime")["metadata"]["name"]
     formats = {each["name"] for each in one(kserve, "ServingRuntime")["spec"]["supportedModelFormats"]}
     assert model["model"]["modelFormat"]["name"] in formats
-    told = {each["name"]: each["value"] for each in runtime["env"]}
-    assert told["SWIFTLET_MODELS"] == "/mnt/models"  # where KServe puts what storageUri names
-    takes = float(told["SWIFTLET_DRAIN_S"]) + Settings.model_fields["shutdown_timeout_s"].default + END_S
-    assert model["terminationGracePeriodSeconds"] >= takes
+    variables = {each["name"]: each["value"] for each in runtime["env"]}
+    assert variables["SWIFTLET_MODELS"] == "/mnt/models"  # KServe mounts storageUri there
+    shutdown_s = float(variables["SWIFTLET_DRAIN_S"]) + Settings.model_fields["shutdown_timeout_s"].default + EXIT_S
+    assert model["terminationGracePeriodSeconds"] >= shutdown_s
 
 
-# The capacity model of k8s/README.md, and what follows from it.
+# The capacity model of k8s/README.md
 
 README = (K8S / "README.md").read_text("utf-8")
 OBJECTIVE_S = 0.3
-BUSY = 0.7  # the share of its time that a core may be busy
+MAX_UTILISATION = 0.7
 
 
 def rows(first: str) -> list[list[str]]:
-    """The rows of the README's table whose header begins so."""
+    """Returns the rows of the README's table whose header begins with `first`."""
     (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in found.splitlines()]
 
 
-def p99_s(service_s: float, busy: float) -> float:
-    """What 99 % of requests take at most, of which each takes `service_s` alone, on a core that is busy so much."""
-    return service_s * (1 + math.log(100 * busy) / (2 * (1 - busy)))
+def p99_s(service_s: float, utilisation: float) -> float:
+    """Returns the p99 latency on one core with a constant service time, at a utilisation."""
+    return service_s * (1 + math.log(100 * utilisation) / (2 * (1 - utilisation)))
 
 
-def most_busy(service_s: float) -> float:
-    """The share of its time that a core may be busy if the objective is to hold; 0 where it cannot."""
+def highest_utilisation(service_s: float) -> float:
+    """Returns the highest utilisation at which the objective holds; 0 if there is none."""
     return max(
-        (share / 100 for share in range(5, int(100 * BUSY) + 1) if p99_s(service_s, share / 100) <= OBJECTIVE_S),
+        (
+            share / 100
+            for share in range(5, int(100 * MAX_UTILISATION) + 1)
+            if p99_s(service_s, share / 100) <= OBJECTIVE_S
+        ),
         default=0,
     )
 
 
-def test_the_table_of_replicas_follows_from_what_was_measured():
+def test_readme_replica_rates_follow_from_the_measured_rates():
     cores = int(container(render(K8S / "overlays/cpu"))["resources"]["limits"]["cpu"])
     lengths = [int(row[0]) for row in rows("tokens")]
 
     for column in (1, 2):
         for row in rows("tokens"):
             rate = float(row[column])
-            assert float(row[column + 2]) == pytest.approx(cores * rate * most_busy(1 / rate), abs=0.5)
+            assert float(row[column + 2]) == pytest.approx(cores * rate * highest_utilisation(1 / rate), abs=0.5)
     assert lengths == sorted(lengths)
 
 
-def test_the_table_says_when_and_on_what_it_was_measured():
-    (told,) = re.findall(r"^(Requests for each second.*?)\n\n\| tokens", README, re.MULTILINE | re.DOTALL)
+def test_readme_names_date_and_commit_of_the_measurement():
+    (setting,) = re.findall(r"^(Measured with .*?)\n\n\| tokens", README, re.MULTILINE | re.DOTALL)
 
-    assert re.search(r"on \d{4}-\d{2}-\d{2}, at commit [0-9a-f]{7} \(version [\d.]+, Python [\d.]+\)", told)
+    assert re.search(r"on \d{4}-\d{2}-\d{2}, at commit [0-9a-f]{7} \(version [\d.]+, Python [\d.]+\)", setting)
 
 
-def test_resources_follow_from_what_was_measured():
+def test_resources_follow_from_the_measured_memory():
     limits = container(render(K8S / "overlays/cpu"))["resources"]["limits"]
     measured = sum(float(row[1].split()[0]) for row in rows("process"))  # MiB
 
     assert 1.5 * measured <= int(limits["memory"].removesuffix("Mi")) <= 2.5 * measured
     assert limits == container(render(K8S / "overlays/cpu"))["resources"]["requests"]
-    assert limits["cpu"].isdigit()  # the server rounds a part of a core down
+    assert limits["cpu"].isdigit()  # the server ignores fractions of a core
 
 
-def wait_s(busy: float, service_s: float) -> float:
-    """The mean wait in a queue before one core whose requests all take the same; one that grows, where it must."""
-    return service_s * busy / (2 * (1 - busy)) if busy < 0.99 else 50 * service_s
+def wait_s(utilisation: float, service_s: float) -> float:
+    """Returns the mean wait before one core with a constant service time. Above its capacity, the wait is long."""
+    return service_s * utilisation / (2 * (1 - utilisation)) if utilisation < 0.99 else 50 * service_s
 
 
 def autoscale(asked: list[Any], behavior: Any, load: float, replicas: int, capacity: float) -> list[int]:
-    """The replicas that the autoscaler wants in 4 hours of a steady load, every 15 s, by its documented rule."""
+    """Returns the replicas that the documented rule of the autoscaler gives in 4 hours of steady load, every 15 s."""
     wanted, history = [], [replicas]
     for _ in range(960):
-        busy = min(load / (replicas * capacity), 1.0)
-        readings = {"Pods": wait_s(busy, 2 / capacity) / 0.1, "Resource": 100 * busy / 70}
+        utilisation = min(load / (replicas * capacity), 1.0)
+        readings = {"Pods": wait_s(utilisation, 2 / capacity) / 0.1, "Resource": 100 * utilisation / 70}
         ratios = [readings[each["type"]] for each in asked]
         proposals = [replicas if abs(ratio - 1) <= 0.1 else math.ceil(replicas * ratio) for ratio in ratios]
         history = [*history, max(proposals)][-behavior["scaleDown"]["stabilizationWindowSeconds"] // 15 :]
@@ -360,13 +370,13 @@ def autoscale(asked: list[Any], behavior: Any, load: float, replicas: int, capac
 
 
 @pytest.mark.parametrize("load", range(20, 800, 60))
-def test_the_autoscaler_settles_where_the_objective_holds(load):
+def test_autoscaler_settles_at_a_load_that_holds_the_objective(load):
     autoscaler = one(render(K8S / "overlays/cpu"), "HorizontalPodAutoscaler")["spec"]
     targets = {each["type"]: next(iter(each[each["type"].lower()].values())) for each in autoscaler["metrics"]}
     assert autoscaler["metrics"][0]["pods"]["target"]["averageValue"] == "100m"
-    assert autoscaler["metrics"][1]["resource"]["target"]["averageUtilization"] == 100 * BUSY
+    assert autoscaler["metrics"][1]["resource"]["target"]["averageUtilization"] == 100 * MAX_UTILISATION
     assert targets
-    capacity = 64.0  # requests a second of one replica
+    capacity = 64.0  # requests per second of one replica
     for start in (2, 20):
         settled = autoscale(autoscaler["metrics"], autoscaler["behavior"], load, start, capacity)[-240:]
 
@@ -374,7 +384,7 @@ def test_the_autoscaler_settles_where_the_objective_holds(load):
         assert load / (settled[0] * capacity) < 0.8 or settled[0] == 20
 
 
-def test_the_queue_alone_would_not_settle():
+def test_autoscaler_does_not_settle_with_the_queue_metric_alone():
     autoscaler = one(render(K8S / "overlays/cpu"), "HorizontalPodAutoscaler")["spec"]
     alone = [each for each in autoscaler["metrics"] if each["type"] == "Pods"]
 

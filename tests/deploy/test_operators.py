@@ -1,4 +1,4 @@
-"""What the Prometheus operator and KServe are given, they accept: no field is unknown, of another type or missing."""
+"""The manifests for the Prometheus operator and KServe meet their schemas, which refuse unknown fields and types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kind(manifest: dict[str, Any]) -> str:
 
 
 def refusals(manifest: dict[str, Any]) -> list[str]:
-    """What an API server that validates strictly would say of one of the operators' kinds."""
+    """Returns the complaints of an API server with strict validation."""
     return [error.message for error in VALIDATORS[kind(manifest)].iter_errors(manifest)]
 
 
@@ -43,16 +43,16 @@ MANIFESTS = {
 }
 
 
-def test_there_is_a_schema_for_each_of_the_operators_kinds():
+def test_schemas_cover_every_kind():
     assert {kind(manifest) for manifest in MANIFESTS.values()} == VALIDATORS.keys()
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_an_operator_accepts_the_manifest(name):
+def test_manifest_meets_its_schema(name):
     assert refusals(MANIFESTS[name]) == []
 
 
-WRONG = [
+INVALID = [
     ("ServiceMonitor", "spec.selector", None, "'selector' is a required property"),
     ("ServiceMonitor", "spec.jobLable", "app", "'jobLable' was unexpected"),
     ("ServiceMonitor", "spec.endpoints.0.interval", 10, "10 is not of type 'string'"),
@@ -70,16 +70,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "path", "value", "said"), WRONG)
-def test_a_manifest_that_is_wrong_somewhere_is_refused(name, path, value, said):
+@pytest.mark.parametrize(("name", "path", "value", "expected"), INVALID)
+def test_schema_refuses_an_invalid_manifest(name, path, value, expected):
     manifest = copy.deepcopy(MANIFESTS[name])
-    *within, last = path.split(".")
-    place = manifest
-    for step in within:
-        place = place[int(step) if step.isdigit() else step]
-    place[last] = value
+    *steps, last = path.split(".")
+    parent = manifest
+    for step in steps:
+        parent = parent[int(step) if step.isdigit() else step]
+    parent[last] = value
     if value is None:
-        del place[last]
+        del parent[last]
     (refusal,) = refusals(manifest)
 
-    assert said in refusal
+    assert expected in refusal

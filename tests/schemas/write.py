@@ -1,12 +1,12 @@
-"""Writes what the Prometheus operator and KServe accept, as JSON Schema, from packages that hold their types.
+"""Writes JSON schemas of the resources of the Prometheus operator and KServe, from packages with their types.
 
     pip download --no-deps --only-binary :all: --ignore-requires-python --dest /tmp/types \\
         cloudcoil.models.prometheus-operator==0.93.1.1 kserve==0.21.0
     python tests/schemas/write.py /tmp/types
 
-Both packages were generated from the operators' own definitions. Here they are read, and neither installed nor run.
-Descriptions stay out, and the status, which no manifest has. KServe's package tells names and types, and not which
-texts and numbers are allowed. What is Kubernetes' own is left to the schemas of kubernetes-validate.
+Both packages were generated from the operators' own definitions. They are parsed, and neither installed nor imported.
+Descriptions and the status are left out. KServe's package defines names and types, and no constraints on values. The
+types of Kubernetes itself refer to the schemas of kubernetes-validate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIMITS = {"pattern": "pattern", "ge": "minimum", "min_length": "minLength"}
 
 
 class Types:
-    """The classes of a package, as schemas of those that were asked for."""
+    """The classes of a package. `named` converts a class, and the classes that it refers to, to schemas."""
 
     def __init__(self, package: Path) -> None:
         self.schemas: dict[str, Schema] = {}
@@ -67,7 +67,7 @@ class Types:
             return {"$ref": f"#/$defs/{name}"}
         if re.match("V1[A-Z]", name):
             return {"$ref": f"{CORE}.api.core.v1.{name[2:]}"}
-        return {}  # the package does not tell what this is
+        return {}  # the package does not define this type
 
     def _class(self, of: ast.ClassDef) -> Schema:
         if any(isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "openapi_types" for each in of.body):
@@ -75,7 +75,7 @@ class Types:
         return self._pydantic(of)
 
     def _pydantic(self, of: ast.ClassDef) -> Schema:
-        """What has no value is required."""
+        """Converts a pydantic model. Fields without a default are required."""
         fields: dict[str, Schema] = {}
         required: list[str] = []
         for each in of.body:
@@ -91,7 +91,7 @@ class Types:
         return whole(fields, required)
 
     def _openapi(self, of: ast.ClassDef) -> Schema:
-        """Two tables, of types and of names; what is required, a setter refuses to be without."""
+        """Converts a class of OpenAPI Generator. Its setters refuse None for required fields."""
         tables = {
             ast.unparse(each.targets[0]): ast.literal_eval(each.value)
             for each in of.body
@@ -99,14 +99,14 @@ class Types:
         }
         names = tables["attribute_map"]
         fields = {
-            names[each]: self._annotation(ast.parse(told, mode="eval").body)
-            for each, told in tables["openapi_types"].items()
+            names[each]: self._annotation(ast.parse(annotation, mode="eval").body)
+            for each, annotation in tables["openapi_types"].items()
             if each != "status"
         }
         return whole(fields, [names[each] for each in re.findall("for `(.+)`, must not be `None`", ast.unparse(of))])
 
-    def _annotation(self, told: ast.expr) -> Schema:
-        match told:
+    def _annotation(self, annotation: ast.expr) -> Schema:
+        match annotation:
             case ast.Name(id=name):
                 return self.named(name)
             case ast.Subscript(value=ast.Name(id="list"), slice=item):
@@ -123,18 +123,18 @@ class Types:
                 return self._annotation(left)
             case ast.BinOp(left=left, right=right):
                 return {"anyOf": [self._annotation(left), self._annotation(right)]}
-        raise ValueError(f"What {ast.unparse(told)} allows is not known here.")
+        raise ValueError(f"The annotation {ast.unparse(annotation)} is not supported.")
 
 
-def limits(told: dict[str, Any]) -> Schema:
-    found = {LIMITS[name]: value for name, value in told.items() if name in LIMITS}
+def limits(constraints: dict[str, Any]) -> Schema:
+    found = {LIMITS[name]: value for name, value in constraints.items() if name in LIMITS}
     if "pattern" in found:
-        found["pattern"] = found["pattern"].replace("^(?i)", "(?i)^")  # as Python has it; the former is Go's
+        found["pattern"] = found["pattern"].replace("^(?i)", "(?i)^")  # from Go's syntax to Python's
     return found
 
 
 def whole(fields: dict[str, Schema], required: list[str]) -> Schema:
-    """An object with these fields and no other: so an API server takes it that validates strictly."""
+    """Returns the schema of an object that refuses other fields, as an API server with strict validation does."""
     schema = {"type": "object", "additionalProperties": False, "properties": dict(sorted(fields.items()))}
     return schema | ({"required": sorted(required)} if required else {})
 
