@@ -34,6 +34,7 @@ EXAMPLES = [
     if "login page" not in example.body  # the tutorial's own model; tests/docs/test_tutorial.py asks it
 ]
 README_MAX_LINES = 150
+FOREIGN_NAMES = {"from_pretrained", "save_pretrained"}  # of transformers
 
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 code_page = pytest.mark.parametrize("path", CODE_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -43,6 +44,17 @@ code_page = pytest.mark.parametrize("path", CODE_PAGES, ids=lambda path: str(pat
 def client() -> TestClient:
     with TestClient(create_app(Runtime.load(Settings()))) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def source_words() -> set[str]:
+    files = [
+        file
+        for folder in ("service", "models", "loadtest", "docs")
+        for suffix in (".cpp", ".h", ".py", ".toml", "card.json")
+        for file in (ROOT / folder).rglob(f"*{suffix}")
+    ]
+    return {word for file in files for word in re.findall(r"\w+", text_of(file))}
 
 
 @pytest.mark.skipif(not list(find_artifacts(BUNDLED)), reason="this tree has no embedded models")
@@ -106,6 +118,14 @@ def test_paths_named_in_code_exist(path: Path):
     }
 
     assert [one for one in named if not any((ROOT / folder / one).exists() for folder in (".", "models"))] == []
+
+
+@code_page
+def test_names_in_code_spans_occur_in_the_source(path: Path, source_words: set[str]):
+    """A renamed setting, key or field leaves no trace in the documents."""
+    named = {one for one in code(text_of(path)) if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", one)}
+
+    assert {one for one in named if re.sub(r"^swiftlet_|_total$", "", one) not in source_words | FOREIGN_NAMES} == set()
 
 
 @code_page
