@@ -1,4 +1,4 @@
-"""The command `swiftlet`, also as `python -m service`."""
+"""The command `swiftlet`. `python -m swiftlet_serve.service` runs the same command."""
 
 import os
 import signal
@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    # The kernel spares the first process of a container every signal for which it has no handler: told to stop while it
-    # loads, a server would go on to serve until it is killed. So there is a handler before anything else is imported.
+    # The kernel discards signals without a handler for process 1 of a container. Without this handler, SIGTERM during
+    # start-up would be lost.
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from swiftlet_serve.service import cli

@@ -1,4 +1,4 @@
-"""The command `swiftlet`. Each subcommand is a function here, which imports what it needs when it is called."""
+"""The command `swiftlet`. Each subcommand is a function that imports its dependencies when it is called."""
 
 from __future__ import annotations
 
@@ -23,17 +23,29 @@ from swiftlet_serve.service.settings import Settings
 if TYPE_CHECKING:
     from swiftlet_serve.models.training.plot import Against
     from swiftlet_serve.service.loading import LoadedModel
+    from swiftlet_serve.service.offline.evaluate import Evaluation
     from swiftlet_serve.service.runtime import Runtime
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
 BAR_WIDTH: Final = 40
-CLEAR: Final = "\r\x1b[K"  # a bar that is drawn on the line
+CLEAR_LINE: Final = "\r\x1b[K"
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+data_option: Final = click.option(
+    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the data files."
+)
+runs_option: Final = click.option(
+    "--runs", type=Directory, default="runs", show_default=True, help="Folder for the state of runs."
+)
+device_option: Final = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device to train on."
+)
+
+
 class Commands(click.Group):
-    """Says in one line what is wrong with an artifact, a checkpoint or the installation."""
+    """Prints an error in an artifact, a checkpoint or the installation as one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -49,7 +61,7 @@ def main() -> None:
 
 
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each setting. The settings themselves say what each is and check what it is given."""
+    """Adds an option for each setting. `Settings` holds the descriptions and validates the values."""
     for name, field in reversed(Settings.model_fields.items()):
         default = "" if field.default_factory or field.default in ((), "", None) else f" [default: {field.default}]"
         command = click.option(
@@ -63,9 +75,10 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @setting_options
 def serve(**given: str | None) -> None:
-    """Serves models over HTTP until it is told to stop.
+    """Serves models over HTTP until it receives SIGINT or SIGTERM.
 
-    Nothing has to be set. Each option may come from the environment too: --timeout-ms from SWIFTLET_TIMEOUT_MS.
+    All options have defaults. Each option can also be set by an environment variable, for example --timeout-ms by
+    SWIFTLET_TIMEOUT_MS.
     """
     from swiftlet_serve.service.http import server
 
@@ -75,26 +88,28 @@ def serve(**given: str | None) -> None:
 @main.command()
 @click.argument("name")
 def key(name: str) -> None:
-    """Makes an API key for NAME.
+    """Creates an API key for NAME.
 
-    The key is shown once, on standard error. The line for `api_keys_file`, which holds only its hash, goes to standard
-    output: swiftlet key NAME >> keys
+    The key is printed once, on standard error. Standard output gets the line for `api_keys_file`, which holds only
+    the hash of the key: swiftlet key NAME >> keys
     """
     from swiftlet_serve.service.http.api_keys import make_key
 
     made, line = make_key(name)
-    click.echo(f"The key of {name}, which is not shown again: {made}", err=True)
+    click.echo(f"API key for {name} (it is not shown again): {made}", err=True)
     click.echo(line)
 
 
 @main.command()
 @click.argument("artifacts", nargs=-1, metavar="[ARTIFACT...]")
-@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to try.")
+@click.option(
+    "--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to check with."
+)
 def check(artifacts: tuple[str, ...], engine: str) -> None:
-    """Verifies artifacts and replays their golden answers, as `serve` does before it starts.
+    """Verifies artifacts and replays their golden answers.
 
-    ARTIFACT is a directory or the name of an embedded model; without any, all embedded ones are tried. The exit status
-    is 1 if one of them cannot be served.
+    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of an embedded model. Default:
+    all embedded models. The exit status is 1 if an artifact cannot be served.
     """
     from swiftlet_serve.service.loading import load_model, locate
 
@@ -102,53 +117,70 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     for name in artifacts or [str(path) for path in locate(())]:
         try:
             (path,) = locate([name])
-            click.echo(_describe(load_model(path, engine)))
+            click.echo(_description(load_model(path, engine)))
         except (ArtifactError, SetupError) as error:
             failed = True
-            click.echo(f"{click.style('unfit', fg='red')}  {error}", err=True)
+            click.echo(f"{click.style('failed', fg='red')}  {error}", err=True)
     sys.exit(failed)
 
 
 @main.command("import")
 @click.argument("source")
-@click.option("--task", required=True, type=click.Choice(tasks.names()), help="What the checkpoint was trained for.")
-@click.option("--name", help="Name of the artifact; the source's own if left out.")
-@click.option("--revision", help="Commit, tag or branch of a hub repository; the one found is recorded.")
-@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifact goes to.")
-@click.option("--precision", type=click.Choice(get_args(Precision)), default="int8", show_default=True)
-@click.option("--data", type=DataFile, help="File to measure fp32 and int8 on: .tsv, SQuAD .json, or running text.")
-@click.option("--limit", type=click.IntRange(1), help="Examples of it to measure on.")
-@click.option("--max-loss", type=float, default=0.5, show_default=True, help="Points that int8 may lose on the data.")
+@click.option("--task", required=True, type=click.Choice(tasks.names()), help="Task of the checkpoint.")
+@click.option("--name", help="Name of the artifact. Default: the name of the source.")
+@click.option("--revision", help="Commit, tag or branch of a hub repository. The artifact records the commit.")
+@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder to write the artifact to.")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    default="int8",
+    show_default=True,
+    help="Precision of the weights.",
+)
+@click.option(
+    "--data", type=DataFile, help="Data file to measure fp32 and int8 on, in the format of `swiftlet evaluate`."
+)
+@click.option("--limit", type=click.IntRange(1), help="Number of examples of the data file to use. Default: all.")
+@click.option(
+    "--max-loss", type=float, default=0.5, show_default=True, help="Maximum loss of int8 on the data file, in points."
+)
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
-    """Makes an artifact of a transformers checkpoint.
+    """Converts a transformers checkpoint into an artifact.
 
-    SOURCE is a directory, or the name of a repository on the Hugging Face hub, taken from the local cache if it is
-    there. Needs the extra `models`.
+    SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
+    downloaded again. Needs the extra `models`.
     """
-    with needing("models"):
+    with requires_extra("models"):
         from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
         from swiftlet_serve.service.offline.release import Measure
 
     measure = None if data is None else Measure(data, limit)
     artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=bar, **options)
     for tensor in ignored:
-        note(f"ignored {tensor}")
+        note(f"ignored tensor {tensor}")
     click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
 
 
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
-@click.option("--against", metavar="ARTIFACT", help="A second artifact, to compare with.")
+@click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
-@click.option("--skip", type=click.IntRange(0), default=0, help="Examples (for fill-mask, documents) to pass over.")
-@click.option("--limit", type=click.IntRange(1), help="Examples to measure on.")
+@click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of examples to skip at the start. For fill-mask: documents.",
+)
+@click.option(
+    "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
+)
 def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: int, limit: int | None) -> None:
-    """Measures an artifact as it is served on a data file, and may compare it with another.
+    """Measures the accuracy of an artifact on a data file.
 
-    DATA is, for classify, tab-separated texts with labels; for qa, a file in SQuAD's format; for fill-mask, running
-    text.
+    Each example takes the path of a request. The format of DATA depends on the task: tab-separated texts with
+    labels for classify, SQuAD's format for qa, running text for fill-mask.
     """
     from swiftlet_serve.service.loading import load_model, locate
     from swiftlet_serve.service.offline.evaluate import agreement, difference, evaluate
@@ -158,45 +190,32 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
         model = load_model(path, engine)
         note(f"{model.manifest.name} on {data.name}")
         results.append(evaluate(model, data, limit=limit, skip=skip, progress=bar))
-        for name, score in results[-1].scores.items():
-            click.echo(
-                f"{model.manifest.name}  {name} {score.value:.2f} %  "
-                f"(95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n})"
-            )
-        for name, bound in results[-1].upper_bounds.items():
-            where = "never answering" if math.isinf(bound.value) else f"with a threshold of {bound.value:+.2f}"
-            click.echo(
-                f"{model.manifest.name}  {name} {bound.score:.2f} %  "
-                f"({where}, chosen on these questions: an upper bound, and not what is served)"
-            )
+        for line in _score_lines(model.manifest.name, results[-1]):
+            click.echo(line)
     for name, score in results[0].baselines.items():
-        note(f"{name} would reach {score.value:.2f} %")
+        note(f"baseline, {name}: {score.value:.2f} %")
     if against:
-        ahead, same = difference(*results), agreement(*results)
+        points, same = difference(*results), agreement(*results)
         click.echo(
-            f"difference {ahead.value:+.2f} points (95 %: {ahead.low:+.2f} to {ahead.high:+.2f}), "
+            f"difference {points.value:+.2f} points (95 % CI: {points.low:+.2f} to {points.high:+.2f}), "
             f"same answer {same.value:.2f} %"
         )
 
 
 @main.command()
 @click.option(
-    "--artifact", multiple=True, help="Artifact to run on real text; may be repeated. Three embedded ones if left out."
+    "--artifact",
+    multiple=True,
+    help="Artifact to run on real text. Can be repeated. Default: three embedded models.",
 )
-@click.option("--engine", multiple=True, metavar="NAME", help="Run only this contender; may be repeated.")
+@click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
+@data_option
+@click.option("--runs", type=Directory, default="runs/bench", show_default=True, help="Folder for exported graphs.")
 @click.option(
-    "--data",
-    type=Directory,
-    default="../shared/data",
-    show_default=True,
-    help="Folder with SST-2, SQuAD and Wikipedia.",
+    "--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case, in seconds."
 )
-@click.option(
-    "--runs", type=Directory, default="runs/bench", show_default=True, help="Folder that keeps exported graphs."
-)
-@click.option("--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case.")
-@click.option("--quick", is_flag=True, help="A few cases, for a few seconds each.")
-@click.option("--out", type=Directory, help="Folder to write tables, data and a picture to.")
+@click.option("--quick", is_flag=True, help="Run fewer cases, for a shorter time.")
+@click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")
 def bench(
     artifact: tuple[str, ...],
     engine: tuple[str, ...],
@@ -206,13 +225,13 @@ def bench(
     quick: bool,
     out: Path | None,
 ) -> None:
-    """Measures CPU engines side by side on one core: ours, and those of others that are installed.
+    """Compares the installed CPU engines on one core.
 
-    The networks are MobileBERT and ALBERT-base as released, with random weights, and artifacts on real text, or on a
-    few sentences where there is no such data. Needs the extra `models`, and `plot` for the picture. Takes about twelve
-    minutes, and some more the first time.
+    The networks are MobileBERT and ALBERT-base in their released shapes, with random weights. The artifacts run on
+    real text (SST-2, SQuAD, Wikipedia), or on a few built-in sentences if the data folder does not exist. Needs the
+    extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
     """
-    with needing("models"):
+    with requires_extra("models"):
         from swiftlet_serve.service.benchmark.baselines import ENGINES
         from swiftlet_serve.service.benchmark.bench import bench
         from swiftlet_serve.service.benchmark.plan import EMBEDDED, Plan
@@ -220,13 +239,15 @@ def bench(
 
         for name in engine:
             if name not in ENGINES:
-                raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}.", param_hint="--engine")
+                raise click.BadParameter(
+                    f"{name!r} is not an engine. Choose from {', '.join(ENGINES)}.", param_hint="--engine"
+                )
         names = [name for name in ENGINES if name in engine] or list(ENGINES)
         plan = Plan(names, models=artifact or EMBEDDED, data=data, runs=runs, seconds=seconds)
         found = bench(plan.quick() if quick else plan, note)
     click.echo(text(found))
     if out is not None:
-        with needing("plot"):
+        with requires_extra("plot"):
             for path in write(found, out):
                 note(str(path))
 
@@ -234,21 +255,19 @@ def bench(
 @main.command()
 @click.argument("recipe")
 @click.option(
-    "--only", multiple=True, metavar="ARTIFACT", help="Make only this artifact of the recipe; may be repeated."
+    "--only", multiple=True, metavar="ARTIFACT", help="Make only this artifact of the recipe. Can be repeated."
 )
-@click.option(
-    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the recipe's data."
-)
-@click.option("--runs", type=Directory, default="runs", show_default=True, help="Folder that keeps the state of runs.")
-@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder the artifacts go to.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
+@data_option
+@runs_option
+@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder to write the artifacts to.")
+@device_option
 def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path, device: str) -> None:
-    """Follows a recipe from a corpus to artifacts.
+    """Trains the models of a recipe and writes them as artifacts.
 
-    RECIPE is a TOML file, or the name of one that comes with Swiftlet. A run that was stopped goes on where it was.
-    Needs the extra `models`.
+    RECIPE is a TOML file or the name of a recipe that comes with Swiftlet. An interrupted run resumes where it
+    stopped. Needs the extra `models`.
     """
-    with needing("models"):
+    with requires_extra("models"):
         from swiftlet_serve.service.offline.train import follow
 
     for artifact in follow(recipe, only, data, runs, out, note, bar, device):
@@ -257,19 +276,17 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
 
 @main.command()
 @click.argument("study")
-@click.option(
-    "--data", type=Directory, default="../shared/data", show_default=True, help="Folder with the study's data."
-)
-@click.option("--runs", type=Directory, default="runs", show_default=True, help="Folder that keeps the state of runs.")
-@click.option("--out", type=Directory, default="studies", show_default=True, help="Folder the plot goes to.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
+@data_option
+@runs_option
+@click.option("--out", type=Directory, default="studies", show_default=True, help="Folder to write the chart to.")
+@device_option
 def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
-    """Pre-trains the variants of a study; prints the table of what they lost on held-out text, and draws the plot.
+    """Pre-trains the variants of a study and compares their losses.
 
-    STUDY is a TOML file, or the name of one that comes with Swiftlet. A study that was stopped goes on where it was.
-    Needs the extras `models` and `plot`.
+    Prints the losses on held-out text as a table, and draws a chart. STUDY is a TOML file or the name of a study
+    that comes with Swiftlet. An interrupted study resumes where it stopped. Needs the extras `models` and `plot`.
     """
-    with needing("models,plot"):
+    with requires_extra("models,plot"):
         from swiftlet_serve.service.offline.study import conduct
 
     table, path = conduct(study, data, runs, out, note, bar, device)
@@ -287,15 +304,19 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     help="PNG file to write.",
 )
 @click.option(
-    "--against", type=click.Choice(["step", "seconds", "flops"]), default="step", show_default=True, help="The x axis."
+    "--against",
+    type=click.Choice(["step", "seconds", "flops"]),
+    default="step",
+    show_default=True,
+    help="Quantity on the x axis.",
 )
-@click.option("--loss", multiple=True, metavar="NAME", help="Draw only this loss; may be repeated.")
+@click.option("--loss", multiple=True, metavar="NAME", help="Draw only this loss. Can be repeated.")
 def plot(runs: tuple[Path, ...], out: Path, against: Against, loss: tuple[str, ...]) -> None:
-    """Draws how the losses of runs fell, one curve a run.
+    """Draws the training losses of runs, one curve for each run.
 
-    RUN is the directory of a run that goes on or has ended, or its losses.csv. Needs the extra `plot`.
+    RUN is the directory of a running or finished run, or its losses.csv. Needs the extra `plot`.
     """
-    with needing("plot"):
+    with requires_extra("plot"):
         from swiftlet_serve.models.training.plot import plot
 
     plot({str(run): run for run in runs}, out, against, loss)
@@ -303,26 +324,28 @@ def plot(runs: tuple[Path, ...], out: Path, against: Against, loss: tuple[str, .
 
 
 def note(text: str) -> None:
-    """Says how far long work has come; on standard error, so that results can be piped."""
-    click.echo(f"{CLEAR}{text}" if sys.stderr.isatty() else text, err=True)
+    """Reports progress on stderr, which keeps stdout free for results."""
+    click.echo(f"{CLEAR_LINE}{text}" if sys.stderr.isatty() else text, err=True)
 
 
 def bar(done: int, total: int) -> None:
-    """Draws how far work is that takes long, where somebody is watching."""
+    """Draws a progress bar on stderr, if it is a terminal."""
     if sys.stderr.isatty():
         filled = BAR_WIDTH * done // total
         click.echo(f"\r[{'#' * filled:-<{BAR_WIDTH}}] {done}/{total}", nl=done == total, err=True)
 
 
 @contextmanager
-def needing(extra: str) -> Iterator[None]:
-    """Says which extra to install where an import fails for want of it."""
+def requires_extra(extra: str) -> Iterator[None]:
+    """Turns a failed import into an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] in {"service", "models"}:
+        if error.name is not None and error.name.split(".")[0] == "swiftlet_serve":
             raise
-        raise SetupError(f"This needs the package {error.name!r}: pip install 'swiftlet[{extra}]'.") from None
+        raise SetupError(
+            f"The package {error.name!r} is not installed. Run: pip install 'swiftlet-serve[{extra}]'"
+        ) from None
 
 
 def _settings(given: dict[str, str | None]) -> Settings:
@@ -336,8 +359,8 @@ def _settings(given: dict[str, str | None]) -> Settings:
 
 
 def _announce(url: str, admin_url: str | None, runtime: Runtime) -> None:
-    """Prints where the service is, and a request to each task that works as it stands."""
-    click.echo(f"Swiftlet answers at {url}" + (f", its own port is {admin_url}" if admin_url else "") + "\n")
+    """Prints the URLs of the server, and an example request for each task."""
+    click.echo(f"Swiftlet is listening on {url}" + (f", admin port {admin_url}" if admin_url else "") + "\n")
     for task, pipeline in runtime.tasks.items():
         example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
@@ -345,22 +368,33 @@ def _announce(url: str, admin_url: str | None, runtime: Runtime) -> None:
     sys.stdout.flush()
 
 
-def _describe(model: LoadedModel) -> str:
+def _description(model: LoadedModel) -> str:
+    """Returns the output of `swiftlet check` for a model that passed."""
     manifest = model.manifest
     size = sum(file.size for file in manifest.files.values())
     labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""
     golden = (
-        "not replayed, since this engine runs no network"
+        "not replayed, because this engine runs no network"
         if model.deviation is None
-        else f"off by at most {model.deviation:.3g}, which is tolerated"
+        else f"largest deviation {model.deviation:.3g}, within the tolerance"
     )
     return "\n".join(
         [
-            f"{click.style('fit', fg='green')}    {manifest.name} {manifest.version}",
-            f"       task      {manifest.task}{labels}",
-            f"       network   {manifest.architecture}, {manifest.precision}, at most {manifest.max_tokens} tokens",
-            f"       files     {len(manifest.files)}, all as listed, {size / 1e6:.1f} MB",
-            f"       golden    {golden}",
-            f"       engine    {model.engine.title}, ready after {model.seconds:.2f} s",
+            f"{click.style('ok', fg='green')}      {manifest.name} {manifest.version}",
+            f"        task      {manifest.task}{labels}",
+            f"        network   {manifest.architecture}, {manifest.precision}, at most {manifest.max_tokens} tokens",
+            f"        files     {len(manifest.files)}, checksums verified, {size / 1e6:.1f} MB",
+            f"        golden    {golden}",
+            f"        engine    {model.engine.title}, loaded in {model.seconds:.2f} s",
         ]
     )
+
+
+def _score_lines(name: str, result: Evaluation) -> Iterator[str]:
+    """Yields the output of `swiftlet evaluate` for one model."""
+    for score_name, score in result.scores.items():
+        interval = f"95 % CI: {score.low:.2f} to {score.high:.2f}"
+        yield f"{name}  {score_name} {score.value:.2f} %  ({interval}, n = {score.n})"
+    for bound_name, bound in result.upper_bounds.items():
+        best = "never answering" if math.isinf(bound.value) else f"threshold {bound.value:+.2f}"
+        yield f"{name}  {bound_name} {bound.score:.2f} %  (upper bound: {best}, chosen on these questions)"

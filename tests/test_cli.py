@@ -68,8 +68,8 @@ def test_check_says_what_an_artifact_is(artifact_dir):
     assert result.exit_code == 0
     assert "tiny-classify 1" in result.output
     assert "classify: bad, good, neither" in result.output
-    assert "off by at most 0" in result.output
-    assert result.output.count("ready after") == 2
+    assert "largest deviation 0" in result.output
+    assert result.output.count("loaded in") == 2
 
 
 def test_check_fails_where_one_artifact_is_unfit(artifact_dir, tmp_path):

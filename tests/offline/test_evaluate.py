@@ -208,17 +208,16 @@ def test_where_no_answer_is_right_the_best_is_never_to_answer(tmp_path, doubtful
 
     assert (bound.score, bound.value) == (100, -math.inf)
     result = CliRunner().invoke(main, ["evaluate", str(doubtful), str(data)])
-    assert "best_f1 100.00 %  (never answering, chosen on these questions: an upper bound" in result.stdout
+    assert "best_f1 100.00 %  (upper bound: never answering, chosen on these questions)" in result.stdout
 
 
 def test_the_command_tells_the_upper_bound_from_what_is_served(tmp_path, doubtful):
     data = squad(tmp_path, ("k", ["k"]), ("i", ["i"]), ("j", []))
     lines = CliRunner().invoke(main, ["evaluate", str(doubtful), str(data)]).stdout.splitlines()
 
-    assert lines[0].startswith("tiny-qa  f1 66.67 %  (95 %: ")
+    assert lines[0].startswith("tiny-qa  f1 66.67 %  (95 % CI: ")
     assert lines[-2:] == [
-        f"tiny-qa  best_{name} 100.00 %  "
-        "(with a threshold of +0.75, chosen on these questions: an upper bound, and not what is served)"
+        f"tiny-qa  best_{name} 100.00 %  (upper bound: threshold +0.75, chosen on these questions)"
         for name in ("f1", "exact_match")
     ]
 
@@ -392,11 +391,11 @@ def test_the_command_prints_scores_and_a_comparison(tmp_path, make, good):
 
     assert result.exit_code == 0, result.output
     first, second, last = result.stdout.splitlines()
-    assert first.startswith("tiny-classify  accuracy 75.00 %  (95 %: ")
+    assert first.startswith("tiny-classify  accuracy 75.00 %  (95 % CI: ")
     assert first.endswith("n = 4)")
     assert second.startswith("bad  accuracy 25.00 %")
-    assert last == "difference +50.00 points (95 %: -48.00 to +148.00), same answer 0.00 %"
-    assert "always the commonest label would reach 75.00 %" in result.stderr
+    assert last == "difference +50.00 points (95 % CI: -48.00 to +148.00), same answer 0.00 %"
+    assert "baseline, always the commonest label: 75.00 %" in result.stderr
 
 
 def test_the_command_measures_a_part_on_the_engine_asked_for(tmp_path, good):

@@ -372,7 +372,7 @@ def test_drawing_says_which_extra_it_needs(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, ["plot", str(tmp_path)])
 
     assert result.exit_code == 1
-    assert "pip install 'swiftlet[plot]'" in result.output
+    assert "pip install 'swiftlet-serve[plot]'" in result.output
 
 
 # --- The recipe and the command
