@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -16,14 +16,24 @@ from starlette.types import Scope
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.limits import Limits
 from swiftlet_serve.service.http.proxies import is_trusted
-from swiftlet_serve.service.http.read_scheduler import ReadScheduler
-
-if TYPE_CHECKING:
-    from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.read_scheduler import Reader, ReadScheduler
 
 log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 10.0
+
+
+class ManagedConnection(Reader, Protocol):
+    """A connection that the table holds."""
+
+    address: str
+    transport: asyncio.Transport
+
+    def is_idle(self, *, unused_too: bool) -> bool: ...
+
+    def shutdown(self) -> None: ...
+
+    def evict(self) -> None: ...
 
 
 class Admission(enum.Enum):
@@ -61,15 +71,15 @@ class ConnectionTable:
         self.refuse = refuse
         self.read_scheduler = ReadScheduler()
         self.default_headers: list[tuple[bytes, bytes]] = []  # of every response
-        self.connections: set[Connection] = set()
+        self.connections: set[ManagedConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()  # one per request that the application handles
-        self.waiting: OrderedDict[Connection, None] = OrderedDict()  # for their clients; the longest wait first
+        self.waiting: OrderedDict[ManagedConnection, None] = OrderedDict()  # for their clients; the longest wait first
         self.per_address: Counter[str] = Counter()
         self._on_refused = on_refused
         self._refusals: Counter[str] = Counter()  # by error code, since the last line of log
         self._next_log = -math.inf
 
-    def add(self, connection: Connection) -> Admission:
+    def add(self, connection: ManagedConnection) -> Admission:
         """Adds a new connection and decides whether it is served. May evict another one."""
         self.connections.add(connection)
         self.per_address[connection.address] += 1
@@ -82,7 +92,7 @@ class ConnectionTable:
             return Admission.ACCEPT
         return Admission.REFUSE if count <= max_refused else Admission.ABORT
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ManagedConnection) -> None:
         """Removes a closed connection."""
         self.connections.discard(connection)
         self.waiting.pop(connection, None)
