@@ -1,75 +1,49 @@
-"""A network's parameters as the few products that engines on a CPU run. Every rewrite is exact.
+"""Folding: a network's parameters as the few matrix products that the CPU engines run.
 
-- The scale of attention's scores, 1 / sqrt(D), goes into the query. Key and value are one product.
-- A NoNorm y = g x + b after x = W v + c + r, a product and a residual, needs no pass of its own: g goes into the
-  product's rows, g c + b is its bias, and the residual is added g times (the "gain").
-- MobileBERT's key and query have no nonlinearity between them and the bottleneck they share: two matrices are one.
-  The inner residual comes from the same product as the query.
-- Position and token type of MobileBERT are added after the projection, and so take its NoNorm's gain.
-- The masked-LM head's word table and the columns that it lacks are one matrix.
+Every rewrite is exact:
 
-`products` are (N, K) with a bias (N,), `vectors` everything else, `words` the word table (V, E). Names:
+- The scale of the attention scores, 1 / sqrt(D), is folded into the query. Key and value are one product.
+- NoNorm needs no pass of its own. In y = g x + b after x = W v + c + r, a product and a residual, g scales the rows of
+  the product, g c + b is its bias, and the residual is multiplied by g (the "gain").
+- A query, key or value that reads a bottleneck has no nonlinearity in front of it: two matrices become one.
+- The residual inside a layer with a bottleneck comes from the same product as the query.
+- Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
+- The masked-LM head's word table and its extra columns are one matrix.
 
-    embeddings.position, .token_type, .norm.weight and .bias (not MobileBERT), .projection (not BERT)
-    layers.I.kv, .qr (query; MobileBERT: and inner residual), .output, .ffns.J.in and .out,
-        .attention_norm.* and .ffn_norm.* (not MobileBERT), .leave, .output_gain, .leave_gain, .ffns.J.gain (MobileBERT)
-    head.transform, .norm.weight and .bias, .decoder; or head.pooler (where there is one), .output, .output_bias
+`Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and `words` the word table (V, E). I is
+the number of a layer and J the number of a feed-forward network:
+
+    embeddings.position, .token_type, .projection (if there is one), .norm (LayerNorm only)
+    layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
+    layers.I.feed_forward.J.inner, .outer
+    head.transform, .norm, .decoder; or head.pooler (if there is one), .output, .output_bias
+
+Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). A
+norm is two vectors, `weight` and `bias`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftlet_serve.models import architectures
+from swiftlet_serve.models.architectures.traits import FeedForwardTraits, Traits
 from swiftlet_serve.models.errors import ModelError
 
 Array = NDArray[np.floating[Any]]
 Weights = Mapping[str, Array]
 
-MULTIPLE: Final = 16  # of which every width has to be one in the native engine: the pipelines of the widest vectors
-
-# The settings that shapes of weights do not tell, with the defaults of `architectures`.
-DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "bert": {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12},
-    "albert": {
-        "num_hidden_layers": 12,
-        "num_hidden_groups": 1,
-        "inner_group_num": 1,
-        "num_attention_heads": 12,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": 1e-12,
-    },
-    "mobilebert": {
-        "num_hidden_layers": 24,
-        "num_attention_heads": 4,
-        "num_feedforward_networks": 4,
-        "hidden_act": "relu",
-        "normalization_type": "no_norm",
-        "trigram_input": True,
-        "use_bottleneck": True,
-        "use_bottleneck_attention": False,
-        "key_query_shared_bottleneck": True,
-        "layer_norm_eps": 1e-12,
-    },
-}
-# Of MobileBERT's family, what the released one is.
-RELEASED: Final = (
-    "hidden_act",
-    "normalization_type",
-    "trigram_input",
-    "use_bottleneck",
-    "use_bottleneck_attention",
-    "key_query_shared_bottleneck",
-)
+MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
 class FoldingError(ModelError):
-    """The network is not one of those that are folded here; the message is a clause that says why."""
+    """Raised when a network cannot be folded. The message is a clause that gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -82,147 +56,149 @@ class Product:
 
 @dataclass
 class Folded:
-    """A network, ready to be quantised."""
+    """A folded network, ready to be quantised."""
 
-    architecture: str
+    traits: Traits
     hidden: int
     inner: int  # the width inside a layer
     intermediate: int
-    heads: int
-    networks: int  # feed-forward networks in a layer
-    activation: str
-    epsilon: float
-    order: tuple[int, ...]  # which of the layers comes at each depth
-    outputs: int
+    epsilon: float  # of every LayerNorm
+    order: tuple[int, ...]  # the number of the layer at each depth
     words: Array  # (V, E)
+    outputs: int = 0
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
 
 
 def fold(architecture: str, config: Mapping[str, Any], weights: Weights, multiple: int = MULTIPLE) -> Folded:
-    """Folds a network whose parameters have the names that `models.architectures` and `models.heads` give them.
+    """Folds a network. Its parameters are named as in `architectures.traits` and `heads`.
 
-    `multiple` is of what number every width has to be a multiple.
+    Every width must be a multiple of `multiple`.
 
     Raises:
-        FoldingError: it is another kind of network, or its parameters are not those of the network described.
+        FoldingError: the network has unsupported traits, or its parameters do not match its configuration.
     """
-    if architecture not in DEFAULTS:
-        raise FoldingError(f"its architecture is {architecture!r}")
-    settings = {**DEFAULTS[architecture], **config}
-    given = _Noted(weights)
     try:
-        folded = _fold_mobilebert(settings, given) if architecture == "mobilebert" else _fold_bert(settings, given)
-        _fold_head(folded, given)
+        config_class: Any = architectures.describe(architecture).Config
+    except ValueError:
+        raise FoldingError(f"the architecture {architecture!r} is unknown") from None
+    known = {setting.name for setting in fields(config_class)}
+    read = _ReadTracker(weights)
+    try:
+        traits = config_class(**{name: value for name, value in config.items() if name in known}).traits()
+        _check_traits(traits)
+        folded = _fold_encoder(traits, read)
+        _fold_head(folded, read)
     except KeyError as error:
-        raise FoldingError(f"it has no parameter {error}") from None
+        raise FoldingError(f"the parameter {error} is missing") from None
     except (ValueError, TypeError, ZeroDivisionError):
-        raise FoldingError("its parameters have other shapes than its description says") from None
-    for name in sorted(weights.keys() - given.read):
-        raise FoldingError(f"it has a parameter {name!r} more")
-    _check(folded, multiple)
+        raise FoldingError("the parameters do not have the shapes of its configuration") from None
+    for name in sorted(weights.keys() - read.names):
+        raise FoldingError(f"the parameter {name!r} is unexpected")
+    _check_shapes(folded, multiple)
     return folded
 
 
-class _Noted(dict[str, Array]):
-    """Parameters that note which of them were read."""
+class _ReadTracker(dict[str, Array]):
+    """Parameters, and the names of those that were read."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
-        self.read: set[str] = set()
+        self.names: set[str] = set()
 
     def __getitem__(self, name: str) -> Array:
-        self.read.add(name)
+        self.names.add(name)
         return super().__getitem__(name)
 
 
-def _fold_bert(settings: Mapping[str, Any], weights: Weights) -> Folded:
-    """BERT, and ALBERT, whose layers are in groups and whose words are projected."""
-    albert = "num_hidden_groups" in settings
-    depth, heads = int(settings["num_hidden_layers"]), int(settings["num_attention_heads"])
-    if albert:
-        groups, each = int(settings["num_hidden_groups"]), int(settings["inner_group_num"])
-        names = [f"encoder.groups.{g}.{i}." for g in range(groups) for i in range(each)]
-        # As in `architectures/albert.py`, and for the reason given there.
-        order = tuple(int(d / (depth / groups)) * each + i for d in range(depth) for i in range(each))
-    else:
-        names, order = [f"encoder.layers.{i}." for i in range(depth)], tuple(range(depth))
-    first = weights[names[0] + "ffn_in.weight"]
+def _check_traits(traits: Traits) -> None:
+    """Raises FoldingError for traits that folding and the CPU engines do not support."""
+    embedding = traits.embedding
+    unsupported = {
+        "the network has no layers": not traits.layers,
+        "the layers have no feed-forward network": not traits.feed_forward,
+        "the attention is causal": traits.causal,
+        "the positions are relative": embedding.position != "learned",
+        "the norms precede the residual addition": traits.norm_position != "after",
+        "the bottlenecks have a LayerNorm": traits.bottleneck is not None and traits.norm != "no_norm",
+        "the LayerNorms have different epsilons": traits.epsilon is None,
+        "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
+        and embedding.projection != "words",
+        "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
+    }
+    for reason, found in unsupported.items():
+        if found:
+            raise FoldingError(reason)
+
+
+def _fold_encoder(traits: Traits, weights: Weights) -> Folded:
+    names = list(dict.fromkeys(traits.layers))  # of distinct layers
+    first = f"encoder.{names[0]}."
+    entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
+    inner, hidden = weights[f"{first}{entry}.weight"].shape
     folded = Folded(
-        architecture="albert" if albert else "bert",
-        hidden=first.shape[1],
-        inner=first.shape[1],
-        intermediate=first.shape[0],
-        heads=heads,
-        networks=1,
-        activation=settings["hidden_act"],
-        epsilon=float(settings["layer_norm_eps"]),
-        order=order,
-        outputs=0,
+        traits=traits,
+        hidden=hidden,
+        inner=inner,
+        intermediate=weights[f"{first}{traits.feed_forward[0].inner}.weight"].shape[0],
+        epsilon=float(traits.epsilon or 0),
+        order=tuple(names.index(name) for name in traits.layers),
         words=weights["encoder.embeddings.word.weight"],
     )
-    for name in ("position", "token_type"):
-        folded.vectors[f"embeddings.{name}"] = weights[f"encoder.embeddings.{name}.weight"]
-    _take_norm(folded, "embeddings.norm", weights, "encoder.embeddings.norm")
-    if albert:
-        folded.products["embeddings.projection"] = _product(weights, "encoder.embeddings.projection")
+    _fold_embeddings(folded, weights)
     for i, name in enumerate(names):
-        own = f"layers.{i}."
-        folded.products[own + "kv"] = _stack(_product(weights, name + "key"), _product(weights, name + "value"))
-        query = _product(weights, name + "query")
-        folded.products[own + "qr"] = _scaled(query, _softened(query, heads))
-        folded.products[own + "output"] = _product(weights, name + "output")
-        folded.products[own + "ffns.0.in"] = _product(weights, name + "ffn_in")
-        folded.products[own + "ffns.0.out"] = _product(weights, name + "ffn_out")
-        for norm in ("attention_norm", "ffn_norm"):
-            _take_norm(folded, own + norm, weights, name + norm)
+        _fold_attention(folded, weights, f"layers.{i}.", f"encoder.{name}.")
+        for j, network in enumerate(traits.feed_forward):
+            _fold_feed_forward(folded, weights, f"layers.{i}.feed_forward.{j}.", f"encoder.{name}.", network)
+        if traits.bottleneck:
+            _add_residual_product(folded, f"layers.{i}.leave", weights, f"encoder.{name}.", "leave", "leave_norm")
     return folded
 
 
-def _fold_mobilebert(settings: Mapping[str, Any], weights: Weights) -> Folded:
-    for name in RELEASED:
-        if settings[name] != DEFAULTS["mobilebert"][name]:
-            raise FoldingError(f"its {name} is {settings[name]!r}")
-    depth, heads = int(settings["num_hidden_layers"]), int(settings["num_attention_heads"])
-    networks = int(settings["num_feedforward_networks"])
-    narrow = weights["encoder.layers.0.enter.dense.weight"]
-    folded = Folded(
-        architecture="mobilebert",
-        hidden=narrow.shape[1],
-        inner=narrow.shape[0],
-        intermediate=weights["encoder.layers.0.last_ffn.dense_in.weight"].shape[0],
-        heads=heads,
-        networks=networks,
-        activation=settings["hidden_act"],
-        epsilon=float(settings["layer_norm_eps"]),
-        order=tuple(range(depth)),
-        outputs=0,
-        words=weights["encoder.embeddings.word.weight"],
-    )
-    gain = weights["encoder.embeddings.norm.weight"]
-    folded.products["embeddings.projection"] = _normed(
-        weights, "encoder.embeddings.projection", "encoder.embeddings.norm"
-    )
-    for name in ("position", "token_type"):
-        folded.vectors[f"embeddings.{name}"] = weights[f"encoder.embeddings.{name}.weight"] * gain
-    for i in range(depth):
-        name, own = f"encoder.layers.{i}.", f"layers.{i}."
-        shared = _normed(weights, name + "enter_attention.dense", name + "enter_attention.norm")
-        query = _after(_product(weights, name + "query"), shared)
-        key = _after(_product(weights, name + "key"), shared)
-        residual = _normed(weights, name + "enter.dense", name + "enter.norm")
-        folded.products[own + "kv"] = _stack(key, _product(weights, name + "value"))
-        folded.products[own + "qr"] = _stack(_scaled(query, _softened(query, heads)), residual)
-        folded.products[own + "output"] = _normed(weights, name + "output", name + "attention_norm")
-        folded.vectors[own + "output_gain"] = weights[name + "attention_norm.weight"]
-        for j in range(networks):
-            ffn = name + (f"ffns.{j}" if j < networks - 1 else "last_ffn")
-            folded.products[f"{own}ffns.{j}.in"] = _product(weights, ffn + ".dense_in")
-            folded.products[f"{own}ffns.{j}.out"] = _normed(weights, ffn + ".dense_out", ffn + ".norm")
-            folded.vectors[f"{own}ffns.{j}.gain"] = weights[ffn + ".norm.weight"]
-        folded.products[own + "leave"] = _normed(weights, name + "leave", name + "leave_norm")
-        folded.vectors[own + "leave_gain"] = weights[name + "leave_norm.weight"]
-    return folded
+def _fold_embeddings(folded: Folded, weights: Weights) -> None:
+    traits, source = folded.traits.embedding, "encoder.embeddings."
+    position = weights[source + "position.weight"][traits.position_offset :]
+    token_type = weights[source + "token_type.weight"]
+    if traits.norm == "no_norm":
+        gain = weights[source + "norm.weight"]
+        folded.products["embeddings.projection"] = _with_no_norm(weights, source + "projection", source + "norm")
+        position, token_type = position * gain, token_type * gain
+    else:
+        _take_norm(folded, "embeddings.norm", weights, source + "norm")
+        if traits.projection != "none":
+            folded.products["embeddings.projection"] = _product(weights, source + "projection")
+    folded.vectors |= {"embeddings.position": position, "embeddings.token_type": token_type}
+
+
+def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
+    bottleneck = folded.traits.bottleneck
+    query, key, value = (_product(weights, source + part) for part in ("query", "key", "value"))
+    if bottleneck and bottleneck.query_key:
+        entry = _bottleneck(weights, source + bottleneck.query_key)
+        query, key = _compose(query, entry), _compose(key, entry)
+    if bottleneck and bottleneck.value:
+        value = _compose(value, _bottleneck(weights, source + bottleneck.value))
+    folded.products[name + "key_value"] = _stack(key, value)
+    query = _scale(query, 1 / math.sqrt(len(query.bias) / folded.traits.heads))
+    if bottleneck:
+        query = _stack(query, _bottleneck(weights, source + bottleneck.residual))
+    folded.products[name + "query_residual"] = query
+    _add_residual_product(folded, name + "output", weights, source, "output", "attention_norm")
+
+
+def _fold_feed_forward(folded: Folded, weights: Weights, name: str, source: str, network: FeedForwardTraits) -> None:
+    folded.products[name + "inner"] = _product(weights, source + network.inner)
+    _add_residual_product(folded, name + "outer", weights, source, network.outer, network.norm)
+
+
+def _add_residual_product(folded: Folded, name: str, weights: Weights, source: str, product: str, norm: str) -> None:
+    """Adds a product that a residual is added to, and the norm that follows."""
+    if folded.traits.norm == "no_norm":
+        folded.products[name] = _with_no_norm(weights, source + product, source + norm)
+        folded.vectors[name + ".gain"] = weights[f"{source}{norm}.weight"]
+    else:
+        folded.products[name] = _product(weights, source + product)
+        _take_norm(folded, name + ".norm", weights, source + norm)
 
 
 def _fold_head(folded: Folded, weights: Weights) -> None:
@@ -242,80 +218,84 @@ def _fold_head(folded: Folded, weights: Weights) -> None:
     folded.outputs = len(weights["head.output.bias"])
 
 
-def _check(folded: Folded, multiple: int) -> None:
-    """Raises FoldingError where a shape is not the one that the others imply."""
+def _check_shapes(folded: Folded, multiple: int) -> None:
+    """Raises FoldingError if the parameters' shapes do not fit together, or a width is no multiple of `multiple`."""
     h, c, i, e = folded.hidden, folded.inner, folded.intermediate, folded.words.shape[1]
-    for width in (h, c, i, e, c // folded.heads):
+    traits = folded.traits
+    for width in (h, c, i, e, c // traits.heads):
         if width % multiple:
-            raise FoldingError(f"a width of it is {width}, which is no multiple of {multiple}")
-    thin = folded.architecture == "mobilebert"
-    wide = h if thin else e  # of what is added to a word
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.projection": (h, 3 * e if thin else e),
-        "head.transform": (folded.products["head.decoder"].weight.shape[1], h)
-        if "head.transform" in folded.products
-        else (),
-        "head.decoder": (len(folded.words), folded.products["head.decoder"].weight.shape[1])
-        if "head.decoder" in folded.products
-        else (),
-        "head.pooler": (h, h),
-        "kv": (2 * c, h),
-        "qr": (2 * c if thin else c, h),
-        "output": (c, c),
-        "in": (i, c),
-        "out": (c, i),
-        "leave": (h, c),
+            raise FoldingError(f"one of the widths is {width}, which is not a multiple of {multiple}")
+    if traits.embedding.projection == "none" and e != h:
+        raise FoldingError("the words have another width than the layers")
+    _check_products(folded, multiple)
+    summed = h if traits.embedding.projection == "words" else e  # the width of words, positions and token types
+    widths = {
+        "embeddings.position": summed,
+        "embeddings.token_type": summed,
+        "embeddings.norm": summed,
+        "head.output": h,
+        "head.norm": len(folded.products["head.transform"].bias) if "head.transform" in folded.products else 0,
+        "leave": h,
+        "output": c,
+        "outer": c,
     }
-    for name, product in folded.products.items():
-        expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
-        if product.weight.shape != expected or product.bias.shape != expected[:1]:
-            raise FoldingError(f"its {name} has an unexpected shape")
-        if min(product.weight.shape) % multiple and name != "head.decoder":
-            raise FoldingError(f"its {name} has a width that is no multiple of {multiple}")
-    lengths = {"embeddings.position": wide, "embeddings.token_type": wide, "embeddings.norm": e, "head.output": h}
+    tables = {"embeddings.position": None, "embeddings.token_type": None, "head.output": folded.outputs}
     for name, vector in folded.vectors.items():
         stem = name.removesuffix(".weight").removesuffix(".bias")
         if name == "head.output_bias":
-            expected = (folded.outputs,)
-        elif name == "head.output":
-            expected = (folded.outputs, h)
-        elif name in lengths:
-            expected = (vector.shape[0], lengths[name])
-        elif stem == "head.norm":
-            expected = folded.products["head.transform"].bias.shape
-        elif stem in lengths:
-            expected = (lengths[stem],)
+            expected: tuple[int, ...] = (folded.outputs,)
+        elif name in tables:
+            expected = (tables[name] or vector.shape[0], widths[name])
         else:
-            expected = (h if name.endswith("leave_gain") else c,)
+            stem = stem if stem in widths else stem.split(".")[-2]  # of a product in a layer
+            expected = (widths[stem],)
         if vector.shape != expected:
-            raise FoldingError(f"its {name} has an unexpected shape")
-    if max(folded.order, default=-1) + 1 != len(
-        {name.split(".")[1] for name in folded.products if name.startswith("layers.")}
-    ):
-        raise FoldingError("its layers are not as many as its description says")
+            raise FoldingError(f"the parameter {name} has an unexpected shape")
+
+
+def _check_products(folded: Folded, multiple: int) -> None:
+    h, c, i, e = folded.hidden, folded.inner, folded.intermediate, folded.words.shape[1]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.projection": (h, folded.traits.embedding.window * e),
+        "head.pooler": (h, h),
+        "key_value": (2 * c, h),
+        "query_residual": (2 * c if folded.traits.bottleneck else c, h),
+        "output": (c, c),
+        "inner": (i, c),
+        "outer": (c, i),
+        "leave": (h, c),
+    }
+    if "head.decoder" in folded.products:
+        width = folded.products["head.decoder"].weight.shape[1]
+        shapes |= {"head.transform": (width, h), "head.decoder": (len(folded.words), width)}
+    for name, product in folded.products.items():
+        expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
+        if product.weight.shape != expected or product.bias.shape != expected[:1]:
+            raise FoldingError(f"the parameter {name} has an unexpected shape")
+        if min(product.weight.shape) % multiple and name != "head.decoder":
+            raise FoldingError(f"the parameter {name} has a width that is not a multiple of {multiple}")
 
 
 def _product(weights: Weights, name: str) -> Product:
     return Product(weights[name + ".weight"], weights[name + ".bias"])
 
 
-def _normed(weights: Weights, name: str, norm: str) -> Product:
-    """The product before a NoNorm, with that NoNorm in it."""
+def _bottleneck(weights: Weights, name: str) -> Product:
+    return _with_no_norm(weights, name + ".dense", name + ".norm")
+
+
+def _with_no_norm(weights: Weights, name: str, norm: str) -> Product:
+    """Returns a product and the NoNorm that follows it as one product."""
     product, gain, bias = _product(weights, name), weights[norm + ".weight"], weights[norm + ".bias"]
     return Product(product.weight * gain[:, None], product.bias * gain + bias)
 
 
-def _scaled(product: Product, factor: float) -> Product:
+def _scale(product: Product, factor: float) -> Product:
     return Product(product.weight * factor, product.bias * factor)
 
 
-def _softened(query: Product, heads: int) -> float:
-    """1 / sqrt(D), for the D of the query's heads."""
-    return 1 / math.sqrt(len(query.bias) / heads)
-
-
-def _after(outer: Product, inner: Product) -> Product:
-    """outer(inner(x)) as one product, in the precision that was given but computed in double."""
+def _compose(outer: Product, inner: Product) -> Product:
+    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given."""
     w, v = outer.weight.astype(np.float64), inner.weight.astype(np.float64)
     bias = w @ inner.bias.astype(np.float64) + outer.bias
     return Product((w @ v).astype(outer.weight.dtype), bias.astype(outer.bias.dtype))
@@ -325,6 +305,6 @@ def _stack(*products: Product) -> Product:
     return Product(np.concatenate([p.weight for p in products]), np.concatenate([p.bias for p in products]))
 
 
-def _take_norm(folded: Folded, name: str, weights: Weights, given: str) -> None:
+def _take_norm(folded: Folded, name: str, weights: Weights, source: str) -> None:
     for part in (".weight", ".bias"):
-        folded.vectors[name + part] = weights[given + part]
+        folded.vectors[name + part] = weights[source + part]

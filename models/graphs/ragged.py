@@ -1,19 +1,19 @@
-"""A folded network as an ONNX graph over a ragged batch: what ONNX Runtime runs in the place of the graph exported.
+"""The ONNX graph of a folded network over a ragged batch. ONNX Runtime runs it in place of the exported graph.
 
-T tokens of B rows come end to end, and every product sees them and no padding; only around attention a gather lays
-them out as B rows of S, the longest, and another takes them back. The last layer computes the N positions that the
-head reads, F of a row at most, and the head those alone. Layers that come one after another with the same parameters
-(ALBERT) are a loop, so that ONNX Runtime packs their weights once and not once for each.
+The T tokens of B sequences come end to end, so that the products see no padding. Only for attention, a gather lays them
+out as B rows of S, the longest sequence, and another gather takes them back. The last layer computes only the N
+positions that the head reads, at most F per sequence, and so does the head. Consecutive layers with the same parameters
+(ALBERT) are a loop, so that ONNX Runtime packs their weights once.
 
-Inputs, all int64 but `lengths`, which is int32 (`inputs` of `service/engines/onnx_cpu.py` makes them):
+Inputs, all int64 except `lengths`, which is int32 (`inputs` of `service/engines/onnx_cpu.py` makes them):
 
     input_ids, token_type_ids, positions (T,)
-    before, after (T,)      each token's neighbours in its row, T where there is none (MobileBERT)
-    spread (B, S)           the token in each place; anything in places of padding
+    before, after (T,)      each token's neighbours in its sequence, T if there is none (trigram only)
+    spread (B, S)           the token at each place; any token at places of padding
     gathered (T,)           the place of each token, b * S + s
     lengths (B,)
     focus (N,)              the tokens that the head reads
-    focus_spread (B, F), focus_gathered (N,)        as the two above, of those tokens
+    focus_spread (B, F), focus_gathered (N,)        like spread and gathered, for the tokens in focus
 
 Output: `rows` (N, O) float32.
 """
@@ -32,10 +32,10 @@ from swiftlet_serve.models.graphs.reader import ZERO, block_of, pack
 from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
 
 Multiply = Callable[[Graph, str, Product, str, str], str]
-"""Adds the nodes of a product: from its name, its parameters, the value (T, K) and the T zero points of those rows, to
-the value (T, N)."""
+"""Adds the nodes of a product. Takes its name, its parameters, the value (T, K) and the T zero points of its rows, and
+returns the value (T, N)."""
 
-# Operators for the activations of `architectures`, with their domains.
+# The operators of the activations in `architectures.layers`, with their domains.
 ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
     "relu": ("Relu", ""),
     "gelu": ("Gelu", CONTRIB),
@@ -46,31 +46,32 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def ragged(folded: Folded, multiply: Multiply) -> bytes:
-    """The network as the content of an ONNX file; `multiply` is how products are computed.
+    """Returns the network as the content of an ONNX file. `multiply` computes its products.
 
     Raises:
-        FoldingError: ONNX Runtime does not know its activation.
+        FoldingError: ONNX Runtime has no operator for its activation.
     """
-    if folded.activation not in ACTIVATIONS:
-        raise FoldingError(f"its activation is {folded.activation!r}")
+    activation = folded.traits.activation
+    if activation not in ACTIVATIONS:
+        raise FoldingError(f"the activation {activation!r} is not supported")
     return Network(folded, multiply).build()
 
 
-def in_fp32(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # it needs none
-    """As it is."""
+def in_fp32(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:  # noqa: ARG001  # no zero points
+    """Multiplies in fp32."""
     return graph.add("Gemm", [x, *_floats(graph, name, product)], transB=1)
 
 
 def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-    """Weights in 8 bits with a scale for each output, activations in 8 bits with a scale for each token.
+    """Multiplies in 8 bits: weights with one scale per output, activations with one scale per token.
 
-    Both are unsigned. Where weights are signed, ONNX Runtime on a CPU with AVX2 and no more adds two products in 16
-    bits, which hold no 255 * 127 twice: on trained networks that cost more than a bit of all weights.
+    Both are unsigned. If weights are signed, ONNX Runtime adds two products in 16 bits on a CPU that has no more than
+    AVX2. 16 bits cannot hold 255 * 127 twice: on trained networks that cost more than one bit of all weights.
     """
     weight, scale = _by_output(product.weight.astype(np.float32))
     largest = graph.add("ReduceMax", [graph.add("Abs", [x]), _last(graph)], keepdims=0)  # (T,)
     step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
-    # A token of nothing but zeros has no step, and whatever comes of it is then times zero.
+    # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
     small = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
     one, zero = graph.array("one", np.array(1, np.float32)), graph.array("zero", np.array(ZERO, np.uint8))
     arrays = [graph.array(name + ".int8", weight.T), one, graph.array(name + ".scale", scale)]
@@ -80,22 +81,23 @@ def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> st
 
 
 def in_mixed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
-    """The head's table of words in 8 bits, as in `in_int8`, and everything else as it is."""
+    """Multiplies the masked-LM head's word table in 8 bits, as `in_int8`, and all other products in fp32."""
     return (in_int8 if name == "head.decoder" else in_fp32)(graph, name, product, x, zeros)
 
 
 def of_int8(folded: Folded) -> Multiply:
-    """How a network is computed whose weights are stored in int8.
+    """Returns how to multiply in a network whose weights are stored in int8.
 
-    In 8 bits, but for MobileBERT. Its layers normalise nothing, so that what is rounded in one goes on to the last: its
-    rows came out up to four times as far off as ALBERT's. And 8 bits would save it a tenth of its time at most, for its
-    products are narrow. Measured on a CPU with AVX2 and no more: `loadtest/results/int8_variants.md`.
+    Layers with LayerNorm are computed in 8 bits. NoNorm does not normalise, so that rounding errors pass from each
+    layer to the last: in 8 bits, MobileBERT's rows deviated up to four times as much as ALBERT's. 8 bits would save
+    MobileBERT a tenth of its time at most, because its products are narrow. Measured on a CPU with AVX2 only:
+    `loadtest/results/int8_variants.md`.
     """
-    return in_mixed if folded.architecture == "mobilebert" else in_int8
+    return in_mixed if folded.traits.norm == "no_norm" else in_int8
 
 
 def _by_output(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(N, K) in 8 bits about ZERO, and the N scales."""
+    """Returns a matrix (N, K) in 8 bits around ZERO, and its N scales."""
     packed, scale = pack(weight, weight.shape[1])
     return packed[:, 0], scale[:, 0]
 
@@ -106,25 +108,27 @@ def _floats(graph: Graph, name: str, product: Product) -> tuple[str, str]:
 
 
 def _last(graph: Graph) -> str:
-    """The axis."""
+    """Returns an array with the number of the last axis."""
     return graph.array("last", np.array([-1]))
 
 
 class Network:
-    """A graph that is being made of a folded network."""
+    """Builds the graph of a folded network."""
 
     def __init__(self, folded: Folded, multiply: Multiply) -> None:
         self.folded = folded
+        self.traits = folded.traits
         self.multiply = multiply
-        self.thin = folded.architecture == "mobilebert"
         self.graph = Graph()
         self.indices: dict[tuple[str, int, int], str] = {}
+        self.query_parts = 2 if self.traits.bottleneck else 1  # the query, and the residual if there is a bottleneck
+        self.query_key_value: list[str] = []  # the indices of the three in the product that has all of them
 
     def build(self) -> bytes:
         g, f = self.graph, self.folded
         for name in ("input_ids", "token_type_ids", "positions", "gathered", "focus", "focus_gathered"):
             g.input(name, "int64", 1)
-        for name in ("before", "after") if self.thin else ():
+        for name in ("before", "after") if self.traits.embedding.window > 1 else ():
             g.input(name, "int64", 1)
         for name in ("spread", "focus_spread"):
             g.input(name, "int64", 2)
@@ -132,35 +136,36 @@ class Network:
         zero = g.array("zero", np.array(ZERO, np.uint8))
         for name, rows in (("tokens.zeros", "positions"), ("focus.zeros", "focus")):
             g.add("Expand", [zero, g.add("Shape", [rows])], called=name)
-        parts = 4 if self.thin else 3
-        every = [self.nth("spread", parts, part) for part in (0, parts - 2, parts - 1)]
+        parts = self.query_parts + 2
+        self.query_key_value = [self.part_index("spread", parts, part) for part in (0, parts - 2, parts - 1)]
         x = self.embeddings()
-        *inner, last = f.order
-        for i, run in groupby(inner):
+        *all_but_last, last = f.order
+        for i, run in groupby(all_but_last):
             times = len(list(run))
-            x = self.layer(g, i, x, every) if times == 1 else self.repeated(i, times, x, every)
+            x = self.layer(g, i, x) if times == 1 else self.repeated(i, times, x)
         x = self.last_layer(last, x)
         g.output("rows", "float32", 2, self.head(x))
         return g.file()
 
     def embeddings(self) -> str:
-        g, f = self.graph, self.folded
+        g, f, traits = self.graph, self.folded, self.traits.embedding
         words = self.words()
-        if self.thin:
-            nobody = g.array("nobody", np.zeros((1, f.words.shape[1]), np.float32))
-            padded = g.add("Concat", [words, nobody], axis=0)
+        if traits.window > 1:
+            no_neighbour = g.array("no_neighbour", np.zeros((1, f.words.shape[1]), np.float32))
+            padded = g.add("Concat", [words, no_neighbour], axis=0)
             window = [g.add("Gather", [padded, "after"]), words, g.add("Gather", [padded, "before"])]
-            words = self.product(g, "embeddings.projection", g.add("Concat", window, axis=1))
+            words = g.add("Concat", window, axis=1)
+        if traits.projection == "words":
+            words = self.product(g, "embeddings.projection", words)
         position = g.add("Gather", [self.vector(g, "embeddings.position"), "positions"])
-        kind = g.add("Gather", [self.vector(g, "embeddings.token_type"), "token_type_ids"])
-        x = g.add("Add", [words, g.add("Add", [position, kind])])
-        if self.thin:
-            return x
-        x = self.norm(g, "embeddings.norm", x)
-        return self.product(g, "embeddings.projection", x) if "embeddings.projection" in f.products else x
+        token_type = g.add("Gather", [self.vector(g, "embeddings.token_type"), "token_type_ids"])
+        x = g.add("Add", [words, g.add("Add", [position, token_type])])
+        if traits.norm == "layer_norm":
+            x = self.layer_norm(g, "embeddings.norm", x)
+        return self.product(g, "embeddings.projection", x) if traits.projection == "sum" else x
 
     def words(self) -> str:
-        """The words' rows of the table, which is in int8 where products are."""
+        """The words' rows of the word table. The table is in int8 if the products are."""
         g, table = self.graph, self.folded.words
         block = block_of(table.shape[1])
         if self.multiply is in_fp32 or block is None:
@@ -172,77 +177,74 @@ class Network:
         shape = g.array("words.shape", np.array([-1, table.shape[1]]))
         return g.add("Reshape", [g.add("Mul", [centred, scales]), shape])
 
-    def repeated(self, i: int, times: int, x: str, every: list[str]) -> str:
-        """A layer, so many times."""
+    def repeated(self, i: int, times: int, x: str) -> str:
+        """A layer that is applied several times in a row, as a loop."""
         g, body = self.graph, Graph(self.graph)
         name = f"layers.{i}."
-        body.input(name + "round", "int64", 0)
-        going, stream = body.input(name + "going", "bool", 0), body.input(name + "stream", "float32", 2)
-        body.output(name + "go_on", "bool", 0, going)
-        body.output(name + "passed_on", "float32", 2, self.layer(body, i, stream, every))
+        body.input(name + "iteration", "int64", 0)
+        condition, hidden = body.input(name + "condition", "bool", 0), body.input(name + "hidden", "float32", 2)
+        body.output(name + "condition_out", "bool", 0, condition)
+        body.output(name + "hidden_out", "float32", 2, self.layer(body, i, hidden))
         count = g.array(f"{name}times.{times}", np.array(times))
-        return g.add("Loop", [count, g.array("yes", np.array(True)), x], body=body)
+        return g.add("Loop", [count, g.array("true", np.array(True)), x], body=body)
 
-    def layer(self, g: Graph, i: int, x: str, every: list[str]) -> str:
-        """A layer of which all tokens are wanted; query, residual, key and value are one product."""
+    def layer(self, g: Graph, i: int, x: str) -> str:
+        """A layer that computes all tokens. Query, residual, key and value are one product."""
         name = f"layers.{i}."
-        p = self.folded.products
-        joined = Product(
-            np.concatenate([p[name + "qr"].weight, p[name + "kv"].weight]),
-            np.concatenate([p[name + "qr"].bias, p[name + "kv"].bias]),
-        )
-        every_part = self.multiply(g, name + "qrkv", joined, x, "tokens.zeros")
-        parts = self.narrow(g, every_part)
-        attended = self.attend(g, [g.add("Gather", [parts, index]) for index in every], "gathered")
-        residual = self.residual(g, every_part) if self.thin else x
-        return self.rest(g, name, attended, residual, x)
+        query, key_value = (self.folded.products[name + part] for part in ("query_residual", "key_value"))
+        joined = Product(np.concatenate([query.weight, key_value.weight]), np.concatenate([query.bias, key_value.bias]))
+        all_parts = self.multiply(g, name + "query_residual_key_value", joined, x, "tokens.zeros")
+        parts = self.inner_rows(g, all_parts)
+        attended = self.attention(g, [g.add("Gather", [parts, index]) for index in self.query_key_value], "gathered")
+        return self.after_attention(g, name, attended, self.residual(g, all_parts, x), x)
 
     def last_layer(self, i: int, x: str) -> str:
-        """A layer of which the head's positions are wanted."""
+        """A layer that computes the positions in focus."""
         g, name = self.graph, f"layers.{i}."
-        pairs = self.narrow(g, self.product(g, name + "kv", x))
+        key_value = self.inner_rows(g, self.product(g, name + "key_value", x))
         x = g.add("Gather", [x, "focus"])
-        queries = self.product(g, name + "qr", x, "focus")
+        queries = self.product(g, name + "query_residual", x, "focus")
         places = [
-            g.add("Gather", [self.narrow(g, queries), self.nth("focus_spread", 2 if self.thin else 1, 0)]),
-            *(g.add("Gather", [pairs, self.nth("spread", 2, part)]) for part in (0, 1)),
+            g.add("Gather", [self.inner_rows(g, queries), self.part_index("focus_spread", self.query_parts, 0)]),
+            *(g.add("Gather", [key_value, self.part_index("spread", 2, part)]) for part in (0, 1)),
         ]
-        attended = self.attend(g, places, "focus_gathered")
-        residual = self.residual(g, queries) if self.thin else x
-        return self.rest(g, name, attended, residual, x, "focus")
+        attended = self.attention(g, places, "focus_gathered")
+        return self.after_attention(g, name, attended, self.residual(g, queries, x), x, "focus")
 
-    def attend(self, g: Graph, places: list[str], back: str) -> str:
-        """Query, key and value (B, S, C), of which the query is scaled, to (T, C)."""
+    def attention(self, g: Graph, places: list[str], gathered: str) -> str:
+        """Query (scaled), key and value, (B, S, C) each, to (T, C)."""
         inputs = [*places, "", "lengths"]
         out = g.add(
             "MultiHeadAttention",
             inputs,
             domain=CONTRIB,
-            num_heads=self.folded.heads,
+            num_heads=self.traits.heads,
             scale=1.0,
             mask_filter_value=float(np.finfo(np.float32).min),
         )
-        return g.add("Gather", [self.narrow(g, out), back])
+        return g.add("Gather", [self.inner_rows(g, out), gathered])
 
-    def rest(self, g: Graph, name: str, attended: str, residual: str, x: str, rows: str = "tokens") -> str:
-        """What comes after attention."""
-        f = self.folded
-        if not self.thin:
-            x = self.norm(g, name + "attention_norm", x, self.product(g, name + "output", attended, rows))
-            return self.norm(g, name + "ffn_norm", x, self.feed_forward(g, name + "ffns.0.", x, rows))
-        y = self.gain(g, name + "output_gain", self.product(g, name + "output", attended, rows), residual)
-        for j in range(f.networks):
-            own = f"{name}ffns.{j}."
-            y = self.gain(g, own + "gain", self.feed_forward(g, own, y, rows), y)
-        return self.gain(g, name + "leave_gain", self.product(g, name + "leave", y, rows), x)
+    def residual(self, g: Graph, queries: str, x: str) -> str:
+        """The residual inside a layer: the part after the query if there is a bottleneck, or the hidden states."""
+        if not self.traits.bottleneck:
+            return x
+        width = self.folded.inner
+        start, stop = (g.array(f"columns.{at}", np.array([at])) for at in (width, 2 * width))
+        return g.add("Slice", [queries, start, stop, g.array("columns", np.array([1]))])
 
-    def feed_forward(self, g: Graph, name: str, x: str, rows: str) -> str:
-        return self.product(g, name + "out", self.activation(g, self.product(g, name + "in", x, rows)), rows)
+    def after_attention(self, g: Graph, name: str, attended: str, residual: str, x: str, rows: str = "tokens") -> str:
+        """The part of a layer after attention. x (T, H) are the hidden states that entered the layer."""
+        y = self.add_and_norm(g, name + "output", attended, residual, rows)
+        for j in range(len(self.traits.feed_forward)):
+            network = f"{name}feed_forward.{j}."
+            widened = self.activation(g, self.product(g, network + "inner", y, rows))
+            y = self.add_and_norm(g, network + "outer", widened, y, rows)
+        return self.add_and_norm(g, name + "leave", y, x, rows) if self.traits.bottleneck else y
 
     def head(self, x: str) -> str:
         g, f = self.graph, self.folded
         if "head.decoder" in f.products:
-            x = self.norm(g, "head.norm", self.activation(g, self.product(g, "head.transform", x, "focus")))
+            x = self.layer_norm(g, "head.norm", self.activation(g, self.product(g, "head.transform", x, "focus")))
             return self.product(g, "head.decoder", x, "focus")
         if "head.pooler" in f.products:
             x = g.add("Tanh", [self.product(g, "head.pooler", x, "focus")])
@@ -253,28 +255,33 @@ class Network:
         return self.multiply(g, name, self.folded.products[name], x, rows + ".zeros")
 
     def activation(self, g: Graph, x: str) -> str:
-        operator, domain = ACTIVATIONS[self.folded.activation]
+        operator, domain = ACTIVATIONS[self.traits.activation]
         return g.add(operator, [x], domain=domain)
 
-    def gain(self, g: Graph, name: str, x: str, residual: str) -> str:
-        return g.add("Add", [x, g.add("Mul", [residual, self.vector(g, name)])])
-
-    def norm(self, g: Graph, name: str, x: str, residual: str | None = None) -> str:
-        weight, bias = self.vector(g, name + ".weight"), self.vector(g, name + ".bias")
-        if residual is None:
-            return g.add("LayerNormalization", [x, weight, bias], axis=-1, epsilon=self.folded.epsilon)
-        inputs = [x, residual, weight, bias]
+    def add_and_norm(self, g: Graph, name: str, x: str, residual: str, rows: str) -> str:
+        """A product, the residual and the norm. NoNorm is folded into the product, except for the residual's gain."""
+        y = self.product(g, name, x, rows)
+        if self.traits.norm == "no_norm":
+            return g.add("Add", [y, g.add("Mul", [residual, self.vector(g, name + ".gain")])])
+        inputs = [residual, y, *self.norm_vectors(g, name + ".norm")]
         return g.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=self.folded.epsilon)
+
+    def layer_norm(self, g: Graph, name: str, x: str) -> str:
+        inputs = [x, *self.norm_vectors(g, name)]
+        return g.add("LayerNormalization", inputs, axis=-1, epsilon=self.folded.epsilon)
+
+    def norm_vectors(self, g: Graph, name: str) -> tuple[str, str]:
+        return self.vector(g, name + ".weight"), self.vector(g, name + ".bias")
 
     def vector(self, g: Graph, name: str) -> str:
         return g.array(name, self.folded.vectors[name].astype(np.float32))
 
-    def narrow(self, g: Graph, x: str) -> str:
-        """Anything as rows of the width inside a layer."""
-        return g.add("Reshape", [x, g.array("narrow", np.array([-1, self.folded.inner]))])
+    def inner_rows(self, g: Graph, x: str) -> str:
+        """Reshapes a value to rows of the width inside a layer."""
+        return g.add("Reshape", [x, g.array("inner_rows", np.array([-1, self.folded.inner]))])
 
-    def nth(self, index: str, parts: int, part: int) -> str:
-        """An index of rows as one of rows that come in parts: of the parts with this number."""
+    def part_index(self, index: str, parts: int, part: int) -> str:
+        """Turns an index of rows into the index of one of their `parts`, for rows that are split into parts."""
         if parts == 1:
             return index
         key = index, parts, part
@@ -283,9 +290,3 @@ class Network:
             first = g.add("Mul", [index, g.array(f"number.{parts}", np.array(parts))])
             self.indices[key] = g.add("Add", [first, g.array(f"number.{part}", np.array(part))])
         return self.indices[key]
-
-    def residual(self, g: Graph, queries: str) -> str:
-        """What comes from one product with the queries, which are before it."""
-        width = self.folded.inner
-        start, stop = (g.array(f"columns.{at}", np.array([at])) for at in (width, 2 * width))
-        return g.add("Slice", [queries, start, stop, g.array("columns", np.array([1]))])

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
 KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first, of what a CPU may have
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one of them
-ARCHITECTURES: Final = ("bert", "albert", "mobilebert")  # numbers in C++
+PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}
 ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
 FAULTS: Final = {1: "there is not enough memory", 2: "the batch is not one", 3: "a parameter is missing"}
 
@@ -52,8 +52,9 @@ class Shape(ctypes.Structure):
         *(
             (name, ctypes.c_int)
             for name in (
-                *("architecture", "layers", "hidden", "inner", "intermediate", "heads", "networks", "activation"),
-                *("embedding", "vocabulary", "positions", "types", "outputs"),
+                *("layers", "hidden", "inner", "intermediate", "heads", "feed_forward", "activation"),
+                *("embedding", "vocabulary", "positions", "token_types", "outputs"),
+                *("window", "projection", "embedding_norm", "layer_norm", "bottleneck"),
             )
         ),
         ("epsilon", ctypes.c_float),
@@ -208,22 +209,27 @@ def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
 
 
 def _shape(folded: Folded) -> Shape:
-    if folded.activation not in ACTIVATIONS:
-        raise FoldingError(f"its activation is {folded.activation!r}")
+    traits = folded.traits
+    if traits.activation not in ACTIVATIONS:
+        raise FoldingError(f"the activation {traits.activation!r} is not supported")
     return Shape(
-        architecture=ARCHITECTURES.index(folded.architecture),
         layers=len(folded.order),
         hidden=folded.hidden,
         inner=folded.inner,
         intermediate=folded.intermediate,
-        heads=folded.heads,
-        networks=folded.networks,
-        activation=ACTIVATIONS[folded.activation],
+        heads=traits.heads,
+        feed_forward=len(traits.feed_forward),
+        activation=ACTIVATIONS[traits.activation],
         embedding=folded.words.shape[1],
         vocabulary=folded.words.shape[0],
         positions=len(folded.vectors["embeddings.position"]),
-        types=len(folded.vectors["embeddings.token_type"]),
+        token_types=len(folded.vectors["embeddings.token_type"]),
         outputs=folded.outputs,
+        window=traits.embedding.window,
+        projection=PROJECTIONS[traits.embedding.projection],
+        embedding_norm=traits.embedding.norm == "layer_norm",
+        layer_norm=traits.norm == "layer_norm",
+        bottleneck=traits.bottleneck is not None,
         epsilon=folded.epsilon,
     )
 

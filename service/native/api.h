@@ -45,7 +45,7 @@ constexpr std::int64_t most_tokens = 1 << 20;
 bool valid(const Shape& s, const Batch& batch, std::int64_t choices) {
     if (!ascend(batch.offsets, batch.rows, batch.tokens, 1, s.positions)) return false;
     if (!ascend(batch.focus_offsets, batch.rows, batch.reads, 0, batch.reads)) return false;
-    if (!within(batch.ids, batch.tokens, s.vocabulary) || !within(batch.types, batch.tokens, s.types)) return false;
+    if (!within(batch.ids, batch.tokens, s.vocabulary) || !within(batch.types, batch.tokens, s.token_types)) return false;
     for (int b = 0; b < batch.rows; b++) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;

@@ -129,12 +129,17 @@ class Packed {
     Buffer<float> scale_, bias_, sums_;
 };
 
-enum Architecture : int { bert, albert, mobilebert };
+enum class Projection : int { none, words, sum };
 
-// What is to be built; Python fills it in (`service/engines/native.py`).
+// The sizes and traits of a network. Python fills it in (`service/engines/native.py`).
 struct Shape {
-    int architecture, layers, hidden, inner, intermediate, heads, networks, activation;
-    int embedding, vocabulary, positions, types, outputs;
+    int layers, hidden, inner, intermediate, heads, feed_forward, activation;
+    int embedding, vocabulary, positions, token_types, outputs;
+    int window;             // words that are looked up for a token: 1, or 3 for a trigram
+    Projection projection;  // of words, or of the sum of words, positions and token types
+    int embedding_norm;     // whether the embeddings have a LayerNorm
+    int layer_norm;         // whether the layers have LayerNorm; if not, NoNorm is folded into the products
+    int bottleneck;         // whether the layers are narrower than the hidden states
     float epsilon;
 };
 
@@ -177,10 +182,10 @@ class Model {
         words_.get() || throw_missing();
         position_ = vector("embeddings.position");
         type_ = vector("embeddings.token_type");
-        if (shape_.architecture != mobilebert) norm_ = norm("embeddings.norm");
-        if (shape_.architecture != bert) projection_ = &matrix("embeddings.projection");
+        if (shape_.embedding_norm) norm_ = norm("embeddings.norm");
+        if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection");
         layers_.clear();
-        for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(layer(i));
+        for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(find_layer(i));
         if (matrices_.count("head.decoder")) {
             transform_ = &matrix("head.transform");
             head_norm_ = norm("head.norm");
@@ -223,7 +228,7 @@ class Model {
         for (int depth = 0; depth < shape_.layers; depth++) {
             const Layer& l = layers_[order_[depth]];
             const Selection& rows = fewer && depth == shape_.layers - 1 ? read : all;
-            stream = shape_.architecture == mobilebert ? thin(l, batch, stream, rows, space) : thick(l, batch, stream, rows, space);
+            stream = layer(l, batch, stream, rows, space);
         }
         if (!fewer || !shape_.layers) stream = gather(stream, shape_.hidden, read, space);
         answer(stream, batch, out, space);
@@ -233,15 +238,20 @@ class Model {
     struct Norm {
         const float *weight, *bias;
     };
-    struct Network {
-        const Matrix *in, *out;
+    // A product, the addition of a residual, and a norm: LayerNorm, or NoNorm, of which only the gain is not folded.
+    struct ResidualProduct {
+        const Matrix* product;
         const float* gain;
+        Norm norm;
+    };
+    struct FeedForward {
+        const Matrix* inner;
+        ResidualProduct outer;
     };
     struct Layer {
-        const Matrix *kv, *qr, *output, *leave;  // in BERT qr is the query, in MobileBERT also the inner residual
-        const float *output_gain, *leave_gain;
-        Norm attention_norm, ffn_norm;
-        std::vector<Network> networks;
+        const Matrix *key_value, *query_residual;  // the residual only with a bottleneck
+        ResidualProduct output, leave;
+        std::vector<FeedForward> feed_forward;
     };
 
     // Puts all weights side by side, as they were added, in the largest pages there are: a call of few tokens reads each
@@ -273,66 +283,74 @@ class Model {
     }
     Norm norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
 
-    Layer layer(int i) const {
+    ResidualProduct residual_product(const std::string& name) const {
+        ResidualProduct r{&matrix(name), nullptr, {}};
+        if (shape_.layer_norm)
+            r.norm = norm(name + ".norm");
+        else
+            r.gain = vector(name + ".gain");
+        return r;
+    }
+
+    Layer find_layer(int i) const {
         const std::string name = "layers." + std::to_string(i) + ".";
         Layer l{};
-        l.kv = &matrix(name + "kv");
-        l.qr = &matrix(name + "qr");
-        l.output = &matrix(name + "output");
-        for (int f = 0; f < shape_.networks; f++) {
-            const std::string ffn = name + "ffns." + std::to_string(f) + ".";
-            l.networks.push_back({&matrix(ffn + "in"), &matrix(ffn + "out"), nullptr});
-            if (shape_.architecture == mobilebert) l.networks.back().gain = vector(ffn + "gain");
+        l.key_value = &matrix(name + "key_value");
+        l.query_residual = &matrix(name + "query_residual");
+        l.output = residual_product(name + "output");
+        for (int f = 0; f < shape_.feed_forward; f++) {
+            const std::string network = name + "feed_forward." + std::to_string(f) + ".";
+            l.feed_forward.push_back({&matrix(network + "inner"), residual_product(network + "outer")});
         }
-        if (shape_.architecture == mobilebert) {
-            l.leave = &matrix(name + "leave");
-            l.output_gain = vector(name + "output_gain");
-            l.leave_gain = vector(name + "leave_gain");
-        } else {
-            l.attention_norm = norm(name + "attention_norm");
-            l.ffn_norm = norm(name + "ffn_norm");
-        }
+        if (shape_.bottleneck) l.leave = residual_product(name + "leave");
         return l;
     }
 
     // ---- tokens to the first hidden states
 
     void embed(const Batch& batch, float* stream, Workspace& space) const {
-        const int h = shape_.hidden, e = shape_.embedding;
-        const int window = shape_.architecture == mobilebert ? 3 * e : e;
+        const int h = shape_.hidden, e = shape_.embedding, window = shape_.window * e;
+        const bool project_words = shape_.projection == Projection::words;
+        const int width = project_words ? h : e;  // of the sum of words, positions and token types
         for (int b = 0; b < batch.rows; b++) {
             const int begin = static_cast<int>(batch.offsets[b]), end = static_cast<int>(batch.offsets[b + 1]);
             for (int at = begin; at < end; at += block) {
                 const int rows = std::min(block, end - at);
                 float* to = stream + static_cast<std::size_t>(at) * h;
-                float* x = shape_.architecture == bert ? to : space.inner.room(static_cast<std::size_t>(block) * window);
+                float* x = projection_ ? space.inner.room(static_cast<std::size_t>(block) * window) : to;
                 for (int i = 0; i < rows; i++) {
                     const int t = at + i;
                     float* row = x + static_cast<std::size_t>(i) * window;
-                    const float* position = position_ + static_cast<std::size_t>(t - begin) * added();
-                    const float* type = type_ + batch.types[t] * added();
-                    if (shape_.architecture == mobilebert) {
+                    const float* position = position_ + static_cast<std::size_t>(t - begin) * width;
+                    const float* type = type_ + batch.types[t] * width;
+                    if (shape_.window > 1) {
                         look_up(t + 1 < end ? batch.ids[t + 1] : -1, row);
                         look_up(batch.ids[t], row + e);
                         look_up(t > begin ? batch.ids[t - 1] : -1, row + 2 * e);
-                        for (int d = 0; d < h; d++) to[static_cast<std::size_t>(i) * h + d] = position[d] + type[d];
                     } else {
                         look_up(batch.ids[t], row);
+                    }
+                    if (project_words) {
+                        for (int d = 0; d < h; d++) to[static_cast<std::size_t>(i) * h + d] = position[d] + type[d];
+                    } else {
                         for (int d = 0; d < e; d++) row[d] += type[d] + position[d];
-                        normalise(row, e, norm_.weight, norm_.bias, shape_.epsilon);
+                        if (norm_.weight) normalise(row, e, norm_.weight, norm_.bias, shape_.epsilon);
                     }
                 }
-                if (shape_.architecture == bert) continue;
+                if (!projection_) continue;
                 Finish finish;
-                if (shape_.architecture == mobilebert) finish.residual = to;
+                if (project_words) finish.residual = to;
                 finish.residual_stride = h;
                 multiply(space.quantised(x, window, rows, window), rows, *projection_, to, h, finish);
+                if (project_words && norm_.weight) normalise_rows(to, rows, h, norm_);
             }
         }
     }
 
-    // How wide what is added to a word is.
-    int added() const { return shape_.architecture == mobilebert ? shape_.hidden : shape_.embedding; }
+    void normalise_rows(float* x, int rows, int width, const Norm& norm) const {
+        for (int i = 0; i < rows; i++)
+            normalise(x + static_cast<std::size_t>(i) * width, width, norm.weight, norm.bias, shape_.epsilon);
+    }
 
     // A word's embedding; zeros for -1, which is no word.
     void look_up(std::int64_t id, float* to) const {
@@ -358,20 +376,20 @@ class Model {
 
     // Keys and values of all tokens, whatever `qr` makes of the rows selected, and attention. Returns (count, width).
     const float* attention(const Layer& l, const Batch& batch, const float* stream, const float* selected,
-                           const Selection& rows, int width, Workspace& space) const {
-        const int h = shape_.hidden, kv_stride = l.kv->n, q_stride = l.qr->n;
+                           const Selection& rows, Workspace& space) const {
+        const int h = shape_.hidden, width = shape_.inner, kv_stride = l.key_value->n, q_stride = l.query_residual->n;
         const std::size_t tokens = batch.tokens, count = rows.count;
         float *kv = space.kv.room(tokens * kv_stride), *qr = space.qr.room(count * q_stride);
         for (int at = 0; at < batch.tokens; at += block) {
             const int n = std::min(block, batch.tokens - at);
             const Quantised x = space.quantised(stream + static_cast<std::size_t>(at) * h, h, n, h);
-            multiply(x, n, *l.kv, kv + static_cast<std::size_t>(at) * kv_stride, kv_stride);
-            if (!rows.index) multiply(x, n, *l.qr, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+            multiply(x, n, *l.key_value, kv + static_cast<std::size_t>(at) * kv_stride, kv_stride);
+            if (!rows.index) multiply(x, n, *l.query_residual, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
         }
         for (int at = 0; rows.index && at < rows.count; at += block) {
             const int n = std::min(block, rows.count - at);
             const Quantised x = space.quantised(selected + static_cast<std::size_t>(at) * h, h, n, h);
-            multiply(x, n, *l.qr, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+            multiply(x, n, *l.query_residual, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
         }
         float* attended = space.attended.room(count * width);
         const int depth = width / shape_.heads;
@@ -386,43 +404,32 @@ class Model {
         return attended;
     }
 
-    // BERT's and ALBERT's.
-    float* thick(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
-        const int h = shape_.hidden, wide = l.networks[0].in->n;
-        float* selected = gather(stream, h, rows, space);
-        const float* attended = attention(l, batch, stream, selected, rows, h, space);
-        float* w = space.wide.room(static_cast<std::size_t>(block) * wide);
-        for (int at = 0; at < rows.count; at += block) {
-            const int n = std::min(block, rows.count - at);
-            float* x = selected + static_cast<std::size_t>(at) * h;
-            const Finish added{Activation::none, x, h, nullptr};
-            multiply(space.quantised(attended + static_cast<std::size_t>(at) * h, h, n, h), n, *l.output, x, h, added);
-            for (int i = 0; i < n; i++) normalise(x + static_cast<std::size_t>(i) * h, h, l.attention_norm.weight, l.attention_norm.bias, shape_.epsilon);
-            multiply(space.quantised(x, h, n, h), n, *l.networks[0].in, w, wide, {activation()});
-            multiply(space.quantised(w, wide, n, wide), n, *l.networks[0].out, x, h, added);
-            for (int i = 0; i < n; i++) normalise(x + static_cast<std::size_t>(i) * h, h, l.ffn_norm.weight, l.ffn_norm.bias, shape_.epsilon);
-        }
-        return selected;
+    // y (rows, width) = norm(product of x + residual)
+    void add_and_norm(const Quantised& x, int rows, const ResidualProduct& p, const float* residual, int residual_stride,
+                      float* y, int width) const {
+        multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain});
+        if (p.norm.weight) normalise_rows(y, rows, width, p.norm);
     }
 
-    // MobileBERT's.
-    float* thin(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
+    float* layer(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
         const int h = shape_.hidden, c = shape_.inner, wide = shape_.intermediate;
         float* selected = gather(stream, h, rows, space);
-        const float* attended = attention(l, batch, stream, selected, rows, c, space);
-        const float* residual = space.qr.get() + c;
-        float* y = space.inner.room(static_cast<std::size_t>(block) * c);
+        const float* attended = attention(l, batch, stream, selected, rows, space);
+        const float* residual = shape_.bottleneck ? space.qr.get() + c : selected;
+        const int residual_stride = shape_.bottleneck ? 2 * c : h;
+        float* inner = shape_.bottleneck ? space.inner.room(static_cast<std::size_t>(block) * c) : nullptr;
         float* w = space.wide.room(static_cast<std::size_t>(block) * wide);
         for (int at = 0; at < rows.count; at += block) {
             const int n = std::min(block, rows.count - at);
-            float* x = selected + static_cast<std::size_t>(at) * h;
-            multiply(space.quantised(attended + static_cast<std::size_t>(at) * c, c, n, c), n, *l.output, y, c,
-                     {Activation::none, residual + static_cast<std::size_t>(at) * 2 * c, 2 * c, l.output_gain});
-            for (const Network& f : l.networks) {
-                multiply(space.quantised(y, c, n, c), n, *f.in, w, wide, {Activation::relu});
-                multiply(space.quantised(w, wide, n, wide), n, *f.out, y, c, {Activation::none, y, c, f.gain});
+            const std::size_t first = at;
+            float* x = selected + first * h;
+            float* y = shape_.bottleneck ? inner : x;
+            add_and_norm(space.quantised(attended + first * c, c, n, c), n, l.output, residual + first * residual_stride, residual_stride, y, c);
+            for (const FeedForward& f : l.feed_forward) {
+                multiply(space.quantised(y, c, n, c), n, *f.inner, w, wide, {activation()});
+                add_and_norm(space.quantised(w, wide, n, wide), n, f.outer, y, c, y, c);
             }
-            multiply(space.quantised(y, c, n, c), n, *l.leave, x, h, {Activation::none, x, h, l.leave_gain});
+            if (shape_.bottleneck) add_and_norm(space.quantised(y, c, n, c), n, l.leave, x, h, x, h);
         }
         return selected;
     }

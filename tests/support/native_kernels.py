@@ -143,43 +143,46 @@ def run_folded(f: Folded, batch: Batch) -> np.ndarray:
 
 
 def _run(f: Folded, one: Encoding) -> np.ndarray:
-    p, v, act = f.products, f.vectors, ACTIVATIONS[f.activation]
+    p, v, traits, act = f.products, f.vectors, f.traits, ACTIVATIONS[f.traits.activation]
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
         deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + f.epsilon)
         return centred / deviation * v[name + ".weight"] + v[name + ".bias"]
 
+    def add_and_norm(name: str, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        y = apply(p[name], x)
+        return y + residual * v[name + ".gain"] if traits.norm == "no_norm" else norm(y + residual, name + ".norm")
+
     words = f.words[one.input_ids]
-    added = v["embeddings.position"][: len(words)] + v["embeddings.token_type"][one.token_type_ids]
-    if f.architecture == "mobilebert":
+    if traits.embedding.window == 3:
         zero = np.zeros_like(words[:1])
         window = [np.concatenate([words[1:], zero]), words, np.concatenate([zero, words[:-1]])]
-        x = apply(p["embeddings.projection"], np.concatenate(window, axis=1)) + added
-    else:
-        x = norm(words + added, "embeddings.norm")
-        if f.architecture == "albert":
-            x = apply(p["embeddings.projection"], x)
+        words = np.concatenate(window, axis=1)
+    if traits.embedding.projection == "words":
+        words = apply(p["embeddings.projection"], words)
+    x = words + v["embeddings.position"][: len(words)] + v["embeddings.token_type"][one.token_type_ids]
+    if traits.embedding.norm == "layer_norm":
+        x = norm(x, "embeddings.norm")
+    if traits.embedding.projection == "sum":
+        x = apply(p["embeddings.projection"], x)
     for depth, i in enumerate(f.order):
         name = f"layers.{i}."
-        key, value = np.split(apply(p[name + "kv"], x), 2, axis=1)
+        key, value = np.split(apply(p[name + "key_value"], x), 2, axis=1)
         if depth == len(f.order) - 1:
             x = x[one.focus]
-        query = apply(p[name + "qr"], x)
+        query = apply(p[name + "query_residual"], x)
+        residual = query[:, f.inner :] if traits.bottleneck else x
         attended = np.empty_like(query[:, : f.inner])
-        for head in np.split(np.arange(f.inner), f.heads):
+        for head in np.split(np.arange(f.inner), traits.heads):
             scores = query[:, head] @ key[:, head].T
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             attended[:, head] = scores @ value[:, head] / scores.sum(-1, keepdims=True)
-        if f.architecture == "mobilebert":
-            y = apply(p[name + "output"], attended) + query[:, f.inner :] * v[name + "output_gain"]
-            for j in range(f.networks):
-                ffn = f"{name}ffns.{j}."
-                y = apply(p[ffn + "out"], act(apply(p[ffn + "in"], y))) + y * v[ffn + "gain"]
-            x = apply(p[name + "leave"], y) + x * v[name + "leave_gain"]
-        else:
-            x = norm(x + apply(p[name + "output"], attended), name + "attention_norm")
-            x = norm(x + apply(p[name + "ffns.0.out"], act(apply(p[name + "ffns.0.in"], x))), name + "ffn_norm")
+        y = add_and_norm(name + "output", attended, residual)
+        for j in range(len(traits.feed_forward)):
+            network = f"{name}feed_forward.{j}."
+            y = add_and_norm(network + "outer", act(apply(p[network + "inner"], y)), y)
+        x = add_and_norm(name + "leave", y, x) if traits.bottleneck else y
     if "head.decoder" in p:
         return apply(p["head.decoder"], norm(act(apply(p["head.transform"], x)), "head.norm"))
     if "head.pooler" in p:
