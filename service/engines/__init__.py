@@ -1,6 +1,6 @@
-"""Runtimes that a network can run in, one file each; imported only when chosen."""
+"""The engines. A file is its registration: `engines/native.py` is engine `native`. Only the chosen one is imported."""
 
 import sys
 
-# With this OpenVINO, and what quantises for it, report to their makers as soon as they are imported.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # as the import system has it for what is not there
+# OpenVINO and NNCF send telemetry on import. Without this package they do not.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # None marks a module that cannot be imported

@@ -1,7 +1,7 @@
-"""An engine without a network: rows are a function of the encoding's own ids and nothing else.
+"""An engine without a network: rows are a function of the sequence's own ids and nothing else.
 
-For tests, which can tell whether an answer went to the right caller, and to measure what everything but the network
-costs.
+Tests use it to check that each response belongs to its request. Benchmarks use it to measure everything but the
+network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Echo:
         return batch.split_rows(np.concatenate([self.numbers(encoding) for encoding in batch.encodings()]))
 
     def numbers(self, encoding: Encoding) -> NDArray[np.float32]:
-        """The head's, (F, width)."""
+        """Returns the outputs of one sequence, (F, width)."""
         return echo(encoding, self.width)
 
     def close(self) -> None:
@@ -39,11 +39,11 @@ class Echo:
 
 
 def echo(encoding: Encoding, width: int) -> Row:
-    """(F, width): numbers from -4 to 4 that differ with the ids, the position and the column."""
+    """Returns outputs (F, width) from -4 to 4 that depend on the ids, the position and the column."""
     seed = zlib.crc32(encoding.input_ids.astype("<i8").tobytes()) % 10_007
     phase = seed + 1.7 * encoding.focus[:, None] + 0.61 * np.arange(width)  # (F, O)
     return np.asarray(4 * np.sin(phase), np.float32)
 
 
-def create(artifact: Artifact, threads: int) -> Echo:  # noqa: ARG001  # every engine is made like this
+def create(artifact: Artifact, threads: int) -> Echo:  # noqa: ARG001  # the signature of every engine
     return Echo(artifact.manifest.width)

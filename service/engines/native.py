@@ -1,13 +1,13 @@
-"""Kernels of our own in int8, for the CPUs that they are written for.
+"""Swiftlet's own int8 kernels for CPUs.
 
-A batch is ragged: the tokens of all rows end to end, and no padding. Weights have one int8 scale for each output,
-activations one scale for each token, so that an answer never depends on its neighbours, to the bit. A call is one call
-into a library, outside Python's lock; it allocates nothing once its thread has seen as large a batch. Weights are
-packed once and shared by all threads. `service/native/` holds the C++, one small file for each instruction set;
-`models/folding.py` makes the parameters from those of `model.onnx`.
+A batch is ragged: the tokens of all sequences end to end, without padding. Weights have one int8 scale per output, and
+activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
+into a library without Python's global lock. It allocates no memory once its thread has run a batch of the same size.
+The weights are packed once and shared by all threads. `service/native/` holds the C++, with a small file for each
+instruction set. `models/folding.py` makes the parameters from those of `model.onnx`.
 
-Where there is no library (nothing could be compiled), no kernel for this CPU, or the network is none that is known
-here, `onnx_cpu` serves instead, and one line in the log says why.
+If no kernel is compiled for this CPU, or folding does not support the network, `onnx_cpu` serves the artifact, and a
+warning gives the reason.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
-KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first, of what a CPU may have
-CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # environment variable that asks for one of them
-PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}
-ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}
-FAULTS: Final = {1: "there is not enough memory", 2: "the batch is not one", 3: "a parameter is missing"}
+KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first
+CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
+PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
+ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
+ERRORS: Final = {1: "there is not enough memory", 2: "the batch is invalid", 3: "a parameter is missing"}
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
@@ -46,7 +46,7 @@ _Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
 
 
 class Shape(ctypes.Structure):
-    """`Shape` of service/native/model.h."""
+    """`Shape` in service/native/model.h."""
 
     _fields_ = (
         *(
@@ -65,16 +65,16 @@ class Library:
     """The kernels of one instruction set."""
 
     def __init__(self, file: Path) -> None:
-        """Raises OSError where the file is none that can be loaded, AttributeError where it is another library."""
+        """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
         self.c = ctypes.CDLL(str(file))
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
         self.c.swiftlet_create.restype = ctypes.c_void_p
         self.c.swiftlet_create.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(ctypes.c_int)]
         model, number, name = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
         size = ctypes.c_int
-        self.c.swiftlet_matrix.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
-        self.c.swiftlet_vector.argtypes = [model, name, number, _Floats]
-        self.c.swiftlet_words.argtypes = [model, _Int8s, _Floats]
+        self.c.swiftlet_add_product.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
+        self.c.swiftlet_add_vector.argtypes = [model, name, number, _Floats]
+        self.c.swiftlet_add_words.argtypes = [model, _Int8s, _Floats]
         self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
@@ -84,29 +84,31 @@ class Library:
 
     @property
     def kernel(self) -> str:
-        """The name of the instruction set."""
+        """The name of the kernel's instruction set."""
         name: bytes = self.c.swiftlet_kernel()
         return name.decode()
 
     @property
     def supported(self) -> bool:
-        """Whether this CPU can run it."""
+        """Whether this CPU has the instruction set."""
         return bool(self.c.swiftlet_supported())
 
-    def multiply(self, rounds: int) -> int:
-        """Multiplies and adds as fast as these kernels ever could, and returns how often."""
-        room = np.ones(1 << 14, np.uint8)  # more than a tile has of anything
-        aligned = room.ctypes.data + -room.ctypes.data % 64
+    def multiply_at_peak(self, rounds: int) -> int:
+        """Multiplies and adds at the upper bound of the kernels' speed. Returns the number of multiply-adds."""
+        memory = np.ones(1 << 14, np.uint8)  # larger than the operands of a tile
+        aligned = memory.ctypes.data + -memory.ctypes.data % 64
         sums = np.empty(1 << 10, np.float32)
         count: int = self.c.swiftlet_peak(rounds, aligned, aligned, sums.ctypes.data)
         return count
 
 
 class Native:
-    # A call costs what it holds, and little besides: the weights come by once for all tokens of it.
+    """A network in int8 kernels."""
+
+    # A call costs little besides its tokens: it reads the weights once for all of them.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
     runs_network: ClassVar[bool] = True
-    # Beyond the tolerance of ONNX Runtime's int8: weights have one scale for a whole output, not one for each block.
+    # The artifact's tolerance is that of weights with one scale per block. Here they have one scale per output.
     extra_tolerance: ClassVar[float] = 0.05
 
     def __init__(self, library: Library, folded: Folded) -> None:
@@ -121,31 +123,36 @@ class Native:
         for name, product in folded.products.items():
             weight, scale = quantise(product)
             bias = np.ascontiguousarray(product.bias, np.float32)
-            _check(self._c.swiftlet_matrix(self._model, name.encode(), *weight.shape, weight, scale, bias))
+            _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
         for name, vector in folded.vectors.items():
             vector = np.ascontiguousarray(vector, np.float32)
-            _check(self._c.swiftlet_vector(self._model, name.encode(), vector.size, vector))
-        _check(self._c.swiftlet_words(self._model, *quantise(Product(folded.words, folded.words[:, 0]))))
+            _check(self._c.swiftlet_add_vector(self._model, name.encode(), vector.size, vector))
+        _check(self._c.swiftlet_add_words(self._model, *quantise(Product(folded.words, folded.words[:, 0]))))
         _check(self._c.swiftlet_finish(self._model))
 
     @property
     def bytes(self) -> int:
-        """What the weights take, of all threads together."""
+        """The size of the parameters, which all threads share."""
         size: int = self._c.swiftlet_model_bytes(self._model)
         return size
 
     def run(self, batch: Batch) -> Sequence[Row]:
-        """Raises ValueError for a batch that is none: ids out of range, rows empty or too long, focus elsewhere."""
+        """Computes a batch.
+
+        Raises:
+            ValueError: the batch is invalid: an id or a position in focus is out of range, or a sequence is empty or
+                too long.
+        """
         tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
         offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
         if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
-            raise ValueError(FAULTS[2])
+            raise ValueError(ERRORS[2])
         shapes = batch.row_shapes(self._outputs)
-        # Nothing of the batch is known to be right yet; of one that is, no row is longer.
+        # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
         longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         counts = rows, tokens, len(batch.focus), len(batch.candidates)
-        # As one array, since each that is handed over takes two microseconds.
+        # One array, because passing an array takes two microseconds.
         given = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
         _check(self._c.swiftlet_run(self._model, *counts, given, numbers))
         ends = [0, *accumulate(read * width for read, width in shapes)]
@@ -156,16 +163,18 @@ class Native:
         self._model = None
 
 
-def create(artifact: Artifact, threads: int) -> Engine:  # a call runs on one thread, whatever `threads` is
-    """The artifact's network in the best kernels for this CPU; where there are none, in ONNX Runtime.
+def create(artifact: Artifact, threads: int) -> Engine:
+    """Loads the artifact's network into the best kernels for this CPU, or into ONNX Runtime if that is not possible.
+
+    A call runs on one thread. Only ONNX Runtime uses `threads`.
 
     Raises:
-        ArtifactError: `model.onnx` is no network that can be read.
+        ArtifactError: `model.onnx` cannot be read.
     """
     try:
         return _native(artifact)
     except FoldingError as reason:
-        log.warning("%s runs on onnx_cpu, for the native engine cannot: %s", artifact.manifest.name, reason)
+        log.warning("%s runs on onnx_cpu, because the native engine cannot run it: %s", artifact.manifest.name, reason)
         return onnx_cpu.create(artifact, threads)
 
 
@@ -173,9 +182,9 @@ def _native(artifact: Artifact) -> Native:
     manifest = artifact.manifest
     library = best()
     if library is None:
-        raise FoldingError("there are no kernels for this CPU, or none could be compiled")
+        raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision != "int8":
-        raise FoldingError(f"its precision is {manifest.precision}")
+        raise FoldingError(f"the precision is {manifest.precision}")
     try:
         weights = read_weights(artifact.file(ONNX))
     except WeightsError as error:
@@ -184,16 +193,19 @@ def _native(artifact: Artifact) -> Native:
 
 
 def best() -> Library | None:
-    """The fastest kernels that were compiled and that this CPU can run; before them, those asked for."""
-    asked = os.environ.get(CHOICE)
-    for kernel in sorted(KERNELS, key=lambda name: name != asked):
+    """Returns the fastest compiled kernels that this CPU supports, or those that the environment variable selects.
+
+    Returns None if there are no such kernels.
+    """
+    selected = os.environ.get(CHOICE)
+    for kernel in sorted(KERNELS, key=lambda name: name != selected):
         for suffix in EXTENSION_SUFFIXES:
             file = LIBRARIES / f"{kernel}{suffix}"
             if not file.exists():
                 continue
             try:
                 library = Library(file)
-            except (OSError, AttributeError):  # for another platform, or of another version
+            except (OSError, AttributeError):  # of another platform or version
                 continue
             if library.supported:
                 return library
@@ -201,7 +213,7 @@ def best() -> Library | None:
 
 
 def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(N, K) in int8 and a scale for each row."""
+    """Returns a matrix (N, K) in int8, and one scale per output, (N,)."""
     largest = np.abs(product.weight).max(axis=1)
     scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
     weight = np.rint(product.weight / scale[:, None])
@@ -236,4 +248,4 @@ def _shape(folded: Folded) -> Shape:
 
 def _check(status: int) -> None:
     if status:
-        raise (MemoryError if status == 1 else ValueError)(FAULTS[status])
+        raise (MemoryError if status == 1 else ValueError)(ERRORS[status])

@@ -1,7 +1,8 @@
-"""torch, on a CUDA device where there is one, else on the CPU: the networks of `models`, fp32 or (on CUDA) bf16.
+"""torch on a CUDA device in bf16, or on the CPU in fp32 if there is no such device.
 
-Weights come from the artifact's `model.safetensors`; an artifact that has none gives those of its `model.onnx`, int8
-ones converted back. (fp16 is no choice: MobileBERT's stream overflows it.)
+The engine runs the networks of `models`. It reads the weights from the artifact's `model.safetensors`, or from its
+`model.onnx` if there is no such file, with int8 weights converted back. It does not use fp16, because MobileBERT's
+hidden states overflow fp16.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from swiftlet_serve.service.types import Batch, Cost, Row
 
 
 class Torch:
+    """A network in torch."""
+
     runs_network: ClassVar[bool] = True
 
     def __init__(self, network: Model, device: torch.device) -> None:
@@ -34,11 +37,11 @@ class Torch:
 
     @property
     def extra_tolerance(self) -> float:
-        return 0.05 if self._device.type == "cuda" else 0.0  # bf16 keeps 8 bits, and layers add up
+        return 0.05 if self._device.type == "cuda" else 0.0  # bf16 has 8 significant bits
 
     @property
     def cost(self) -> Cost:
-        # On the CPU as a padded graph in `onnx_cpu`. A GPU is idle until a batch holds thousands of tokens.
+        # On the CPU like a padded graph in `onnx_cpu`. A GPU is busy only with batches of thousands of tokens.
         if self._device.type == "cuda":
             return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, calls=1)
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
@@ -54,29 +57,29 @@ class Torch:
 
 
 def create(artifact: Artifact, threads: int) -> Torch:
-    """The artifact's network on the best device there is.
+    """Loads the artifact's network onto the best device.
 
     Raises:
-        ArtifactError: its weights are not those of the network its manifest describes.
+        ArtifactError: the weights do not match the manifest.
     """
     torch.set_num_threads(threads)
     return Torch(load_network(artifact), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def load_network(artifact: Artifact) -> Model:
-    """The artifact's network in torch, fp32.
+    """Loads the artifact's network in fp32.
 
     Raises:
-        ArtifactError: its weights are not those of the network its manifest describes.
+        ArtifactError: the weights do not match the manifest.
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
         network = build(manifest.architecture, manifest.config, manifest.head, manifest.width)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ArtifactError(f"{name}: no network can be made as described: {error}") from None
+        raise ArtifactError(f"{name}: the manifest does not describe a valid network: {error}") from None
     try:
         weights = _weights(artifact)
-    except Exception as error:  # two libraries read files here, and neither says what it may raise
+    except Exception as error:  # neither of the libraries documents its exceptions
         raise ArtifactError(f"{name}: the weights cannot be read: {type(error).__name__}.") from None
     _check(network.state_dict(), weights, name)
     network.load_state_dict(weights)
@@ -86,7 +89,7 @@ def load_network(artifact: Artifact) -> Model:
 def _check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], name: str) -> None:
     for key in sorted(own.keys() | weights.keys()):
         if key not in own or key not in weights or own[key].shape != weights[key].shape:
-            raise ArtifactError(f"{name}: the weights are not those of the network described, which differs in {key}.")
+            raise ArtifactError(f"{name}: the weights do not match the manifest: they differ in {key}.")
 
 
 def _weights(artifact: Artifact) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-// What Python calls, through ctypes. One file of each instruction set includes this, and becomes a library of its own.
+// The functions that Python calls through ctypes. The file of each instruction set includes this and becomes a library.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-enum Status : int { ok, no_memory, bad_batch, not_ready };
+enum Status : int { ok, no_memory, bad_batch, missing_parameter };
 
 template <class Function>
 int guarded(Function&& function) {
@@ -20,15 +20,15 @@ int guarded(Function&& function) {
     } catch (const std::bad_alloc&) {
         return no_memory;
     } catch (const Missing&) {
-        return not_ready;
+        return missing_parameter;
     }
 }
 
-// Whether offsets go up from 0 to `total`, by `least` to `most` a row.
-bool ascend(const std::int64_t* offsets, std::int64_t rows, std::int64_t total, std::int64_t least, std::int64_t most) {
-    if (offsets[0] != 0 || offsets[rows] != total) return false;
-    for (std::int64_t b = 0; b < rows; b++) {
-        // Neither end of a row is trusted before it is known to lie in the batch: their difference could overflow.
+// Whether offsets rise from 0 to `total`, by `least` to `most` per sequence.
+bool offsets_valid(const std::int64_t* offsets, std::int64_t sequences, std::int64_t total, std::int64_t least, std::int64_t most) {
+    if (offsets[0] != 0 || offsets[sequences] != total) return false;
+    for (std::int64_t b = 0; b < sequences; b++) {
+        // Each offset is checked before the subtraction, which could overflow.
         if (offsets[b + 1] < 0 || offsets[b + 1] > total) return false;
         const std::int64_t length = offsets[b + 1] - offsets[b];
         if (length < least || length > most) return false;
@@ -40,18 +40,19 @@ bool within(const std::int64_t* values, std::int64_t count, std::int64_t limit) 
     return std::all_of(values, values + count, [=](std::int64_t v) { return v >= 0 && v < limit; });
 }
 
-constexpr std::int64_t most_tokens = 1 << 20;
+constexpr std::int64_t max_tokens = 1 << 20;
 
-bool valid(const Shape& s, const Batch& batch, std::int64_t choices) {
-    if (!ascend(batch.offsets, batch.rows, batch.tokens, 1, s.positions)) return false;
-    if (!ascend(batch.focus_offsets, batch.rows, batch.reads, 0, batch.reads)) return false;
-    if (!within(batch.ids, batch.tokens, s.vocabulary) || !within(batch.types, batch.tokens, s.token_types)) return false;
-    for (int b = 0; b < batch.rows; b++) {
+bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
+    if (!offsets_valid(batch.offsets, batch.sequences, batch.tokens, 1, s.positions)) return false;
+    if (!offsets_valid(batch.focus_offsets, batch.sequences, batch.reads, 0, batch.reads)) return false;
+    if (!within(batch.ids, batch.tokens, s.vocabulary)) return false;
+    if (!within(batch.token_types, batch.tokens, s.token_types)) return false;
+    for (int b = 0; b < batch.sequences; b++) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;
     }
-    return ascend(batch.among_offsets, batch.rows, choices, 0, s.outputs) && within(batch.among, choices, s.outputs) &&
-           within(batch.most, batch.rows, most_tokens);
+    return offsets_valid(batch.candidate_offsets, batch.sequences, candidates, 0, s.outputs) &&
+           within(batch.candidates, candidates, s.outputs) && within(batch.top_k, batch.sequences, max_tokens);
 }
 
 }  // namespace
@@ -60,6 +61,7 @@ EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
 EXPORT int swiftlet_supported() { return Isa::supported(); }
 
+// Creates a model; null if there is not enough memory. `order` has the number of the layer at each depth.
 EXPORT Model* swiftlet_create(const Shape* shape, const int* order) {
     try {
         return new Model(*shape, order);
@@ -68,16 +70,16 @@ EXPORT Model* swiftlet_create(const Shape* shape, const int* order) {
     }
 }
 
-EXPORT int swiftlet_matrix(Model* model, const char* name, int n, int k, const std::int8_t* w, const float* scale,
-                           const float* bias) {
-    return guarded([&] { return model->add(name, n, k, w, scale, bias), ok; });
+EXPORT int swiftlet_add_product(Model* model, const char* name, int n, int k, const std::int8_t* w, const float* scale,
+                                const float* bias) {
+    return guarded([&] { return model->add_product(name, n, k, w, scale, bias), ok; });
 }
 
-EXPORT int swiftlet_vector(Model* model, const char* name, std::int64_t n, const float* x) {
-    return guarded([&] { return model->add(name, static_cast<std::size_t>(n), x), ok; });
+EXPORT int swiftlet_add_vector(Model* model, const char* name, std::int64_t n, const float* x) {
+    return guarded([&] { return model->add_vector(name, static_cast<std::size_t>(n), x), ok; });
 }
 
-EXPORT int swiftlet_words(Model* model, const std::int8_t* w, const float* scale) {
+EXPORT int swiftlet_add_words(Model* model, const std::int8_t* w, const float* scale) {
     return guarded([&] { return model->add_words(w, scale), ok; });
 }
 
@@ -85,39 +87,41 @@ EXPORT int swiftlet_finish(Model* model) {
     return guarded([&] { return model->finish(), ok; });
 }
 
-// Bytes that the model holds, and those that calls on this thread have needed beside it.
+// The bytes of a model's parameters, and of this thread's workspace.
 EXPORT std::int64_t swiftlet_model_bytes(const Model* model) { return static_cast<std::int64_t>(model->bytes()); }
-EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.size()); }
+EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t>(workspace.bytes()); }
 
-// Answers a batch, of which every row has what is wanted of it in out, one after the other. What is given are, one after
-// the other, the batch's offsets, focus_offsets and among_offsets (rows + 1 each), most (rows), ids and types (tokens
-// each), focus (reads) and among (choices). May be called on several threads at once.
-EXPORT int swiftlet_run(const Model* model, std::int64_t rows, std::int64_t tokens, std::int64_t reads,
-                        std::int64_t choices, const std::int64_t* given, float* out) {
-    if (!model->ready()) return not_ready;
-    if (rows < 1 || rows > tokens || tokens > most_tokens || reads < 0 || reads > most_tokens) return bad_batch;
-    const auto next = [&](std::int64_t count) { return std::exchange(given, given + count); };
+// Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
+// focus_offsets and candidate_offsets (sequences + 1 each), top_k (sequences), ids and token_types (tokens each), focus
+// (reads) and candidates. Several threads may call it at the same time.
+EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
+                        std::int64_t candidates, const std::int64_t* arrays, float* out) {
+    if (!model->ready()) return missing_parameter;
+    if (sequences < 1 || sequences > tokens || tokens > max_tokens || reads < 0 || reads > max_tokens) return bad_batch;
+    const auto next = [&](std::int64_t count) { return std::exchange(arrays, arrays + count); };
     Batch batch;
-    batch.rows = static_cast<int>(rows), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
-    batch.offsets = next(rows + 1), batch.focus_offsets = next(rows + 1), batch.among_offsets = next(rows + 1);
-    batch.most = next(rows), batch.ids = next(tokens), batch.types = next(tokens);
-    batch.focus = next(reads), batch.among = next(choices);
-    if (!valid(model->shape(), batch, choices)) return bad_batch;
+    batch.sequences = static_cast<int>(sequences), batch.tokens = static_cast<int>(tokens), batch.reads = static_cast<int>(reads);
+    batch.offsets = next(sequences + 1), batch.focus_offsets = next(sequences + 1), batch.candidate_offsets = next(sequences + 1);
+    batch.top_k = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
+    batch.focus = next(reads), batch.candidates = next(candidates);
+    if (!batch_valid(model->shape(), batch, candidates)) return bad_batch;
     return guarded([&] { return model->run(batch, out), ok; });
 }
 
 EXPORT void swiftlet_destroy(Model* model) { delete model; }
 
-// One kernel at a time, for the tests. x is (rows, k); out is (rows, n rounded up to whole vectors).
+// ---- for the tests: one kernel at a time
+
+// x is (rows, k); out is (rows, n rounded up to whole vectors).
 EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::int8_t* w, const float* scale,
                              const float* bias, int activation, const float* residual, const float* gain, float* out) {
     return guarded([&] {
-        const Packed m(n, k, w, scale, bias);
+        const PackedMatrix m(n, k, w, scale, bias);
         const int stride = static_cast<const Matrix&>(m).n;
-        Buffer<Q> q;
+        Buffer<Quantised> q;
         Buffer<float> s, o;
         const std::size_t count = rows;
-        const Quantised to{q.room(count * k), s.room(count), o.room(count)};
+        const QuantisedRows to{q.reserve(count * k), s.reserve(count), o.reserve(count)};
         quantise(x, k, rows, k, to);
         multiply(to, rows, m, out, stride, {static_cast<Activation>(activation), residual, stride, gain});
         return ok;
@@ -129,42 +133,43 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
     return guarded([&] {
         Buffer<float> scratch;
         const int width = heads * depth;
-        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.room(Room(keys, depth).size));
+        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.reserve(AttentionScratch(keys, depth).size));
         return ok;
     });
 }
 
-EXPORT void swiftlet_rank(float* x, int n, int most, const std::int64_t* among, int count, float* out) {
-    rank(x, n, most, among, count, out);
+EXPORT void swiftlet_top_k(float* x, int n, int k, const std::int64_t* candidates, int count, float* out) {
+    top_k(x, n, k, candidates, count, out);
 }
 
-EXPORT void swiftlet_normalise(int n, float* x, const float* weight, const float* bias, float epsilon) {
-    normalise(x, n, weight, bias, epsilon);
+EXPORT void swiftlet_layer_norm(int n, float* x, const float* weight, const float* bias, float epsilon) {
+    layer_norm(x, n, weight, bias, epsilon);
 }
 
-// As many tiles of products as fit the registers, again and again, without packed weights, memory or ends: no product is
-// faster. Returns the multiply-adds done. q holds an activation for each row of a tile, w the weights of one group.
-EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Q* q, const std::int8_t* w, float* out) {
-    I sum[Isa::tile_rows][Isa::tile_vectors];
-    decltype(Isa::weights(w)) weights[Isa::tile_vectors];
+// Multiplies as many tiles as fit the registers, again and again, without reading a matrix: the upper bound of every
+// product's speed. Returns the number of multiply-adds. q holds one activation group per row of a tile, w the weights of
+// one group.
+EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Quantised* q, const std::int8_t* w, float* out) {
+    Accumulators sum[Isa::tile_rows][Isa::tile_vectors];
+    decltype(Isa::load_weights(w)) weights[Isa::tile_vectors];
     unroll<Isa::tile_vectors>([&](auto c) {
-        weights[c] = Isa::weights(w + Isa::group * c * lanes);
-        unroll<Isa::tile_rows>([&](auto r) { sum[r][c] = Isa::none(); });
+        weights[c] = Isa::load_weights(w + Isa::group * c * lanes);
+        unroll<Isa::tile_rows>([&](auto r) { sum[r][c] = Isa::zero_accumulators(); });
     });
     for (std::int64_t i = 0; i < rounds; i++) {
-        asm volatile("" : : "r"(q) : "memory");  // what q holds may have changed, so nothing is computed only once
+        asm volatile("" : : "r"(q) : "memory");  // q may have changed, so that the compiler keeps every round
         unroll<Isa::tile_rows>([&](auto r) {
-            const auto same = Isa::activations(q + r * Isa::group);
-            unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], same, weights[c]); });
+            const auto activations = Isa::broadcast_group(q + r * Isa::group);
+            unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], activations, weights[c]); });
         });
     }
     unroll<Isa::tile_rows>([&](auto r) {
-        unroll<Isa::tile_vectors>([&](auto c) { Isa::store(out + (r * Isa::tile_vectors + c) * lanes, Isa::to_float(sum[r][c])); });
+        unroll<Isa::tile_vectors>([&](auto c) { Isa::store(out + (r * Isa::tile_vectors + c) * lanes, Isa::to_floats(sum[r][c])); });
     });
-    return rounds * Isa::tile_rows * panel * Isa::group;
+    return rounds * Isa::tile_rows * tile_columns * Isa::group;
 }
 
 EXPORT int swiftlet_lanes() { return lanes; }
 EXPORT int swiftlet_lowest() { return Isa::lowest; }
 EXPORT int swiftlet_levels() { return Isa::levels; }
-EXPORT int swiftlet_paired() { return Isa::paired; }
+EXPORT int swiftlet_floats_per_lane() { return Isa::floats_per_lane; }

@@ -1,4 +1,4 @@
-// AVX-VNNI: AVX2 with the dot product of four bytes that adds in 32 bits. CPUs have it that have no AVX-512.
+// AVX-VNNI: AVX2 with the dot product of four bytes that adds in 32 bits, for CPUs without AVX-512.
 
 #include <cstdint>
 
@@ -15,20 +15,20 @@ struct Isa : Floats256 {
     static constexpr int levels = 255;
     static constexpr int group = 4;
 
-    using Q = std::uint8_t;
+    using Quantised = std::uint8_t;
 
     static bool supported() { return x86::avxvnni(); }
 
-    static void store_rounded(Q* p, F x) {
+    static void store_quantised(Quantised* p, Floats x) {
         const __m128i words = rounded(x);
         _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
     }
 
-    static I weights(const std::int8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
-    static I dot(I sum, I activations, I weights) {
+    static Accumulators load_weights(const std::int8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+    static Accumulators dot(Accumulators sum, Accumulators activations, Accumulators weights) {
         sum = _mm256_dpbusd_avx_epi32(sum, activations, weights);
-#ifdef __AVXVNNI__  // the tests emulate it where it is not
-        asm volatile("" : "+x"(sum));  // keeps the order of a tile's products, and gcc 12 from running out of registers
+#ifdef __AVXVNNI__  // not defined when the tests emulate the instruction
+        asm volatile("" : "+x"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
 #endif
         return sum;
     }

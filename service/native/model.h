@@ -1,10 +1,10 @@
-// The networks: BERT's and ALBERT's layers, MobileBERT's layers, and the heads.
+// The network: embeddings, layers and head, built from the sizes and traits in `Shape`.
 //
-// A batch is ragged: T tokens of all rows end to end, without padding; only attention knows where rows begin. Weights
-// are int8 with one scale for each output, activations small whole numbers with one scale for each token, made just before the
-// product that reads them. What is added up from layer to layer, softmax and normalisation are fp32.
+// A batch is ragged: the T tokens of all sequences end to end, without padding. Only attention knows where a sequence
+// begins. Weights are int8 with one scale per output. Activations are quantised with one scale per token in front of
+// each product. Residuals, softmax and norms are fp32.
 //
-// `models/folding.py` makes the parameters, and says under which names and what was folded into them.
+// `models/folding.py` makes the parameters, and documents their names and what is folded into them.
 
 #pragma once
 
@@ -12,122 +12,17 @@
 #include <sys/mman.h>
 #endif
 
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "attention.h"
+#include "memory.h"
 
 namespace {
 
-constexpr std::size_t large_page = 1 << 21;
-constexpr int block = 48;  // rows that go through a feed-forward network together, and stay in the cache meanwhile
-
-// Memory on a boundary of so many bytes that only ever grows, and is not kept when it does.
-template <class T, std::size_t boundary = 64>
-class Buffer {
-   public:
-    Buffer() = default;
-    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(size_, other.size_);
-        return *this;
-    }
-    ~Buffer() { std::free(data_); }
-
-    T* room(std::size_t size) {
-        if (size > size_) {
-            std::free(data_);
-            size_ = 0;
-            void* data = nullptr;
-            if (posix_memalign(&data, boundary, size * sizeof(T))) throw std::bad_alloc();
-            data_ = static_cast<T*>(data);
-            size_ = size;
-        }
-        return data_;
-    }
-    T* get() const { return data_; }
-    std::size_t bytes() const { return size_ * sizeof(T); }
-
-   private:
-    T* data_ = nullptr;
-    std::size_t size_ = 0;
-};
-
-// What a call needs besides the weights. Each thread has one, which all models share.
-struct Workspace {
-    Buffer<float> stream, kv, qr, attended, inner, wide, read, scratch, scale, offset, logits;
-    Buffer<Q> quantised_rows;
-    Buffer<int> index, queries;
-
-    std::size_t size() const {
-        std::size_t floats = 0;
-        for (const auto* b : {&stream, &kv, &qr, &attended, &inner, &wide, &read, &scratch, &scale, &offset, &logits})
-            floats += b->bytes();
-        return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
-    }
-    // Quantises up to `block` rows.
-    Quantised quantised(const float* x, int stride, int rows, int k) {
-        Quantised to{quantised_rows.room(static_cast<std::size_t>(block) * k), scale.room(block), offset.room(block)};
-        quantise(x, stride, rows, k, to);
-        return to;
-    }
-};
-thread_local Workspace workspace;
-
-// A matrix with its memory, packed as the kernels read it.
-class Packed {
-   public:
-    Packed(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
-        m_.n = rounded_up(n, lanes);
-        m_.k = k;
-        m_.w = w_.room(static_cast<std::size_t>(m_.n) * k);
-        m_.scale = scale_.room(m_.n);
-        m_.bias = bias_.room(m_.n);
-        m_.sums = sums_.room(m_.n);
-        std::int8_t* to = m_.w;
-        for (int column = 0; column < m_.n; column += panel) {
-            const int width = std::min(panel, m_.n - column);
-            for (int i = 0; i < k; i += Isa::group)
-                for (int c = column; c < column + width; c++, to += Isa::group) {
-                    if (c < n)
-                        std::memcpy(to, w + static_cast<std::size_t>(c) * k + i, Isa::group);
-                    else
-                        std::memset(to, 0, Isa::group);
-                }
-        }
-        for (int c = 0; c < m_.n; c++) {
-            long sum = 0;
-            for (int i = 0; c < n && i < k; i++) sum += w[static_cast<std::size_t>(c) * k + i];
-            m_.scale[c] = c < n ? scale[c] : 0;
-            m_.bias[c] = c < n ? bias[c] : 0;
-            m_.sums[c] = m_.scale[c] * static_cast<float>(sum);
-        }
-    }
-    operator const Matrix&() const { return m_; }
-    std::size_t weights() const { return static_cast<std::size_t>(m_.n) * m_.k; }
-    // Its weights from now on lie there, where there is room for them.
-    void move(std::int8_t* to) {
-        std::memcpy(to, m_.w, weights());
-        w_ = {};
-        m_.w = to;
-    }
-    std::size_t bytes() const { return w_.bytes() + scale_.bytes() + bias_.bytes() + sums_.bytes(); }
-
-   private:
-    Matrix m_;
-    Buffer<std::int8_t> w_;
-    Buffer<float> scale_, bias_, sums_;
-};
+constexpr std::size_t huge_page = 1 << 21;
 
 enum class Projection : int { none, words, sum };
 
@@ -136,53 +31,54 @@ struct Shape {
     int layers, hidden, inner, intermediate, heads, feed_forward, activation;
     int embedding, vocabulary, positions, token_types, outputs;
     int window;             // words that are looked up for a token: 1, or 3 for a trigram
-    Projection projection;  // of words, or of the sum of words, positions and token types
-    int embedding_norm;     // whether the embeddings have a LayerNorm
-    int layer_norm;         // whether the layers have LayerNorm; if not, NoNorm is folded into the products
-    int bottleneck;         // whether the layers are narrower than the hidden states
+    Projection projection;  // of the words, or of the sum of words, positions and token types
+    int embedding_norm;     // 1 if the embeddings have a LayerNorm
+    int layer_norm;         // 1 if the layers have LayerNorm, 0 if they have NoNorm, which is folded into the products
+    int bottleneck;         // 1 if the layers are narrower than the hidden states
     float epsilon;
 };
 
 struct Batch {
-    const std::int64_t *ids, *types, *offsets, *focus, *focus_offsets;
-    const std::int64_t *most, *among, *among_offsets;  // what of a row's numbers is wanted: `rank`, or all where most is 0
-    int rows, tokens, reads;
+    const std::int64_t *ids, *token_types, *offsets, *focus, *focus_offsets;
+    const std::int64_t *top_k, *candidates, *candidate_offsets;  // for `top_k`; all outputs if a sequence's top_k is 0
+    int sequences, tokens, reads;
 };
 
-// Some rows of a batch's T: all, or those that the head reads.
+// Tokens of a batch: all of them, or those that the head reads.
 struct Selection {
     int count;
-    const int* index;    // (count,) of T; none: all
-    const int* queries;  // (rows + 1,): row b of the batch has queries[b] to queries[b + 1] of them
+    const int* index;    // (count,) of T; null for all tokens
+    const int* queries;  // (sequences + 1,): sequence b has queries[b] to queries[b + 1]
 };
 
+// Thrown when a parameter is missing.
 struct Missing {};
 
 class Model {
    public:
     Model(const Shape& shape, const int* order) : shape_(shape), order_(order, order + shape.layers) {}
 
-    void add(const std::string& name, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
-        const auto [at, fresh] = matrices_.emplace(name, Packed(n, k, w, scale, bias));
-        if (fresh) added_.push_back(&at->second);
+    void add_product(const std::string& name, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+        const auto [at, is_new] = matrices_.emplace(name, PackedMatrix(n, k, w, scale, bias));
+        if (is_new) added_.push_back(&at->second);
     }
-    void add(const std::string& name, std::size_t n, const float* x) {
+    void add_vector(const std::string& name, std::size_t n, const float* x) {
         Buffer<float> copy;
-        std::memcpy(copy.room(n), x, n * sizeof(float));
+        std::memcpy(copy.reserve(n), x, n * sizeof(float));
         vectors_.emplace(name, std::move(copy));
     }
     void add_words(const std::int8_t* w, const float* scale) {
         const std::size_t size = static_cast<std::size_t>(shape_.vocabulary) * shape_.embedding;
-        std::memcpy(words_.room(size), w, size);
-        std::memcpy(word_scale_.room(shape_.vocabulary), scale, shape_.vocabulary * sizeof(float));
+        std::memcpy(words_.reserve(size), w, size);
+        std::memcpy(word_scale_.reserve(shape_.vocabulary), scale, shape_.vocabulary * sizeof(float));
     }
 
-    // Looks up what was added. Raises Missing.
+    // Looks up all parameters. Throws Missing.
     void finish() {
-        words_.get() || throw_missing();
+        if (!words_.get()) throw Missing();
         position_ = vector("embeddings.position");
-        type_ = vector("embeddings.token_type");
-        if (shape_.embedding_norm) norm_ = norm("embeddings.norm");
+        token_type_ = vector("embeddings.token_type");
+        if (shape_.embedding_norm) embedding_norm_ = norm("embeddings.norm");
         if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection");
         layers_.clear();
         for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(find_layer(i));
@@ -195,7 +91,7 @@ class Model {
             output_ = vector("head.output");
             output_bias_ = vector("head.output_bias");
         }
-        gather_weights();
+        join_weights();
         ready_ = true;
     }
 
@@ -209,36 +105,35 @@ class Model {
         return total;
     }
 
-    // out: of each row of the batch, for each place that is read, what is wanted, without gaps. The batch is a valid one.
+    // Computes a valid batch. Writes the outputs of each sequence at each of its positions in focus, without gaps.
     void run(const Batch& batch, float* out) const {
         Workspace& space = workspace;
-        int* index = space.index.room(batch.reads);
-        int* queries = space.queries.room(2 * (batch.rows + 1));
-        int* every = queries + batch.rows + 1;
-        for (int b = 0; b <= batch.rows; b++) {
+        int* index = space.index.reserve(batch.reads);
+        int* queries = space.queries.reserve(2 * (batch.sequences + 1));
+        int* all_queries = queries + batch.sequences + 1;
+        for (int b = 0; b <= batch.sequences; b++) {
             queries[b] = static_cast<int>(batch.focus_offsets[b]);
-            every[b] = static_cast<int>(batch.offsets[b]);
+            all_queries[b] = static_cast<int>(batch.offsets[b]);
         }
-        for (int b = 0; b < batch.rows; b++)
-            for (int i = queries[b]; i < queries[b + 1]; i++) index[i] = every[b] + static_cast<int>(batch.focus[i]);
-        float* stream = space.stream.room(static_cast<std::size_t>(batch.tokens) * shape_.hidden);
-        embed(batch, stream, space);
-        const Selection all{batch.tokens, nullptr, every}, read{batch.reads, index, queries};
+        for (int b = 0; b < batch.sequences; b++)
+            for (int i = queries[b]; i < queries[b + 1]; i++) index[i] = all_queries[b] + static_cast<int>(batch.focus[i]);
+        float* hidden = space.hidden.reserve(static_cast<std::size_t>(batch.tokens) * shape_.hidden);
+        embed(batch, hidden, space);
+        const Selection all{batch.tokens, nullptr, all_queries}, focus{batch.reads, index, queries};
         const bool fewer = batch.reads < batch.tokens;
         for (int depth = 0; depth < shape_.layers; depth++) {
-            const Layer& l = layers_[order_[depth]];
-            const Selection& rows = fewer && depth == shape_.layers - 1 ? read : all;
-            stream = layer(l, batch, stream, rows, space);
+            const bool last = depth == shape_.layers - 1;
+            hidden = run_layer(layers_[order_[depth]], batch, hidden, fewer && last ? focus : all, space);
         }
-        if (!fewer || !shape_.layers) stream = gather(stream, shape_.hidden, read, space);
-        answer(stream, batch, out, space);
+        if (!fewer) hidden = gather(hidden, shape_.hidden, focus, space);
+        run_head(hidden, batch, out, space);
     }
 
    private:
     struct Norm {
         const float *weight, *bias;
     };
-    // A product, the addition of a residual, and a norm: LayerNorm, or NoNorm, of which only the gain is not folded.
+    // A product, the addition of a residual, and a norm. Of NoNorm only the residual's gain is not folded.
     struct ResidualProduct {
         const Matrix* product;
         const float* gain;
@@ -254,23 +149,6 @@ class Model {
         std::vector<FeedForward> feed_forward;
     };
 
-    // Puts all weights side by side, as they were added, in the largest pages there are: a call of few tokens reads each
-    // once, and to look up the addresses of five thousand small pages took a twentieth of its time.
-    void gather_weights() {
-        if (weights_.get()) return;
-        std::size_t total = 0;
-        for (const Packed* m : added_) total += m->weights();
-        std::int8_t* to = weights_.room(total);
-#ifdef MADV_HUGEPAGE
-        madvise(to, total, MADV_HUGEPAGE);  // where that cannot be had, small ones do
-#endif
-        for (Packed* m : added_) {
-            m->move(to);
-            to += m->weights();
-        }
-    }
-
-    [[noreturn]] static bool throw_missing() { throw Missing(); }
     const Matrix& matrix(const std::string& name) const {
         auto found = matrices_.find(name);
         if (found == matrices_.end()) throw Missing();
@@ -282,7 +160,6 @@ class Model {
         return found->second.get();
     }
     Norm norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
-
     ResidualProduct residual_product(const std::string& name) const {
         ResidualProduct r{&matrix(name), nullptr, {}};
         if (shape_.layer_norm)
@@ -291,7 +168,6 @@ class Model {
             r.gain = vector(name + ".gain");
         return r;
     }
-
     Layer find_layer(int i) const {
         const std::string name = "layers." + std::to_string(i) + ".";
         Layer l{};
@@ -306,23 +182,40 @@ class Model {
         return l;
     }
 
-    // ---- tokens to the first hidden states
+    // Moves all weights into one stretch of memory, in the order of their addition, on huge pages. A call of few tokens
+    // reads each weight once: the address translation of five thousand small pages took a twentieth of its time.
+    void join_weights() {
+        if (weights_.get()) return;
+        std::size_t total = 0;
+        for (const PackedMatrix* m : added_) total += m->weight_bytes();
+        std::int8_t* to = weights_.reserve(total);
+#ifdef MADV_HUGEPAGE
+        madvise(to, total, MADV_HUGEPAGE);  // if huge pages are not available, small ones remain
+#endif
+        for (PackedMatrix* m : added_) {
+            m->move_weights(to);
+            to += m->weight_bytes();
+        }
+    }
 
-    void embed(const Batch& batch, float* stream, Workspace& space) const {
+    // ---- embeddings
+
+    // Computes the first hidden states (T, H).
+    void embed(const Batch& batch, float* hidden, Workspace& space) const {
         const int h = shape_.hidden, e = shape_.embedding, window = shape_.window * e;
         const bool project_words = shape_.projection == Projection::words;
-        const int width = project_words ? h : e;  // of the sum of words, positions and token types
-        for (int b = 0; b < batch.rows; b++) {
+        const int width = project_words ? h : e;  // of positions and token types
+        for (int b = 0; b < batch.sequences; b++) {
             const int begin = static_cast<int>(batch.offsets[b]), end = static_cast<int>(batch.offsets[b + 1]);
-            for (int at = begin; at < end; at += block) {
-                const int rows = std::min(block, end - at);
-                float* to = stream + static_cast<std::size_t>(at) * h;
-                float* x = projection_ ? space.inner.room(static_cast<std::size_t>(block) * window) : to;
+            for (int first = begin; first < end; first += block_rows) {
+                const int rows = std::min(block_rows, end - first);
+                float* to = hidden + static_cast<std::size_t>(first) * h;
+                float* x = projection_ ? space.inner.reserve(static_cast<std::size_t>(block_rows) * window) : to;
                 for (int i = 0; i < rows; i++) {
-                    const int t = at + i;
+                    const int t = first + i;
                     float* row = x + static_cast<std::size_t>(i) * window;
                     const float* position = position_ + static_cast<std::size_t>(t - begin) * width;
-                    const float* type = type_ + batch.types[t] * width;
+                    const float* token_type = token_type_ + batch.token_types[t] * width;
                     if (shape_.window > 1) {
                         look_up(t + 1 < end ? batch.ids[t + 1] : -1, row);
                         look_up(batch.ids[t], row + e);
@@ -331,28 +224,23 @@ class Model {
                         look_up(batch.ids[t], row);
                     }
                     if (project_words) {
-                        for (int d = 0; d < h; d++) to[static_cast<std::size_t>(i) * h + d] = position[d] + type[d];
+                        for (int d = 0; d < h; d++) to[static_cast<std::size_t>(i) * h + d] = position[d] + token_type[d];
                     } else {
-                        for (int d = 0; d < e; d++) row[d] += type[d] + position[d];
-                        if (norm_.weight) normalise(row, e, norm_.weight, norm_.bias, shape_.epsilon);
+                        for (int d = 0; d < e; d++) row[d] += token_type[d] + position[d];
+                        if (shape_.embedding_norm) normalise(row, 1, e, embedding_norm_);
                     }
                 }
                 if (!projection_) continue;
-                Finish finish;
-                if (project_words) finish.residual = to;
-                finish.residual_stride = h;
-                multiply(space.quantised(x, window, rows, window), rows, *projection_, to, h, finish);
-                if (project_words && norm_.weight) normalise_rows(to, rows, h, norm_);
+                Epilogue epilogue;
+                if (project_words) epilogue.residual = to;
+                epilogue.residual_stride = h;
+                multiply(space.quantised(x, window, rows, window), rows, *projection_, to, h, epilogue);
+                if (project_words && shape_.embedding_norm) normalise(to, rows, h, embedding_norm_);
             }
         }
     }
 
-    void normalise_rows(float* x, int rows, int width, const Norm& norm) const {
-        for (int i = 0; i < rows; i++)
-            normalise(x + static_cast<std::size_t>(i) * width, width, norm.weight, norm.bias, shape_.epsilon);
-    }
-
-    // A word's embedding; zeros for -1, which is no word.
+    // Writes a word's embedding, or zeros if the id is -1.
     void look_up(std::int64_t id, float* to) const {
         if (id < 0) {
             std::fill(to, to + shape_.embedding, 0.0f);
@@ -363,136 +251,143 @@ class Model {
         for (int d = 0; d < shape_.embedding; d++) to[d] = static_cast<float>(w[d]) * scale;
     }
 
-    // ---- layers: (T, H) to (T, H) in place, or to the rows that are read, elsewhere
+    // ---- layers
 
-    static float* gather(float* stream, int width, const Selection& rows, Workspace& space) {
-        if (!rows.index) return stream;
-        float* read = space.read.room(static_cast<std::size_t>(rows.count) * width);
-        for (int i = 0; i < rows.count; i++)
-            std::memcpy(read + static_cast<std::size_t>(i) * width,
-                        stream + static_cast<std::size_t>(rows.index[i]) * width, width * sizeof(float));
-        return read;
+    static float* gather(float* hidden, int width, const Selection& selection, Workspace& space) {
+        if (!selection.index) return hidden;
+        float* focused = space.focused.reserve(static_cast<std::size_t>(selection.count) * width);
+        for (int i = 0; i < selection.count; i++)
+            std::memcpy(focused + static_cast<std::size_t>(i) * width,
+                        hidden + static_cast<std::size_t>(selection.index[i]) * width, width * sizeof(float));
+        return focused;
     }
 
-    // Keys and values of all tokens, whatever `qr` makes of the rows selected, and attention. Returns (count, width).
-    const float* attention(const Layer& l, const Batch& batch, const float* stream, const float* selected,
-                           const Selection& rows, Workspace& space) const {
-        const int h = shape_.hidden, width = shape_.inner, kv_stride = l.key_value->n, q_stride = l.query_residual->n;
-        const std::size_t tokens = batch.tokens, count = rows.count;
-        float *kv = space.kv.room(tokens * kv_stride), *qr = space.qr.room(count * q_stride);
-        for (int at = 0; at < batch.tokens; at += block) {
-            const int n = std::min(block, batch.tokens - at);
-            const Quantised x = space.quantised(stream + static_cast<std::size_t>(at) * h, h, n, h);
-            multiply(x, n, *l.key_value, kv + static_cast<std::size_t>(at) * kv_stride, kv_stride);
-            if (!rows.index) multiply(x, n, *l.query_residual, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+    void normalise(float* x, int rows, int width, const Norm& norm) const {
+        for (int i = 0; i < rows; i++)
+            layer_norm(x + static_cast<std::size_t>(i) * width, width, norm.weight, norm.bias, shape_.epsilon);
+    }
+
+    // y (rows, width) = norm(product of x + residual)
+    void add_and_norm(const QuantisedRows& x, int rows, const ResidualProduct& p, const float* residual,
+                      int residual_stride, float* y, int width) const {
+        multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain});
+        if (shape_.layer_norm) normalise(y, rows, width, p.norm);
+    }
+
+    // Computes keys and values of all tokens, `query_residual` of the selected tokens, and attention. Returns (count, C).
+    const float* run_attention(const Layer& l, const Batch& batch, const float* hidden, const float* selected,
+                               const Selection& selection, Workspace& space) const {
+        const int h = shape_.hidden, c = shape_.inner, kv_stride = l.key_value->n, q_stride = l.query_residual->n;
+        const std::size_t tokens = batch.tokens, count = selection.count;
+        float *kv = space.key_value.reserve(tokens * kv_stride), *q = space.query_residual.reserve(count * q_stride);
+        for (int first = 0; first < batch.tokens; first += block_rows) {
+            const int n = std::min(block_rows, batch.tokens - first);
+            const QuantisedRows x = space.quantised(hidden + static_cast<std::size_t>(first) * h, h, n, h);
+            multiply(x, n, *l.key_value, kv + static_cast<std::size_t>(first) * kv_stride, kv_stride);
+            if (!selection.index) multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
-        for (int at = 0; rows.index && at < rows.count; at += block) {
-            const int n = std::min(block, rows.count - at);
-            const Quantised x = space.quantised(selected + static_cast<std::size_t>(at) * h, h, n, h);
-            multiply(x, n, *l.query_residual, qr + static_cast<std::size_t>(at) * q_stride, q_stride);
+        for (int first = 0; selection.index && first < selection.count; first += block_rows) {
+            const int n = std::min(block_rows, selection.count - first);
+            const QuantisedRows x = space.quantised(selected + static_cast<std::size_t>(first) * h, h, n, h);
+            multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
-        float* attended = space.attended.room(count * width);
-        const int depth = width / shape_.heads;
-        for (int b = 0; b < batch.rows; b++) {
-            const std::size_t first = batch.offsets[b], query = rows.queries[b];
+        float* attended = space.attended.reserve(count * c);
+        const int depth = c / shape_.heads;
+        for (int b = 0; b < batch.sequences; b++) {
+            const std::size_t first = batch.offsets[b], query = selection.queries[b];
             const int keys = static_cast<int>(batch.offsets[b + 1] - batch.offsets[b]);
-            float* scratch = space.scratch.room(Room(keys, depth).size);
-            attend(qr + query * q_stride, q_stride, rows.queries[b + 1] - rows.queries[b], kv + first * kv_stride,
-                   kv + first * kv_stride + width, kv_stride, keys, shape_.heads, depth, attended + query * width, width,
-                   scratch);
+            float* scratch = space.attention.reserve(AttentionScratch(keys, depth).size);
+            attend(q + query * q_stride, q_stride, selection.queries[b + 1] - selection.queries[b], kv + first * kv_stride,
+                   kv + first * kv_stride + c, kv_stride, keys, shape_.heads, depth, attended + query * c, c, scratch);
         }
         return attended;
     }
 
-    // y (rows, width) = norm(product of x + residual)
-    void add_and_norm(const Quantised& x, int rows, const ResidualProduct& p, const float* residual, int residual_stride,
-                      float* y, int width) const {
-        multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain});
-        if (p.norm.weight) normalise_rows(y, rows, width, p.norm);
-    }
-
-    float* layer(const Layer& l, const Batch& batch, float* stream, const Selection& rows, Workspace& space) const {
-        const int h = shape_.hidden, c = shape_.inner, wide = shape_.intermediate;
-        float* selected = gather(stream, h, rows, space);
-        const float* attended = attention(l, batch, stream, selected, rows, space);
-        const float* residual = shape_.bottleneck ? space.qr.get() + c : selected;
-        const int residual_stride = shape_.bottleneck ? 2 * c : h;
-        float* inner = shape_.bottleneck ? space.inner.room(static_cast<std::size_t>(block) * c) : nullptr;
-        float* w = space.wide.room(static_cast<std::size_t>(block) * wide);
-        for (int at = 0; at < rows.count; at += block) {
-            const int n = std::min(block, rows.count - at);
-            const std::size_t first = at;
+    // Computes a layer, (T, H) to (T, H) in place, or to the selected tokens in other memory. Returns the output.
+    float* run_layer(const Layer& l, const Batch& batch, float* hidden, const Selection& selection, Workspace& space) const {
+        const int h = shape_.hidden, c = shape_.inner, i = shape_.intermediate;
+        const bool bottleneck = shape_.bottleneck;
+        float* selected = gather(hidden, h, selection, space);
+        const float* attended = run_attention(l, batch, hidden, selected, selection, space);
+        const float* residual = bottleneck ? space.query_residual.get() + c : selected;
+        const int residual_stride = bottleneck ? 2 * c : h;
+        float* inner = bottleneck ? space.inner.reserve(static_cast<std::size_t>(block_rows) * c) : nullptr;
+        float* widened = space.widened.reserve(static_cast<std::size_t>(block_rows) * i);
+        for (std::size_t first = 0, count = selection.count; first < count; first += block_rows) {
+            const int n = static_cast<int>(std::min<std::size_t>(block_rows, count - first));
             float* x = selected + first * h;
-            float* y = shape_.bottleneck ? inner : x;
-            add_and_norm(space.quantised(attended + first * c, c, n, c), n, l.output, residual + first * residual_stride, residual_stride, y, c);
+            float* y = bottleneck ? inner : x;
+            add_and_norm(space.quantised(attended + first * c, c, n, c), n, l.output, residual + first * residual_stride,
+                         residual_stride, y, c);
             for (const FeedForward& f : l.feed_forward) {
-                multiply(space.quantised(y, c, n, c), n, *f.inner, w, wide, {activation()});
-                add_and_norm(space.quantised(w, wide, n, wide), n, f.outer, y, c, y, c);
+                multiply(space.quantised(y, c, n, c), n, *f.inner, widened, i, {activation()});
+                add_and_norm(space.quantised(widened, i, n, i), n, f.outer, y, c, y, c);
             }
-            if (shape_.bottleneck) add_and_norm(space.quantised(y, c, n, c), n, l.leave, x, h, x, h);
+            if (bottleneck) add_and_norm(space.quantised(y, c, n, c), n, l.leave, x, h, x, h);
         }
         return selected;
     }
 
     Activation activation() const { return static_cast<Activation>(shape_.activation); }
 
-    // ---- the head
+    // ---- head
 
-    void answer(const float* x, const Batch& batch, float* out, Workspace& space) const {
-        const int h = shape_.hidden, stride = rounded_up(shape_.outputs, lanes);
-        float* logits = space.logits.room(static_cast<std::size_t>(std::min(block, batch.reads)) * stride);
-        for (int at = 0, b = 0; at < batch.reads; at += block, x += static_cast<std::size_t>(block) * h) {
-            const int n = std::min(block, batch.reads - at);
-            head(x, n, logits, stride, space);
+    // Writes the outputs of all positions in focus, or the top k of them.
+    void run_head(const float* x, const Batch& batch, float* out, Workspace& space) const {
+        const int h = shape_.hidden, stride = round_up(shape_.outputs, lanes);
+        float* logits = space.logits.reserve(static_cast<std::size_t>(std::min(block_rows, batch.reads)) * stride);
+        for (int first = 0, b = 0; first < batch.reads; first += block_rows, x += static_cast<std::size_t>(block_rows) * h) {
+            const int n = std::min(block_rows, batch.reads - first);
+            compute_logits(x, n, logits, stride, space);
             for (int i = 0; i < n; i++) {
-                while (at + i >= batch.focus_offsets[b + 1]) b++;
+                while (first + i >= batch.focus_offsets[b + 1]) b++;
                 float* row = logits + static_cast<std::size_t>(i) * stride;
-                const std::int64_t first = batch.among_offsets[b], count = batch.among_offsets[b + 1] - first;
-                const int most = static_cast<int>(batch.most[b]);
-                if (most)
-                    out = rank(row, shape_.outputs, most, batch.among + first, static_cast<int>(count), out);
+                const std::int64_t candidate = batch.candidate_offsets[b], count = batch.candidate_offsets[b + 1] - candidate;
+                const int k = static_cast<int>(batch.top_k[b]);
+                if (k)
+                    out = top_k(row, shape_.outputs, k, batch.candidates + candidate, static_cast<int>(count), out);
                 else
                     out = std::copy(row, row + shape_.outputs, out);
             }
         }
     }
 
-    // Up to `block` rows of hidden states to those of outputs, `stride` apart.
-    void head(const float* x, int rows, float* out, int stride, Workspace& space) const {
+    // Computes the outputs (rows, stride) of up to `block_rows` rows of hidden states.
+    void compute_logits(const float* x, int rows, float* out, int stride, Workspace& space) const {
         const int h = shape_.hidden;
         if (decoder_) {
             const int p = transform_->n;
-            float* y = space.inner.room(static_cast<std::size_t>(block) * p);
+            float* y = space.inner.reserve(static_cast<std::size_t>(block_rows) * p);
             multiply(space.quantised(x, h, rows, h), rows, *transform_, y, p, {activation()});
-            for (int i = 0; i < rows; i++) normalise(y + static_cast<std::size_t>(i) * p, p, head_norm_.weight, head_norm_.bias, shape_.epsilon);
+            normalise(y, rows, p, head_norm_);
             multiply(space.quantised(y, p, rows, p), rows, *decoder_, out, stride);
             return;
         }
         const float* y = x;
         if (pooler_) {
-            float* pooled = space.inner.room(static_cast<std::size_t>(block) * h);
+            float* pooled = space.inner.reserve(static_cast<std::size_t>(block_rows) * h);
             multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {Activation::tanh});
             y = pooled;
         }
         for (int i = 0; i < rows; i++)
             for (int o = 0; o < shape_.outputs; o++)
                 out[static_cast<std::size_t>(i) * stride + o] =
-                    inner(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
+                    dot_product(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
     }
 
     Shape shape_;
-    std::vector<int> order_;  // which layer comes at each depth
-    std::map<std::string, Packed> matrices_;
-    std::vector<Packed*> added_;  // of `matrices_`, in that order
-    Buffer<std::int8_t, large_page> weights_;
+    std::vector<int> order_;  // the number of the layer at each depth
+    std::map<std::string, PackedMatrix> matrices_;
+    std::vector<PackedMatrix*> added_;  // of `matrices_`, in the order of their addition
+    Buffer<std::int8_t, huge_page> weights_;
     std::map<std::string, Buffer<float>> vectors_;
     Buffer<std::int8_t> words_;
     Buffer<float> word_scale_;
     bool ready_ = false;
     std::vector<Layer> layers_;
-    Norm norm_{}, head_norm_{};
+    Norm embedding_norm_{}, head_norm_{};
     const Matrix *projection_ = nullptr, *pooler_ = nullptr, *transform_ = nullptr, *decoder_ = nullptr;
-    const float *position_ = nullptr, *type_ = nullptr, *output_ = nullptr, *output_bias_ = nullptr;
+    const float *position_ = nullptr, *token_type_ = nullptr, *output_ = nullptr, *output_bias_ = nullptr;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // ARM's NEON with the dot product of ARMv8.2 (`sdot`): four products of signed bytes, added in 32 bits.
 //
-// Activations are signed here, from -128 to 127: an instruction for unsigned ones (`usdot`) came later, and not to
-// Graviton 2 and Altra.
+// Activations are signed, from -128 to 127. The instruction for unsigned ones (`usdot`) came later, and Graviton 2 and
+// Altra do not have it.
 
 #include <arm_neon.h>
 #include <asm/hwcap.h>
@@ -19,62 +19,62 @@ struct Isa {
     static constexpr int lowest = -128;
     static constexpr int levels = 255;
     static constexpr int group = 4;
-    static constexpr int paired = 1;
+    static constexpr int floats_per_lane = 1;
 
-    using F = float32x4_t;
-    using I = int32x4_t;
-    using Q = std::int8_t;
+    using Floats = float32x4_t;
+    using Accumulators = int32x4_t;
+    using Quantised = std::int8_t;
 
     static bool supported() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 
-    static F zero() { return vdupq_n_f32(0.0f); }
-    static F all(float x) { return vdupq_n_f32(x); }
-    static F load(const float* p) { return vld1q_f32(p); }
-    static void store(float* p, F x) { vst1q_f32(p, x); }
-    static F add(F a, F b) { return vaddq_f32(a, b); }
-    static F sub(F a, F b) { return vsubq_f32(a, b); }
-    static F mul(F a, F b) { return vmulq_f32(a, b); }
-    static F div(F a, F b) { return vdivq_f32(a, b); }
-    static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
-    static F min(F a, F b) { return vminq_f32(a, b); }
-    static F max(F a, F b) { return vmaxq_f32(a, b); }
-    static F round(F x) { return vrndnq_f32(x); }
-    static F magnitude(F x) { return vabsq_f32(x); }
-    static F with_sign(F x, F sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
-    static F scale(F x, F n) {
+    static Floats zero() { return vdupq_n_f32(0.0f); }
+    static Floats broadcast(float x) { return vdupq_n_f32(x); }
+    static Floats load(const float* p) { return vld1q_f32(p); }
+    static void store(float* p, Floats x) { vst1q_f32(p, x); }
+    static Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+    static Floats sub(Floats a, Floats b) { return vsubq_f32(a, b); }
+    static Floats mul(Floats a, Floats b) { return vmulq_f32(a, b); }
+    static Floats div(Floats a, Floats b) { return vdivq_f32(a, b); }
+    static Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+    static Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
+    static Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
+    static Floats round(Floats x) { return vrndnq_f32(x); }
+    static Floats abs(Floats x) { return vabsq_f32(x); }
+    static Floats copy_sign(Floats x, Floats sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
+    static Floats multiply_by_power(Floats x, Floats n) {
         int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
         return mul(x, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
     }
-    static F first(F x, int n) {
+    static Floats keep_first(Floats x, int n) {
         const int32x4_t lane = {0, 1, 2, 3};
         return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcltq_s32(lane, vdupq_n_s32(n))));
     }
-    static F zip_low(F a, F b) { return vzip1q_f32(a, b); }
-    static F zip_high(F a, F b) { return vzip2q_f32(a, b); }
-    static float sum(F x) {  // halves first, as elsewhere; vaddvq_f32 adds neighbours
+    static Floats interleave_low(Floats a, Floats b) { return vzip1q_f32(a, b); }
+    static Floats interleave_high(Floats a, Floats b) { return vzip2q_f32(a, b); }
+    static float sum_lanes(Floats x) {  // adds halves, like the other instruction sets; vaddvq_f32 adds neighbours
         float32x2_t s = vadd_f32(vget_low_f32(x), vget_high_f32(x));
         return vget_lane_f32(s, 0) + vget_lane_f32(s, 1);
     }
-    static float largest(F x) { return vmaxvq_f32(x); }
-    static void store_rounded(Q* p, F x) {
+    static float max_lane(Floats x) { return vmaxvq_f32(x); }
+    static void store_quantised(Quantised* p, Floats x) {
         int16x4_t words = vqmovn_s32(vcvtnq_s32_f32(x));
         int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
         __builtin_memcpy(p, &bytes, 4);
     }
 
-    static I none() { return vdupq_n_s32(0); }
-    static int8x16_t activations(const Q* p) {
+    static Accumulators zero_accumulators() { return vdupq_n_s32(0); }
+    static int8x16_t broadcast_group(const Quantised* p) {
         std::int32_t word;
         __builtin_memcpy(&word, p, 4);
         return vreinterpretq_s8_s32(vdupq_n_s32(word));
     }
-    static int8x16_t weights(const std::int8_t* p) { return vld1q_s8(p); }
-    static I dot(I sum, int8x16_t activations, int8x16_t weights) {
+    static int8x16_t load_weights(const std::int8_t* p) { return vld1q_s8(p); }
+    static Accumulators dot(Accumulators sum, int8x16_t activations, int8x16_t weights) {
         sum = vdotq_s32(sum, activations, weights);
-        asm volatile("" : "+w"(sum));  // keeps the order of a tile's products, and gcc 12 from running out of registers
+        asm volatile("" : "+w"(sum));  // keeps the order of a tile's products: otherwise gcc 12 runs out of registers
         return sum;
     }
-    static F to_float(I x) { return vcvtq_f32_s32(x); }
+    static Floats to_floats(Accumulators x) { return vcvtq_f32_s32(x); }
 };
 
 }  // namespace

@@ -1,13 +1,13 @@
-// What the processor can do, and the system keeps the registers for (Intel's manual, volume 1, section 14.3 and 15.2).
-//
-// Not by __builtin_cpu_supports: where zig compiles, that says no to everything.
+// The instruction sets that the CPU has and whose registers the operating system saves (Intel's manual, volume 1,
+// sections 14.3 and 15.2). __builtin_cpu_supports is not used: compiled with zig, it always returns false.
+
 #pragma once
 
 #include <cpuid.h>
 
 namespace x86 {
 
-// Whether the system saves all of these parts of the state, bits of the register XCR0.
+// Whether the operating system saves all of these parts of the state, which are bits of the register XCR0.
 inline bool saved(unsigned parts) {
     unsigned low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

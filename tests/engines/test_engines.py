@@ -18,7 +18,7 @@ from swiftlet_serve.models.artifact import ONNX, ArtifactError, open_artifact
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import engines, plugins
 from swiftlet_serve.service.engines.echo import Echo, echo
-from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu
+from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx
 from swiftlet_serve.service.engines.openvino import OpenVino
 from swiftlet_serve.service.types import Batch, Cost
 from tests.support.artifacts import VOCABULARY, WIDTHS, make_artifact, network, table
@@ -62,7 +62,7 @@ def test_padded_batch_holds_the_encodings_and_zeros(given_encodings):
 @pytest.fixture(scope="module")
 def made(artifact_dir):
     model = artifact_dir / "tiny-classify" / ONNX
-    return {"onnx_cpu": OnnxCpu(model, threads=1), "openvino": OpenVino(model, threads=1, calls=2), "echo": Echo(3)}
+    return {"onnx_cpu": PaddedOnnx(model, threads=1), "openvino": OpenVino(model, threads=1, calls=2), "echo": Echo(3)}
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino", "echo"])
@@ -115,7 +115,7 @@ def test_an_engine_is_made_from_an_artifact_by_name(artifact_dir):
         engine.close()
 
 
-RUNTIMES = pytest.mark.parametrize("create", [OnnxCpu, partial(OpenVino, calls=1)], ids=["onnx_cpu", "openvino"])
+RUNTIMES = pytest.mark.parametrize("create", [PaddedOnnx, partial(OpenVino, calls=1)], ids=["onnx_cpu", "openvino"])
 
 
 @RUNTIMES

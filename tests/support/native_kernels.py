@@ -1,4 +1,4 @@
-"""What the tests of the native engine share: libraries, networks, batches, and the folded network in numpy."""
+"""Support for the tests of the native engine: libraries, networks, batches, and a folded network in numpy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES: Final = {
     "num_attention_heads": 2,
     "hidden_dropout_prob": 0.0,
 }
-# Widths that are no multiples of a tile; ALBERT has layers that are shared and layers that are not.
+# The widths are not multiples of a tile. ALBERT has both shared layers and layers of its own.
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "albert": SIZES
     | {
@@ -60,7 +60,7 @@ EMULATION: Final = Path(__file__).parent / "emulation"
 
 @cache
 def best() -> Library:
-    """The kernels that would serve here; skips the test where there are none."""
+    """Returns the kernels that would serve on this CPU. Skips the test if there are none."""
     library = native.best()
     if library is None:
         pytest.skip("the native engine was not compiled, or has no kernel for this CPU")
@@ -68,7 +68,7 @@ def best() -> Library:
 
 
 def compile_library(source: str, to: Path, *options: str) -> Path:
-    """Compiles a file of `service/native`; skips the test where there is no compiler."""
+    """Compiles a file of `service/native`. Skips the test if there is no compiler."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -78,30 +78,31 @@ def compile_library(source: str, to: Path, *options: str) -> Path:
 
 
 class Pair(NamedTuple):
-    """Kernels, and the plain ones that should agree with them to the bit."""
+    """Kernels, and the reference kernels, which agree with them to the bit."""
 
     library: Library
     plain: Library
 
 
 def emulated(kernel: str, directory: Path) -> Library:
-    """Kernels for Intel's instructions, which are emulated one by one."""
+    """Compiles kernels with Intel's instructions emulated."""
     if not Path("/usr/include/simde").is_dir():
         pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
     return Library(compile_library(f"{kernel}.cpp", directory / f"{kernel}.so", "-I", str(EMULATION)))
 
 
 def plain(like: Library, directory: Path) -> Library:
-    """The plain kernels in the shape of others."""
+    """Compiles the reference kernels in the shape of other kernels."""
     c = like.c
-    shape = {name.upper(): getattr(c, f"swiftlet_{name}")() for name in ("lanes", "lowest", "levels", "paired")}
+    names = ("lanes", "lowest", "levels", "floats_per_lane")
+    shape = {name.upper(): getattr(c, f"swiftlet_{name}")() for name in names}
     options = [f"-DSWIFTLET_{name}={value}" for name, value in shape.items()]
     return Library(compile_library("plain.cpp", directory / "plain.so", *options))
 
 
 @cache
 def network(architecture: str, task: Task, seed: int = 0) -> Model:
-    """A network whose numbers are near 1 everywhere. Do not change it."""
+    """Returns a network whose activations are near 1. Tests must not change it."""
     model = untrained(architecture, CONFIGS[architecture], task)
     randomise(model)
     return model.eval()
@@ -122,7 +123,7 @@ def encoding(length: int, focus: Sequence[int], seed: int) -> Encoding:
 
 @torch.no_grad()
 def torch_rows(model: Model, batch: Batch) -> np.ndarray:
-    """What torch computes, (N, O)."""
+    """Returns the rows that torch computes, (N, O)."""
     return model(*(torch.from_numpy(array) for array in batch.padded())).numpy()
 
 
@@ -138,7 +139,7 @@ def apply(product: Product, x: np.ndarray) -> np.ndarray:
 
 
 def run_folded(f: Folded, batch: Batch) -> np.ndarray:
-    """A folded network in numpy, one row after the other, in the precision of its parameters: (N, O)."""
+    """Computes a folded network in numpy, one sequence after another, in the precision of its parameters: (N, O)."""
     return np.concatenate([_run(f, one) for one in batch.encodings()])
 
 

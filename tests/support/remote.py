@@ -1,4 +1,4 @@
-"""Kernels for ARM on a machine that is none: compiled as a program, which an emulator runs."""
+"""ARM kernels on another machine: compiled as a program that an emulator runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"
 
 
 def compile_program(source: str, to: Path) -> Path:
-    """Compiles a file of `service/native` for ARM, as a program that answers calls; skips the test where it cannot."""
+    """Compiles a file of `service/native` for ARM, as a program. Skips the test if there is no compiler."""
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler for ARM (Debian's package g++-aarch64-linux-gnu)")
@@ -32,7 +32,7 @@ def compile_program(source: str, to: Path) -> Path:
 
 
 def emulator() -> str:
-    """Runs a program for ARM; skips the test where there is none."""
+    """Returns the path of the ARM emulator. Skips the test if there is none."""
     found = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if found is None:
         pytest.skip("qemu-aarch64, which emulates ARM, is not installed (Debian's package qemu-user)")
@@ -40,7 +40,7 @@ def emulator() -> str:
 
 
 class Remote(Library):
-    """A library in a process of its own, which `command` starts."""
+    """A library in another process, which `command` starts."""
 
     def __init__(self, *command: str) -> None:
         self.c = Calls(*command)
@@ -53,7 +53,7 @@ class Remote(Library):
 
 
 class Calls:
-    """Functions of a program that runs elsewhere: it is `PROGRAM`, which says how it is called."""
+    """The functions of a program in another process. `PROGRAM` documents the protocol."""
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -97,4 +97,4 @@ def _packed(argument: Any) -> bytes:
         return b"a" + _sized(argument + b"\0")
     if isinstance(argument, np.ndarray):
         return b"a" + _sized(argument.tobytes())
-    return b"a" + _sized(bytes(getattr(argument, "_obj", argument)))  # what `byref` refers to
+    return b"a" + _sized(bytes(getattr(argument, "_obj", argument)))  # the object that `byref` refers to

@@ -1,6 +1,5 @@
-// Intel's intrinsics without Intel's instructions: SIMDe's, and those that Debian's version of it (0.7.4) lacks or rounds
-// otherwise. The tests put this in the place of the compiler's header, so that kernels can run on a CPU that has not what
-// they are for.
+// Intel's intrinsics, emulated by SIMDe. Intrinsics that Debian's version of SIMDe (0.7.4) lacks or rounds differently are
+// emulated here. The tests compile with this header in place of the compiler's, so that kernels run on any CPU.
 
 #pragma once
 
@@ -40,7 +39,7 @@ using __mmask16 = simde__mmask16;
 #define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
 #undef _mm256_fmadd_ps     // SIMDe rounds twice
 #undef _mm512_fmadd_ps
-#undef _mm256_load_si256  // and reads from any address
+#undef _mm256_load_si256  // SIMDe reads from any address
 #undef _mm512_load_si512
 
 namespace emulation {

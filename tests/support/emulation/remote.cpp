@@ -1,7 +1,7 @@
-// Kernels as a program, for whoever cannot load them: they are for another machine, and an emulator runs them.
+// The kernels of another machine as a program, which an emulator runs.
 //
-// A call comes on standard input: a name, and arguments that are whole numbers, real numbers or arrays of bytes. What
-// goes to standard output is the result, and every array as the call left it. All numbers are little-endian.
+// A call comes on stdin: a name, and arguments that are integers, floating-point numbers or byte arrays. The result goes
+// to stdout, followed by every array as the call left it. All numbers are little-endian.
 
 #include KERNELS  // the file of an instruction set
 
@@ -12,7 +12,7 @@
 namespace {
 
 void read(void* to, std::size_t size) {
-    if (size && std::fread(to, size, 1, stdin) != 1) std::exit(0);  // nobody calls any more
+    if (size && std::fread(to, size, 1, stdin) != 1) std::exit(0);  // the caller has closed the pipe
 }
 
 template <class T>
@@ -44,7 +44,7 @@ struct Argument {
     operator T() {
         if constexpr (std::is_floating_point_v<T>)
             return static_cast<T>(real);
-        else if constexpr (std::is_pointer_v<T>)  // of this process, if it came as a number
+        else if constexpr (std::is_pointer_v<T>)  // an integer is a pointer of this process
             return kind == 'a' ? reinterpret_cast<T>(array.data()) : reinterpret_cast<T>(whole);
         else
             return static_cast<T>(whole);
@@ -82,18 +82,18 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_lanes", callable(swiftlet_lanes)},
     {"swiftlet_lowest", callable(swiftlet_lowest)},
     {"swiftlet_levels", callable(swiftlet_levels)},
-    {"swiftlet_paired", callable(swiftlet_paired)},
+    {"swiftlet_floats_per_lane", callable(swiftlet_floats_per_lane)},
     {"swiftlet_create", callable(swiftlet_create)},
-    {"swiftlet_matrix", callable(swiftlet_matrix)},
-    {"swiftlet_vector", callable(swiftlet_vector)},
-    {"swiftlet_words", callable(swiftlet_words)},
+    {"swiftlet_add_product", callable(swiftlet_add_product)},
+    {"swiftlet_add_vector", callable(swiftlet_add_vector)},
+    {"swiftlet_add_words", callable(swiftlet_add_words)},
     {"swiftlet_finish", callable(swiftlet_finish)},
     {"swiftlet_run", callable(swiftlet_run)},
     {"swiftlet_destroy", callable(swiftlet_destroy)},
     {"swiftlet_multiply", callable(swiftlet_multiply)},
     {"swiftlet_attend", callable(swiftlet_attend)},
-    {"swiftlet_rank", callable(swiftlet_rank)},
-    {"swiftlet_normalise", callable(swiftlet_normalise)},
+    {"swiftlet_top_k", callable(swiftlet_top_k)},
+    {"swiftlet_layer_norm", callable(swiftlet_layer_norm)},
 };
 
 }  // namespace

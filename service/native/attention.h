@@ -1,0 +1,168 @@
+// Attention, in fp32 or in pairs of bf16 numbers that take the place of one fp32 number.
+
+#pragma once
+
+#include "vector.h"
+
+namespace {
+
+template <class A = Isa>
+ALWAYS_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+    if constexpr (A::floats_per_lane == 2)
+        return A::fma_pairs(a, b, c);
+    else
+        return A::fma(a, b, c);
+}
+
+// One tile: (R, k) times (k, C vectors) into out.
+template <int R, int C>
+__attribute__((noinline)) void multiply_tile_f32(const float* a, int a_stride, const float* b, int b_stride, int k,
+                                                 float* out, int stride) {
+    Floats sum[R][C];
+    unroll<R>([&](auto r) { unroll<C>([&](auto c) { sum[r][c] = Isa::zero(); }); });
+    for (int i = 0; i < k; i++, b += b_stride) {
+        Floats right[C];
+        unroll<C>([&](auto c) { right[c] = Isa::load(b + c * lanes); });
+        unroll<R>([&](auto r) {
+            Floats left = Isa::broadcast(a[static_cast<std::size_t>(r) * a_stride + i]);
+            unroll<C>([&](auto c) { sum[r][c] = multiply_add(left, right[c], sum[r][c]); });
+        });
+    }
+    unroll<R>([&](auto r) {
+        unroll<C>([&](auto c) { Isa::store(out + static_cast<std::size_t>(r) * stride + c * lanes, sum[r][c]); });
+    });
+}
+
+// (rows, k) times (k, n) into out, for at most `tile_rows` rows. n is a multiple of lanes.
+inline void multiply_f32(const float* a, int a_stride, int rows, const float* b, int b_stride, int k, int n, float* out,
+                         int stride) {
+    with_constant<Isa::tile_rows>(rows, [&](auto r) {
+        for (int column = 0; column < n; column += tile_columns)
+            with_constant<Isa::tile_vectors>((n - column) / lanes, [&](auto c) {
+                multiply_tile_f32<r, c>(a, a_stride, b + column, b_stride, k, out + column, stride);
+            });
+    });
+}
+
+// Replaces n numbers by exp(x - max x), followed by zeros up to a whole vector. Returns 1 / their sum.
+inline float softmax_numerators(float* x, int n) {
+    Floats high = Isa::broadcast(-std::numeric_limits<float>::infinity());
+    for (int i = n; i % lanes; i++) x[i] = -std::numeric_limits<float>::infinity();
+    for (int i = 0; i < n; i += lanes) high = Isa::max(high, Isa::load(x + i));
+    const Floats shift = Isa::broadcast(Isa::max_lane(high));
+    Floats sum = Isa::zero();
+    for (int i = 0; i < n; i += lanes) {
+        Floats e = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
+        sum = Isa::add(sum, e);
+        Isa::store(x + i, e);
+    }
+    return 1.0f / Isa::sum_lanes(sum);
+}
+
+// Transposes (rows, columns) to (columns, rows rounded up to lanes), padded with zeros. columns is a multiple of lanes.
+inline void transpose(const float* from, int from_stride, int rows, int columns, float* to, int to_stride) {
+    for (int row = 0; row < rows; row += lanes)
+        for (int column = 0; column < columns; column += lanes) {
+            // Interleaving the first half of the vectors with the second half rotates the bits of every number's
+            // position by one. After log2(lanes) rounds the lane is the row, and the vector is the column.
+            Floats x[lanes], y[lanes];
+            unroll<lanes>([&](auto i) {
+                x[i] = row + i < rows ? Isa::load(from + static_cast<std::size_t>(row + i) * from_stride + column) : Isa::zero();
+            });
+            for (int left = lanes; left > 1; left /= 2) {
+                unroll<lanes / 2>([&](auto i) {
+                    y[2 * i] = Isa::interleave_low(x[i], x[i + lanes / 2]);
+                    y[2 * i + 1] = Isa::interleave_high(x[i], x[i + lanes / 2]);
+                });
+                unroll<lanes>([&](auto i) { x[i] = y[i]; });
+            }
+            unroll<lanes>([&](auto i) { Isa::store(to + static_cast<std::size_t>(column + i) * to_stride + row, x[i]); });
+        }
+}
+
+// The number of lanes that n numbers take, in whole vectors.
+inline int packed_lanes(int n) { return round_up(n, Isa::floats_per_lane * lanes) / Isa::floats_per_lane; }
+
+struct Rows {
+    const float* x;
+    int stride;
+};
+
+// Returns rows of n numbers as the products of attention read them: unchanged, or packed into `to` as pairs of numbers
+// that are `lanes` apart.
+template <class A = Isa>
+Rows pack_columns(Rows from, int rows, int n, float* to) {
+    if constexpr (A::floats_per_lane == 1) return from;
+    else {
+        const int width = packed_lanes(n);
+        for (int row = 0; row < rows; row++, from.x += from.stride)
+            for (int i = 0; i < n; i += 2 * lanes) {
+                const Floats first = Isa::load(from.x + i), second = i + lanes < n ? Isa::load(from.x + i + lanes) : Isa::zero();
+                Isa::store(to + static_cast<std::size_t>(row) * width + i / 2, A::pair(first, second));
+            }
+        return {to, width};
+    }
+}
+
+// The same for pairs of rows.
+template <class A = Isa>
+Rows pack_rows(Rows from, int rows, int n, float* to) {
+    if constexpr (A::floats_per_lane == 1) return from;
+    else {
+        const auto load = [&](int row, int i) {
+            return row < rows ? Isa::load(from.x + static_cast<std::size_t>(row) * from.stride + i) : Isa::zero();
+        };
+        float* next = to;
+        for (int row = 0; row < rows; row += 2 * lanes)
+            for (int i = row; i < row + lanes; i++, next += n)
+                for (int d = 0; d < n; d += lanes) Isa::store(next + d, A::pair(load(i, d), load(i + lanes, d)));
+        return {to, n};
+    }
+}
+
+// The layout of the scratch memory of `attend`, in floats: the transposed keys come first. Packed copies exist only if
+// lanes hold pairs.
+struct AttentionScratch {
+    std::size_t scores, query, key, value, size;
+    AttentionScratch(int keys, int depth) {
+        const std::size_t width = packed_lanes(depth), all = round_up(keys, lanes), packs = Isa::floats_per_lane > 1;
+        scores = width * all;
+        query = scores + Isa::tile_rows * all;
+        key = query + packs * Isa::tile_rows * width;
+        value = key + packs * width * all;
+        size = value + packs * packed_lanes(keys) * depth;
+    }
+};
+
+// The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
+// `memory` has the size of an AttentionScratch.
+inline void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
+                   int heads, int depth, float* out, int stride, float* memory) {
+    const int width = packed_lanes(depth), all = round_up(keys, lanes);
+    const int value_rows = Isa::floats_per_lane == 1 ? keys : packed_lanes(keys);
+    const AttentionScratch scratch(keys, depth);
+    float *transposed = memory, *scores = memory + scratch.scores;
+    for (int head = 0; head < heads; head++) {
+        const int first = head * depth;
+        const Rows key = pack_columns({k + first, kv_stride}, keys, depth, memory + scratch.key);
+        const Rows value = pack_rows({v + first, kv_stride}, keys, depth, memory + scratch.value);
+        transpose(key.x, key.stride, keys, width, transposed, all);
+        for (int i = 0; i < queries; i += Isa::tile_rows) {
+            const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
+            float* to = out + static_cast<std::size_t>(i) * stride + first;
+            const Rows query = pack_columns({q + static_cast<std::size_t>(i) * q_stride + first, q_stride}, rows, depth, memory + scratch.query);
+            multiply_f32(query.x, query.stride, rows, transposed, all, width, all, scores, all);
+            float inverse[Isa::tile_rows];
+            for (int r = 0; r < rows; r++) inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, keys);
+            const Rows weights = pack_columns({scores, all}, rows, all, scores);  // packed numbers never overtake the reads
+            multiply_f32(weights.x, weights.stride, rows, value.x, value.stride, value_rows, depth, to, stride);
+            for (int r = 0; r < rows; r++)
+                for (int d = 0; d < depth; d += lanes) {
+                    float* p = to + static_cast<std::size_t>(r) * stride + d;
+                    Isa::store(p, Isa::mul(Isa::load(p), Isa::broadcast(inverse[r])));
+                }
+        }
+    }
+}
+
+}  // namespace

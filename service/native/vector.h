@@ -1,0 +1,177 @@
+// Element-wise functions and reductions, written once over the operations of an instruction set (`Isa`).
+//
+// Every row is computed by itself: the same operations in the same order, at any place in a batch. Only the order of
+// integer sums is free, because they are exact.
+
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+namespace {
+
+using Floats = Isa::Floats;              // a vector of fp32 numbers
+using Accumulators = Isa::Accumulators;  // a vector of 32-bit sums
+using Quantised = Isa::Quantised;        // one quantised activation
+constexpr int lanes = Isa::lanes;
+constexpr int tile_columns = lanes * Isa::tile_vectors;
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Calls f with 0, 1, ..., N - 1 as compile-time constants, so that arrays indexed with them can stay in registers.
+template <class Function, int... i>
+ALWAYS_INLINE void unroll_(Function&& f, std::integer_sequence<int, i...>) {
+    (f(std::integral_constant<int, i>{}), ...);
+}
+template <int N, class Function>
+ALWAYS_INLINE void unroll(Function&& f) {
+    unroll_(f, std::make_integer_sequence<int, N>{});
+}
+
+// Calls f with n as a compile-time constant, for n from 1 to N.
+template <int N, class Function>
+ALWAYS_INLINE void with_constant(int n, Function&& f) {
+    if constexpr (N > 1) {
+        if (n < N) return with_constant<N - 1>(n, f);
+    }
+    f(std::integral_constant<int, N>{});
+}
+
+// ---- element-wise functions
+
+ALWAYS_INLINE Floats exponential(Floats x) {
+    x = Isa::min(Isa::max(x, Isa::broadcast(-87.0f)), Isa::broadcast(88.0f));
+    const Floats log2e = Isa::broadcast(1.44269504f);
+    Floats n = Isa::round(Isa::mul(x, log2e));
+    Floats f = Isa::fma(x, log2e, Isa::sub(Isa::zero(), n));  // from -0.5 to 0.5
+    Floats p = Isa::broadcast(1.54035304e-4f);                // ln(2)^i / i!, highest first: 2^f to 2e-7
+    for (float c : {1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.0f})
+        p = Isa::fma(p, f, Isa::broadcast(c));
+    return Isa::multiply_by_power(p, n);
+}
+
+ALWAYS_INLINE Floats logistic(Floats x) {
+    const Floats one = Isa::broadcast(1.0f);
+    return Isa::div(one, Isa::add(one, exponential(Isa::sub(Isa::zero(), x))));
+}
+
+// Abramowitz and Stegun 7.1.26: the error is at most 1.5e-7.
+ALWAYS_INLINE Floats error_function(Floats x) {
+    Floats a = Isa::abs(x), one = Isa::broadcast(1.0f);
+    Floats t = Isa::div(one, Isa::fma(Isa::broadcast(0.3275911f), a, one));
+    Floats p = Isa::broadcast(1.061405429f);
+    for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = Isa::fma(p, t, Isa::broadcast(c));
+    Floats e = exponential(Isa::sub(Isa::zero(), Isa::mul(a, a)));
+    return Isa::copy_sign(Isa::sub(one, Isa::mul(Isa::mul(p, t), e)), x);
+}
+
+enum class Activation : int { none, relu, gelu, gelu_tanh, tanh };
+
+// Applies an activation to n numbers in place, except for ReLU, which the product's epilogue applies.
+ALWAYS_INLINE void activate(Activation activation, float* x, int n) {
+    switch (activation) {
+        case Activation::none:
+        case Activation::relu: return;
+        case Activation::gelu:
+            for (int i = 0; i < n; i += lanes) {
+                Floats v = Isa::load(x + i);
+                Floats phi = Isa::fma(error_function(Isa::mul(v, Isa::broadcast(0.70710678f))), Isa::broadcast(0.5f), Isa::broadcast(0.5f));
+                Isa::store(x + i, Isa::mul(v, phi));
+            }
+            return;
+        case Activation::gelu_tanh:  // x (1 + tanh u) / 2 = x logistic(2 u)
+            for (int i = 0; i < n; i += lanes) {
+                Floats v = Isa::load(x + i);
+                Floats cubic = Isa::fma(Isa::mul(v, v), Isa::broadcast(0.044715f * 1.59576912f), Isa::broadcast(1.59576912f));
+                Isa::store(x + i, Isa::mul(v, logistic(Isa::mul(v, cubic))));
+            }
+            return;
+        case Activation::tanh:
+            for (int i = 0; i < n; i += lanes) {
+                Floats twice = logistic(Isa::mul(Isa::load(x + i), Isa::broadcast(2.0f)));
+                Isa::store(x + i, Isa::fma(twice, Isa::broadcast(2.0f), Isa::broadcast(-1.0f)));
+            }
+    }
+}
+
+// ---- reductions
+
+// Applies LayerNorm to n numbers in place.
+inline void layer_norm(float* x, int n, const float* weight, const float* bias, float epsilon) {
+    Floats total = Isa::zero();
+    for (int i = 0; i < n; i += lanes) total = Isa::add(total, Isa::load(x + i));
+    const Floats mean = Isa::broadcast(Isa::sum_lanes(total) / static_cast<float>(n));
+    Floats squares = Isa::zero();
+    for (int i = 0; i < n; i += lanes) {
+        Floats d = Isa::sub(Isa::load(x + i), mean);
+        squares = Isa::fma(d, d, squares);
+    }
+    const Floats inverse = Isa::broadcast(1.0f / __builtin_sqrtf(Isa::sum_lanes(squares) / static_cast<float>(n) + epsilon));
+    for (int i = 0; i < n; i += lanes) {
+        Floats d = Isa::mul(Isa::sub(Isa::load(x + i), mean), inverse);
+        Isa::store(x + i, Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i)));
+    }
+}
+
+inline float dot_product(const float* a, const float* b, int n) {
+    Floats sum = Isa::zero();
+    for (int i = 0; i < n; i += lanes) sum = Isa::fma(Isa::load(a + i), Isa::load(b + i), sum);
+    return Isa::sum_lanes(sum);
+}
+
+// The logarithm of the sum of the exponentials of n numbers. The memory holds n rounded up to whole vectors. The result
+// is not finite if one of the numbers is not finite.
+inline float log_sum_exp(float* x, int n) {
+    for (int i = n; i % lanes; i++) x[i] = std::numeric_limits<float>::lowest();
+    Floats high = Isa::load(x), not_finite = Isa::zero();
+    for (int i = 0; i < n; i += lanes) {
+        high = Isa::max(high, Isa::load(x + i));
+        not_finite = Isa::fma(Isa::load(x + i), Isa::zero(), not_finite);  // 0 times infinity or NaN is NaN
+    }
+    const float largest = Isa::max_lane(high);
+    Floats sum = Isa::zero();
+    for (int i = 0; i < n; i += lanes)
+        sum = Isa::add(sum, Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), Isa::broadcast(largest))), n - i));
+    return static_cast<float>(largest + std::log(static_cast<double>(Isa::sum_lanes(sum)))) + Isa::sum_lanes(not_finite);
+}
+
+// Writes the log-sum-exp of n numbers, the k largest of them in descending order, and their indices. If `count` is not
+// 0, only the numbers at the indices `candidates` are compared. Of equal numbers the first comes first. Returns the end
+// of the output.
+inline float* top_k(float* x, int n, int k, const std::int64_t* candidates, int count, float* out) {
+    constexpr int block = 8 * lanes;
+    const int available = count ? count : n;
+    k = k < available ? k : available;
+    float *best = out + 1, *indices = best + k;
+    *out = log_sum_exp(x, n);
+    int kept = 0;
+    const auto offer = [&](float number, std::int64_t index) {
+        if (kept < k)
+            kept++;
+        else if (!(number > best[kept - 1]))
+            return;
+        int i = kept - 1;
+        for (; i > 0 && number > best[i - 1]; i--) {
+            best[i] = best[i - 1];
+            indices[i] = indices[i - 1];
+        }
+        best[i] = number;
+        indices[i] = static_cast<float>(index);
+    };
+    for (int i = 0; i < count; i++) offer(x[candidates[i]], candidates[i]);
+    for (int i = 0; i < n && !count; i += block) {
+        const int end = n - i < block ? n : i + block;
+        Floats high = Isa::load(x + i);
+        for (int j = i + lanes; j < end; j += lanes) high = Isa::max(high, Isa::load(x + j));
+        if (kept == k && !(Isa::max_lane(high) > best[k - 1])) continue;  // most blocks have no such number
+        for (int j = i; j < end; j++) offer(x[j], j);
+    }
+    return indices + k;
+}
+
+}  // namespace
