@@ -19,7 +19,7 @@ from swiftlet_serve.models.graphs.reader import block_of, pack
 from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.onnx_cpu import OnnxCpu, Ragged, inputs, session
+from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, ragged_inputs, session
 from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 
 Array = NDArray[Any]
@@ -72,7 +72,7 @@ def ragged_call(network: Network, outputs: Sequence[str] = ("rows",)) -> Callabl
     names = [value.name for value in onnx_session.get_inputs()]
 
     def call(batch: Batch) -> list[Array]:
-        arrays = inputs(batch)
+        arrays = ragged_inputs(batch)
         found: list[Array] = onnx_session.run(list(outputs), {name: arrays[name] for name in names})
         return found
 
@@ -192,17 +192,16 @@ class EveryRow(Network):
     """Without one optimisation: the last layer computes all tokens."""
 
     def last_layer(self, i: int, x: str) -> str:
-        every = [self.nth("spread", 4 if self.thin else 3, part) for part in ((0, 2, 3) if self.thin else (0, 1, 2))]
         self.graph.add("Identity", ["focus_spread"])
         self.graph.add("Identity", ["focus_gathered"])
-        return self.graph.add("Gather", [self.layer(self.graph, i, x, every), "focus"])
+        return self.graph.add("Gather", [self.layer(self.graph, i, x), "focus"])
 
 
 # Graphs as torch exports them, on padded batches
 
 
 def padded(graph: Path) -> Engine:
-    return OnnxCpu(graph, 1)
+    return PaddedOnnx(graph, 1)
 
 
 def unchanged(subject: Subject) -> Engine:
@@ -270,7 +269,7 @@ EQUIVALENT: Final = ("as exported, fp32", "OpenVINO fp32", LAST_IN_FULL, NO_LOOP
 
 VARIANTS: Final[Mapping[str, Create]] = {
     FP32: ragged(in_fp32),
-    SERVED: lambda subject: Ragged(subject.folded, of_int8(subject.folded), 1),
+    SERVED: lambda subject: RaggedOnnx(subject.folded, of_int8(subject.folded), 1),
     "ragged, 8 bits, a scale for each token": ragged(in_int8),
     LAST_IN_FULL: ragged(in_int8, EveryRow),
     NO_LOOP: lambda subject: ragged(in_int8)(replace(subject, folded=unrolled(subject.folded))),
