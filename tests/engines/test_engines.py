@@ -145,7 +145,7 @@ def test_a_network_of_another_interface_is_refused(create, tmp_path: Path):
     model.graph.output[0].type.tensor_type.shape.dim.pop()
     onnx.save(model, tmp_path / ONNX)
 
-    with pytest.raises(ArtifactError, match="other names"):
+    with pytest.raises(ArtifactError, match="unexpected inputs or outputs"):
         create(tmp_path / ONNX, threads=1)
 
 
