@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from swiftlet_serve.models.work import Work
+from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.service.benchmark.baselines import (
     ENGINES,
     LoadedEngine,
@@ -100,10 +100,10 @@ def bench(plan: Plan, progress: Progress) -> Benchmark:
             except Unsupported as reason:
                 left_out[name] = f"{network.artifact.manifest.name}: {reason}"
         manifest = network.artifact.manifest
-        work = Work.of(manifest.architecture, manifest.config, network.shapes())
+        operations = Operations.of(manifest.architecture, manifest.config, network.shapes())
         for case in cases:
             progress(case.name)
-            results += measure(case, engines, work, plan.seconds, measure_peak)
+            results += measure(case, engines, operations, plan.seconds, measure_peak)
         if setting.cores >= 2:
             scalings += _scalings(cases, engines, plan.seconds)
     kernel, peak = (library.kernel, max(peaks)) if library and peaks else (None, None)
@@ -112,7 +112,7 @@ def bench(plan: Plan, progress: Progress) -> Benchmark:
 
 def _peak(library: native.Library) -> float:
     started = time.thread_time()
-    return library.multiply(PEAK_PRODUCTS) / (time.thread_time() - started)
+    return library.multiply_at_peak(PEAK_PRODUCTS) / (time.thread_time() - started)
 
 
 def _memory(name: str, network: Network) -> Memory:

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from swiftlet_serve.models.work import Work
+from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.service.benchmark.baselines import Call, LoadedEngine
 from swiftlet_serve.service.benchmark.plan import Case
 from swiftlet_serve.service.types import Batch
@@ -64,7 +64,7 @@ class Result:
 def measure(
     case: Case,
     engines: Mapping[str, LoadedEngine],
-    work: Work,
+    operations: Operations,
     seconds: float,
     after_round: Callable[[], object] = lambda: None,
 ) -> Iterator[Result]:
@@ -80,7 +80,7 @@ def measure(
             rounds[name].append(_run_round(engines[name].call, case.batches, passes[name], calls[name]))
         after_round()
         done += 1
-    multiply_adds, errors = case.multiply_adds(work), _errors(engines, case.batches[0])
+    multiply_adds, errors = case.multiply_adds(operations), _errors(engines, case.batches[0])
     for name, engine in engines.items():
         yield Result(
             case=case.name,

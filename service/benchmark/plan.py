@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from swiftlet_serve.models.artifact import TOKENIZER
+from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.models.work import Work
 from swiftlet_serve.service.benchmark.baselines import ENGINES
 from swiftlet_serve.service.benchmark.networks import (
     Network,
@@ -73,9 +73,11 @@ class Case:
     def rows(self) -> int:
         return sum(map(len, self.batches))
 
-    def multiply_adds(self, work: Work) -> int:
+    def multiply_adds(self, operations: Operations) -> int:
         """Returns the multiply-adds that one pass needs."""
-        return sum(work.needed(np.diff(b.offsets).tolist(), np.diff(b.focus_offsets).tolist()) for b in self.batches)
+        return sum(
+            operations.count(np.diff(b.offsets).tolist(), np.diff(b.focus_offsets).tolist()) for b in self.batches
+        )
 
 
 def cases_by_network(plan: Plan, progress: Progress) -> Iterator[tuple[Network, list[Case]]]:

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.work import Work
+from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.service.benchmark import measure as module
 from swiftlet_serve.service.benchmark.baselines import LoadedEngine
 from swiftlet_serve.service.benchmark.measure import MIN_ROUNDS, Interval, measure, passes_per_s
 from swiftlet_serve.service.benchmark.networks import batch_of
 from swiftlet_serve.service.benchmark.plan import Case
 
-WORK = Work(1, 1, 1, 1, 1, 1)
+OPERATIONS = Operations(1, 1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_measure_runs_every_engine_on_every_batch_in_every_round():
     engines = FakeEngines(a=1.0, b=1.0)
     batches = [batch_of(1, 3), batch_of(2, 5)]
     ended_rounds = []
-    found = measure(Case("case", None, batches), engines.loaded, WORK, 0, lambda: ended_rounds.append(1))
+    found = measure(Case("case", None, batches), engines.loaded, OPERATIONS, 0, lambda: ended_rounds.append(1))
     results = {result.engine: result for result in found}
 
     assert list(results) == ["a", "b"]
     for result in results.values():
         assert len(result.rounds) == len(ended_rounds) == MIN_ROUNDS
         assert result.rows == 3
-        assert result.multiply_adds == sum(WORK.needed([n] * k, [1] * k) for k, n in ((1, 3), (2, 5)))
+        assert result.multiply_adds == sum(OPERATIONS.count([n] * k, [1] * k) for k, n in ((1, 3), (2, 5)))
     for name in engines.loaded:
         assert {id(batch) for engine, batch in engines.calls if engine == name} == {id(batch) for batch in batches}
 
 
 def test_measure_compares_rows_with_those_of_torch():
     engines = FakeEngines(a=3.9, torch=4.0)
-    results = measure(Case("case", None, [batch_of(2, 3)]), engines.loaded, WORK, 0)
+    results = measure(Case("case", None, [batch_of(2, 3)]), engines.loaded, OPERATIONS, 0)
 
     assert [result.error for result in results] == pytest.approx([0.025, 0.0], abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""The multiply-adds that a network needs."""
+"""Tests of the multiply-adds that a network needs."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.work import Work
+from swiftlet_serve.models.operations import Operations
 from tests.support import native_kernels
 
 
-def work_of(architecture, config, head, width=0):
+def operations_of(architecture, config, head, width=0):
     with torch.device("meta"):
         model = build(architecture, config, head, width)
-    return model, Work.of(architecture, config, {name: tuple(one.shape) for name, one in model.state_dict().items()})
+    return model, Operations.of(
+        architecture, config, {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    )
 
 
 @pytest.mark.parametrize("architecture", native_kernels.CONFIGS)
-def test_work_equals_the_products_of_torch_if_every_row_is_read(architecture):
+def test_operations_equal_the_products_of_torch_if_every_row_is_read(architecture):
     """Without padding, and with a head that reads every token, torch computes no superfluous product."""
     rows, tokens = 3, 11
-    model, work = work_of(architecture, native_kernels.CONFIGS[architecture], "token", 2)
+    model, operations = operations_of(architecture, native_kernels.CONFIGS[architecture], "token", 2)
     ids = torch.zeros((rows, tokens), dtype=torch.int64, device="meta")
     lengths = torch.full((rows,), tokens, device="meta")
     with FlopCounterMode(display=False) as counter:
         model(ids, ids, lengths, torch.arange(rows * tokens, device="meta"))
 
-    assert 2 * work.needed([tokens] * rows, [tokens] * rows) == counter.get_total_flops()
+    assert 2 * operations.count([tokens] * rows, [tokens] * rows) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 384])
-def test_work_counts_the_read_rows_of_the_last_layer(tokens):
+def test_operations_count_the_read_rows_of_the_last_layer(tokens):
     """By hand for google/mobilebert-uncased as a classifier, and albert-base-v2 as a masked LM with two masks."""
-    _, mobilebert = work_of("mobilebert", {}, "classification", 2)
+    _, mobilebert = operations_of("mobilebert", {}, "classification", 2)
     keys = 512 * 128 + 128 * 128 + 512 * 128  # bottleneck, key, value
     rest = 128 * 128 + 512 * 128 + 128 * 128 + 4 * 2 * 128 * 512 + 128 * 512  # from the query to the last product
     layers = 23 * tokens * (keys + rest + 2 * 128 * tokens) + tokens * keys + rest + 2 * 128 * tokens
-    assert mobilebert.needed([tokens], [1]) == tokens * 384 * 512 + layers + 2 * 512
+    assert mobilebert.count([tokens], [1]) == tokens * 384 * 512 + layers + 2 * 512
 
-    _, albert = work_of("albert", {}, "masked_lm")
+    _, albert = operations_of("albert", {}, "masked_lm")
     keys, rest = 2 * 768 * 768, 2 * 768 * 768 + 2 * 768 * 3072
     layers = 11 * tokens * (keys + rest + 2 * 768 * tokens) + tokens * keys + 2 * (rest + 2 * 768 * tokens)
-    assert albert.needed([tokens], [2]) == tokens * 128 * 768 + layers + 2 * (768 * 128 + 128 * 30_000)
+    assert albert.count([tokens], [2]) == tokens * 128 * 768 + layers + 2 * (768 * 128 + 128 * 30_000)
 
 
-def test_work_of_rows_adds_up_without_padding():
-    _, work = work_of("albert", native_kernels.CONFIGS["albert"], "classification", 2)
+def test_operations_of_rows_add_up_without_padding():
+    _, operations = operations_of("albert", native_kernels.CONFIGS["albert"], "classification", 2)
 
-    assert work.needed([3, 40], [1, 1]) == work.needed([3], [1]) + work.needed([40], [1])
+    assert operations.count([3, 40], [1, 1]) == operations.count([3], [1]) + operations.count([40], [1])
