@@ -37,7 +37,7 @@ from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
-from swiftlet_serve.service.benchmark.plan import EMBEDDED
+from swiftlet_serve.service.benchmark.plan import BUNDLED
 from swiftlet_serve.service.offline.environment import Setting, other_work, setting
 from swiftlet_serve.service.percentile import percentile
 
@@ -225,13 +225,13 @@ def _models(arguments: argparse.Namespace) -> tuple[str, ...]:
         from loadtest.released_mobilebert import LABELS, make_artifact  # needs torch
 
         return tuple(str(make_artifact(task, arguments.released)) for task in LABELS)
-    return tuple(arguments.model or EMBEDDED)
+    return tuple(arguments.model or BUNDLED)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", action="append", help="Artifact or embedded model. Repeat for each task.")
+    add("--model", action="append", help="Artifact or bundled model. Repeat for each task.")
     add("--released", type=Path, help="Serve MobileBERT as released, made in this directory if needed.")
     add("--checkpoint", help="Classifier that transformers loads, for the pipeline.")
     add("--workloads", type=Path, default=Path("../shared/workloads"), help="Directory of .jsonl files.")

@@ -5,7 +5,7 @@
 
 Speed: milliseconds of CPU time for a batch on one core, on MobileBERT and ALBERT-base in their released shapes with
 random weights. Every round runs each variant once, so that other work on the machine affects all alike. The table shows
-the median, and the speed-up over fp32 as the median of the rounds' ratios. Accuracy: the embedded models on a part of
+the median, and the speed-up over fp32 as the median of the rounds' ratios. Accuracy: the bundled models on a part of
 SST-2, SQuAD 1.1 and masked Wikipedia, each variant against the same weights in fp32. OpenVINO is left out if it is not
 installed.
 """
@@ -120,7 +120,7 @@ def speed(architecture: str, seconds: float, variants: Sequence[str], shapes: Se
 
 
 def accuracy(data: Path, variants: Sequence[str], share: float) -> Iterator[str]:
-    """Yields the tables of the embedded models, line by line."""
+    """Yields the tables of the bundled models, line by line."""
     for name, file, skip, count in ACCURACY_CASES:
         loaded = load_model(BUNDLED / name, "echo")
         manifest, graph = loaded.manifest, BUNDLED / name / ONNX

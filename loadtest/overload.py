@@ -3,7 +3,7 @@
     python -m loadtest.overload [--engine stand_in|native|onnx_cpu] [--seconds 20] [--released DIR]
         [--out loadtest/results]
 
-The engine `stand_in` takes a known time and no CPU. `native` and `onnx_cpu` run a real network: a small embedded one
+The engine `stand_in` takes a known time and no CPU. `native` and `onnx_cpu` run a real network: a small bundled one
 and, with `--released`, MobileBERT in its released shape, which is made in that directory. A closed loop of patient
 callers measures the capacity first, in the same run. Goodput counts the responses with status 200 that came within the
 client's deadline, from when the request was due. The last load is a burst of three times capacity whose clients retry

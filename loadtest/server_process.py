@@ -107,7 +107,7 @@ def serving(
     environment: Mapping[str, str] | None = None,
     port: int = 0,
 ) -> Iterator[ServerProcess]:
-    """Serves these models, or the embedded ones if there are none, on a free port. Kills the server at the end.
+    """Serves these models, or the bundled ones if there are none, on a free port. Kills the server at the end.
 
     Raises:
         SystemExit: the server did not start.

@@ -1,6 +1,6 @@
 """Finds the highest rate at which a server's p99 is within a target, and reaches a verdict: exit status 0 or 1.
 
-    python -m loadtest.slo --p99-ms 250 --at-least 20           serves the embedded models, and searches
+    python -m loadtest.slo --p99-ms 250 --at-least 20           serves the bundled models, and searches
     python -m loadtest.slo --p99-ms 250 --url http://host:8000  searches on a running server with the same API
     python -m loadtest.slo --p99-ms 250 --rate 20 --shape burst --seconds 60     sends one load, and judges it
 
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "target_p99_ms": options.p99_ms,
         "arrivals": str(options.trace or options.shape),
-        "server": options.url or f"{options.models or 'the embedded models'} on the engine {options.engine}",
+        "server": options.url or f"{options.models or 'the bundled models'} on the engine {options.engine}",
         "workload": [path.name for path in options.bodies] or [" ".join(["default", *options.task])],
         "at_least": options.at_least,
     }
@@ -162,7 +162,7 @@ def _options() -> argparse.Namespace:
     engine = Settings.model_fields["engine"].default
     add = parser.add_argument
     add("--url", help="URL of a running server. Default: start one.")
-    add("--models", default="", help="Models of the started server. Default: all embedded models.")
+    add("--models", default="", help="Models of the started server. Default: all bundled models.")
     add("--engine", default=engine, help=f"Engine of the started server. Default: {engine}.")
     add("--p99-ms", type=float, required=True, help="Target for the 99th percentile, in milliseconds.")
     add("--at-least", type=float, help="Rate that a search must show to hold.")

@@ -234,7 +234,7 @@ def bench(
     with requires_extra("models"):
         from swiftlet_serve.service.benchmark.baselines import ENGINES
         from swiftlet_serve.service.benchmark.bench import bench
-        from swiftlet_serve.service.benchmark.plan import EMBEDDED, Plan
+        from swiftlet_serve.service.benchmark.plan import BUNDLED, Plan
         from swiftlet_serve.service.benchmark.report import text, write
 
         for name in engine:
@@ -243,7 +243,7 @@ def bench(
                     f"{name!r} is not an engine. Choose from {', '.join(ENGINES)}.", param_hint="--engine"
                 )
         names = [name for name in ENGINES if name in engine] or list(ENGINES)
-        plan = Plan(names, models=artifact or EMBEDDED, data=data, runs=runs, seconds=seconds)
+        plan = Plan(names, models=artifact or BUNDLED, data=data, runs=runs, seconds=seconds)
         found = bench(plan.quick() if quick else plan, note)
     click.echo(text(found))
     if out is not None:

@@ -30,7 +30,7 @@ SHAPES: Final[Mapping[str, Sequence[tuple[int, int]]]] = {  # rows and tokens
     "albert": ((1, 16), (1, 128), (8, 128)),
 }
 SCALED_SHAPES: Final = ((1, 16), (8, 32))  # also measured on two cores
-EMBEDDED: Final = ("mobilebert-sst2", "mobilebert-qa", "mobilebert-fill-mask")
+BUNDLED: Final = ("mobilebert-sst2", "mobilebert-qa", "mobilebert-fill-mask")
 DATA: Final = {
     "classify": "sst2/dev.tsv",
     "qa": "squad/squad-v1.1.eval.json",
@@ -44,7 +44,7 @@ BATCH_TOKENS: Final = 512  # of a batch of similar lengths, with padding: ONNX R
 class Plan:
     engines: Sequence[str] = tuple(ENGINES)
     shapes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=lambda: SHAPES)
-    models: Sequence[str] = EMBEDDED
+    models: Sequence[str] = BUNDLED
     data: Path = Path("../shared/data")
     runs: Path = Path("runs/bench")
     seconds: float = 20.0  # for each case, unless its rounds take longer

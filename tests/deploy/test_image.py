@@ -30,7 +30,7 @@ from tests.support.paths import ROOT
 TOOLS = ("buildah", "debootstrap", "ip", "nsenter", "unshare")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 STORAGE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
-EMBEDDED = {path.parent.name for path in (ROOT / "models/bundled").glob("*/manifest.json")}
+BUNDLED = {path.parent.name for path in (ROOT / "models/bundled").glob("*/manifest.json")}
 START_S = 120.0
 GRACE_S = 35.0  # k8s/base/deployment.yaml
 
@@ -216,7 +216,7 @@ def test_image_has_compiled_kernels(container):
 
     assert checked.returncode == 0, checked.stderr
     engines = re.findall(r"^ *engine +(\S+)", checked.stdout, re.MULTILINE)
-    assert engines == ["native"] * len(EMBEDDED)
+    assert engines == ["native"] * len(BUNDLED)
 
 
 def test_image_reports_ready_on_the_admin_port_and_in_its_health_check(container):
@@ -249,7 +249,7 @@ def test_image_holds_only_the_packages_for_serving(image):
     assert not [path for path in image.root.glob("opt/swiftlet/**/*") if path.stat().st_mode & 0o022]
     assert {
         path.parent.name for path in image.packages.glob("swiftlet_serve/models/bundled/*/manifest.json")
-    } == EMBEDDED
+    } == BUNDLED
 
 
 def test_image_holds_exactly_the_packages_of_its_lock(image):

@@ -8,6 +8,7 @@ from typing import Any
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.workers.hosted_model import HostedModel
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import ManualEngine
 
 SECRET = "xyzzyplugh"  # part of bad requests; no response to them may contain it
@@ -25,6 +26,7 @@ def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
     runtime = make_runtime(artifact_dir)
     engine = ManualEngine()
+    assert isinstance(runtime._executor, ThreadExecutor)
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 2)
     return runtime, engine
 

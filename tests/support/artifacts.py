@@ -33,7 +33,7 @@ def make_artifact(directory: Path, task: str, name: str | None = None, tolerance
     make_tokenizer().save(path / TOKENIZER)
     onnx.save(network(WIDTHS[task]), path / ONNX)
     (path / CARD).write_text(json.dumps({"data": "none", "n": 0}), "utf-8")
-    np.savez(path / GOLDEN, **golden(WIDTHS[task]))
+    np.savez(path / GOLDEN, allow_pickle=False, **golden(WIDTHS[task]))
     manifest = Manifest(
         name=name,
         version="1",

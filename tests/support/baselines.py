@@ -11,6 +11,7 @@ of each word. Nothing is tuned: C is scikit-learn's default, and the evaluation 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -20,7 +21,7 @@ from swiftlet_serve.models.datasets import labelled
 from swiftlet_serve.models.metrics import Score, mean
 from tests.support.paths import DATA
 
-BASELINES = {
+BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sst2": ("train.tsv", "dev.tsv", {"ngram_range": (1, 2), "token_pattern": r"\S+"}),
     "nsmc": ("train.tsv", "test.tsv", {"ngram_range": (1, 4), "analyzer": "char_wb", "min_df": 2}),
 }

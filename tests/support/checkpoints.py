@@ -6,7 +6,7 @@ transformers' modelling code is the oracle: `reference_rows` runs it, `our_rows`
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -151,12 +151,12 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
     for b, length in enumerate(lengths):
         input_ids[b, length:] = PAD
         token_type_ids[b, length:] = 0
-    read = {
+    positions: dict[Task, Callable[[int], Iterable[int]]] = {
         "classify": lambda length: [0],
         "qa": range,
         "fill-mask": lambda length: sorted({0, length // 2, length - 1}),
-    }[task]
-    focus = [b * size[1] + s for b, length in enumerate(lengths) for s in read(length)]
+    }
+    focus = [b * size[1] + s for b, length in enumerate(lengths) for s in positions[task](length)]
     return Rows(input_ids, token_type_ids, torch.tensor(lengths), torch.tensor(focus))
 
 
@@ -203,7 +203,7 @@ def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
     if task == "classify":
         return out.logits  # type: ignore[no-any-return]
     logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
-    return logits.flatten(0, 1)[batch.focus]  # type: ignore[no-any-return]
+    return logits.flatten(0, 1)[batch.focus]
 
 
 @torch.no_grad()
@@ -218,4 +218,4 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     assert actual.shape == expected.shape
     assert expected.isfinite().all()
     error = (actual - expected).norm(dim=-1).max() / expected.norm(dim=-1).square().mean().sqrt()
-    return error.item()
+    return float(error.item())

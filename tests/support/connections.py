@@ -174,9 +174,9 @@ class FakeTransport(asyncio.Transport):
         self.writes: list[bytes] = []
         self.is_closed = self.is_paused = False
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.is_closed
-        self.writes.append(data)
+        self.writes.append(bytes(data))
 
     def close(self) -> None:
         self.is_closed = True

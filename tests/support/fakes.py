@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from swiftlet_serve.service.errors import DeadlineExceeded
 from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
+from swiftlet_serve.service.types import Engine as AnyEngine
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 
@@ -37,6 +39,11 @@ def tags(batch: Batch) -> list[int]:
 def row_of(tag: int) -> Row:
     """Returns the row with which these engines answer a sequence."""
     return np.array([[tag, -tag]], np.float32)
+
+
+def rows_of(tags: Sequence[int]) -> list[Row]:
+    """Returns the rows of several sequences."""
+    return [row_of(tag) for tag in tags]
 
 
 class Scheduler:
@@ -95,7 +102,9 @@ class Call:
 class ManualEngine:
     """Reports each call to the test and blocks until the test finishes it."""
 
-    runs_network = False
+    title = "manual"
+    runs_network: ClassVar[bool] = False
+    extra_tolerance = 0.0
 
     def __init__(self, cost: Cost = RAGGED):
         self.cost = cost
@@ -117,10 +126,12 @@ class ManualEngine:
 class Engine:
     """Answers immediately with `answer(tags)` and records the tags of each call."""
 
-    runs_network = False
+    title = "fake"
+    runs_network: ClassVar[bool] = False
+    extra_tolerance = 0.0
     cost = RAGGED
 
-    def __init__(self, answer=lambda asked: [row_of(tag) for tag in asked]):
+    def __init__(self, answer: Callable[[list[int]], Sequence[Row]] = rows_of):
         self.answer = answer
         self.asked: list[list[int]] = []
 
@@ -174,12 +185,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def dispatcher_of(cores: int, **engines) -> Dispatcher:
+def dispatcher_of(cores: int, **engines: AnyEngine) -> Dispatcher:
     """Returns a dispatcher over engines in this process, whose models have rows of `WIDTH` values."""
     hosted = {name: HostedModel(engine, WIDTH) for name, engine in engines.items()}
     return Dispatcher(ThreadExecutor(hosted, cores))
 
 
-def one_core(engine, max_queued_tokens: int = 1 << 16) -> Scheduler:
+def one_core(engine: AnyEngine, max_queued_tokens: int = 1 << 16) -> Scheduler:
     """Returns the scheduler of one model on one core."""
     return Scheduler(dispatcher_of(1, model=engine), max_queued_tokens=max_queued_tokens)

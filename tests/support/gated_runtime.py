@@ -7,6 +7,7 @@ from pathlib import Path
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.workers.hosted_model import HostedModel
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import ManualEngine
 
 
@@ -14,5 +15,6 @@ def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime that serves tiny-classify, and its engine."""
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
     engine = ManualEngine()
+    assert isinstance(runtime._executor, ThreadExecutor)
     runtime._executor._models["tiny-classify"] = HostedModel(engine, 3)
     return runtime, engine

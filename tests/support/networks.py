@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
 
 import numpy as np
@@ -136,7 +136,8 @@ def encodings(task: Task) -> list[Encoding]:
 def answers(artifact: Artifact, engine: str) -> torch.Tensor:
     """What an engine makes of these `encodings` as one batch, rows end to end."""
     running = plugins.load(engines, engine).create(artifact, threads=1)
-    answers = running.run(Batch.of(encodings(artifact.manifest.task)))
+    task = cast(Task, artifact.manifest.task)
+    answers = running.run(Batch.of(encodings(task)))
     running.close()
     return torch.from_numpy(np.concatenate(answers))
 

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from loadtest.generator import closed_loop
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 
@@ -36,6 +38,7 @@ class Process:
 
     @property
     def admin_port(self) -> int:
+        assert self.admin_url is not None
         return int(self.admin_url.rpartition(":")[2])
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -63,6 +66,7 @@ def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Proce
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
+        assert process.stdout is not None
         try:
             url, *admin_url = re.findall(r"https?://[^,\s]+", process.stdout.readline())
             yield Process(process, url, admin_url[0] if admin_url else None)
@@ -97,7 +101,7 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
     return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
 
 
-async def ask(port: int, *args: object, tls: ssl.SSLContext | None = None, **kwargs: object) -> Response:
+async def ask(port: int, *args: Any, tls: ssl.SSLContext | None = None, **kwargs: Any) -> Response:
     """Sends one request on a new connection and returns the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     try:
@@ -126,7 +130,7 @@ class Client:
         self._tally = tally
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> None:
+    async def send(self, _: float) -> None:
         step = "connect"
         try:
             if self._connection is None or self._connection[0].at_eof():
@@ -166,15 +170,8 @@ async def load(
     """
     tally = Tally() if tally is None else tally
 
-    async def one(number: int) -> None:
-        client = Client(port, keep and number % 2 == 0, tally, headers)
-        due = asyncio.get_running_loop().time() + interval_s * number / clients
-        while not stopped.is_set():
-            await asyncio.sleep(due - asyncio.get_running_loop().time())
-            await client.ask()
-            due = max(due + interval_s, asyncio.get_running_loop().time())
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
+    senders = [Client(port, keep and number % 2 == 0, tally, headers).send for number in range(clients)]
+    await closed_loop(senders, interval_s=interval_s, stopped=stopped)
     return tally
 
 
@@ -191,7 +188,7 @@ class Balancer:
     async def open(self) -> int:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1000)
         self._checking = asyncio.ensure_future(self._check())
-        return self._server.sockets[0].getsockname()[1]
+        return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         self._server.close()

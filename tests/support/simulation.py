@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -40,6 +41,7 @@ class Executor:
     slowdown: Callable[[float], float] = lambda now: 1.0
     seed: int = 1
     ready: bool = True
+    restarts: int = 0
     golden: Sequence[int] = ()  # lengths of the calls that were timed while the engine was loaded
     busy_s: float = 0.0
 
@@ -183,6 +185,10 @@ def summary(results: Sequence[Result], until: float) -> dict[str, float]:
     }
 
 
+def _constant(rate: float, _: float) -> float:
+    return rate
+
+
 def main() -> None:
     until = 20.0
     print("| load | policy | goodput / capacity | tokens/s | late | refused | p99 of answers (s) | long / short |")
@@ -190,7 +196,8 @@ def main() -> None:
     for load in (0.5, 1, 1.5, 3, 10):
         rate = load * capacity(Executor())
         for policy in get_args(AdmissionPolicy):
-            figures = summary(simulate([Client(lambda _, rate=rate: rate)], until, Executor(), policy), until)
+            client = Client(partial(_constant, rate))
+            figures = summary(simulate([client], until, Executor(), policy), until)
             cells = [figures["goodput"] * load / rate, *list(figures.values())[1:]]
             print(f"| {load} | {policy} | " + " | ".join(f"{cell:.3g}" for cell in cells) + " |")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from swiftlet_serve.service.errors import Internal
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.types import Row
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
 
@@ -25,7 +27,7 @@ def start(directory: Path, size: int = 2, spare: bool = False) -> ProcessExecuto
 
 
 @asynccontextmanager
-async def opened(executor: ProcessExecutor):
+async def opened(executor: ProcessExecutor) -> AsyncIterator[ProcessExecutor]:
     await executor.open()
     try:
         yield executor
@@ -52,21 +54,30 @@ def alive(pid: int) -> bool:
 
 
 def pid(executor: ProcessExecutor) -> int:
-    return executor.supervisor.serving.pid
+    serving = executor.supervisor.serving
+    assert serving is not None
+    return serving.pid
 
 
-async def ask(executor: ProcessExecutor, *tags: int, timeout_s: float = PATIENCE_S) -> list:
+async def ask(executor: ProcessExecutor, *tags: int, timeout_s: float = PATIENCE_S) -> list[Any]:
     outcomes, _ = await executor.run(MODEL, [encoding(tag) for tag in tags], timeout_s)
-    return [one.code if isinstance(one, Internal) else one.tolist() for one in outcomes]
+    return [_answer(one) for one in outcomes]
 
 
-def rows(*tags: int) -> list:
+def rows(*tags: int) -> list[Any]:
     return [row_of(tag).tolist() for tag in tags]
 
 
-async def outcomes_of(executor: ProcessExecutor, tags: list[int], timeout_s: float = PATIENCE_S) -> list:
+async def outcomes_of(executor: ProcessExecutor, tags: list[int], timeout_s: float = PATIENCE_S) -> list[Any]:
     scheduler = Scheduler(Dispatcher(executor, timeout_s), MODEL)
     found = await asyncio.gather(
         *(submit(scheduler, encoding(tag), far_deadline()) for tag in tags), return_exceptions=True
     )
-    return [one.code if isinstance(one, Internal) else one.tolist() for one in found]
+    return [_answer(one) for one in found]
+
+
+def _answer(outcome: Row | BaseException) -> Any:
+    if isinstance(outcome, Internal):
+        return outcome.code
+    assert not isinstance(outcome, BaseException)
+    return outcome.tolist()
