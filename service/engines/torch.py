@@ -43,7 +43,7 @@ class Torch:
     def cost(self) -> Cost:
         # On the CPU like a padded graph in `onnx_cpu`. A GPU is busy only with batches of thousands of tokens.
         if self._device.type == "cuda":
-            return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, calls=1)
+            return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, max_calls=1)
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
 
     @torch.inference_mode()

@@ -37,7 +37,7 @@ from swiftlet_serve.service.errors import Internal, SwiftletError, deadline_exce
 from swiftlet_serve.service.scheduling.batch_planner import plan
 from swiftlet_serve.service.scheduling.latency_model import Utilization
 from swiftlet_serve.service.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
-from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence
+from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
 from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState
@@ -62,6 +62,7 @@ class Dispatcher:
     """Owns the queues of all models and dispatches their sequences to one executor."""
 
     policy: AdmissionPolicy = "deadline"
+    """Only benchmarks change it."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Dispatcher:
         self.call_timeout_s = call_timeout_s
         self.clock = clock
         self.models: dict[str, ModelQueue] = {}
+        self._queues: list[SequenceQueue] = []  # of all models
         self._stats = RequestStats({}) if stats is None else stats
         self._calls: dict[asyncio.Future[BatchResult], RunningCall] = {}
         self._busy_s = 0.0  # total duration of all calls until `_busy_until`
@@ -93,8 +95,9 @@ class Dispatcher:
 
     def add_model(self, name: str) -> ModelQueue:
         """Adds the queues of a model. `name` is the name under which the executor knows it."""
-        self.models[name] = queue = ModelQueue(name, self.executor)
-        return queue
+        self.models[name] = model = ModelQueue(name, self.executor)
+        self._queues += model.by_priority.values()
+        return model
 
     def submit(
         self, model: str, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"
@@ -118,13 +121,13 @@ class Dispatcher:
 
     def load(self) -> Load:
         """Returns a view of the current load, for admission control."""
-        now = self.clock()
         return Load(
-            now,
+            self.clock(),
             self.executor.size,
-            tuple(self._calls.values()),
+            self._calls.values(),
             self.models,
-            self._interactive.share(now),
+            self._queues,
+            self._interactive,
             self.policy,
         )
 
@@ -137,10 +140,9 @@ class Dispatcher:
         """Returns the state of the queues, for the metrics."""
         self._update_busy_time()
         load = self.load()
-        queues = [queue for model in self.models.values() for queue in model.by_priority.values()]
-        oldest = min((item.submitted for queue in queues for item in queue), default=load.now)
+        oldest = min((item.submitted for queue in self._queues for item in queue), default=load.now)
         return QueueState(
-            sum(map(len, queues)),
+            sum(map(len, self._queues)),
             load.queued_tokens,
             load.now - oldest,
             wait_s(load, "interactive"),
@@ -191,8 +193,7 @@ class Dispatcher:
 
     def _remove_oldest(self) -> QueuedSequence:
         """Removes the sequence with the earliest arrival."""
-        queues = [queue for model in self.models.values() for queue in model.by_priority.values() if queue]
-        queue = min(queues, key=lambda queue: queue.first_arrival)
+        queue = min((queue for queue in self._queues if queue), key=lambda queue: queue.first_arrival)
         item = next(iter(queue))
         queue.discard(item)
         return item

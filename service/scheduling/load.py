@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence
+from swiftlet_serve.service.scheduling.latency_model import Utilization
+from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
 from swiftlet_serve.service.types import Priority
 
 BULK_EVERY: Final = 20
@@ -35,13 +36,14 @@ class Load(NamedTuple):
     cores: int
     calls: Collection[RunningCall]
     models: Mapping[str, ModelQueue]
-    interactive_share: float  # share of the executor's time that interactive calls take
+    queues: Sequence[SequenceQueue]  # of all models
+    interactive: Utilization  # of the executor, by interactive calls
     policy: AdmissionPolicy
 
     @property
     def queued_tokens(self) -> int:
         """Tokens of all queued sequences."""
-        return sum([queue.tokens for model in self.models.values() for queue in model.by_priority.values()])
+        return sum([queue.tokens for queue in self.queues])
 
 
 def wait_s(load: Load, priority: Priority, model: ModelQueue | None = None, own_s: float = 0.0) -> float:
@@ -80,5 +82,5 @@ def _drain_s(
     ahead_s += sum(model.backlog_s("interactive", arrival) for model in models)
     if priority == "interactive":
         return ahead_s / cores
-    free_share = max(1 / BULK_EVERY, 1 - load.interactive_share)
+    free_share = max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
     return (ahead_s + sum(model.backlog_s("bulk", arrival) for model in models) / free_share) / cores

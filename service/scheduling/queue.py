@@ -99,7 +99,7 @@ class ModelQueue:
     @property
     def max_calls(self) -> int:
         """The number of calls that may run at the same time."""
-        return min(self._executor.size, self.latency.cost.calls or self._executor.size)
+        return min(self._executor.size, self.latency.cost.max_calls or self._executor.size)
 
     def backlog_s(self, priority: Priority, arrival: float) -> float:
         """Predicts one core's seconds for the queued sequences that go before a new one with this arrival."""

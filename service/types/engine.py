@@ -18,7 +18,7 @@ class Cost:
     max_tokens: int  # limit of a batch, as charged
     max_rows: int  # limit of a batch
     padded_attention: bool = False  # whether attention alone costs rows times the longest length
-    calls: int | None = None  # useful number of concurrent calls; None: one for each core
+    max_calls: int | None = None  # useful number of concurrent calls; None: one for each core
 
 
 class TimedCall(NamedTuple):

@@ -136,7 +136,7 @@ def test_dispatcher_serves_the_model_with_the_oldest_sequence_first():
 
 def test_dispatcher_limits_the_calls_of_a_model_and_runs_others_beside():
     async def scenario():
-        device = ManualEngine(Cost(padded=True, call_tokens=8, max_tokens=512, max_rows=64, calls=1))
+        device = ManualEngine(Cost(padded=True, call_tokens=8, max_tokens=512, max_rows=64, max_calls=1))
         other = ManualEngine()
         dispatcher = dispatcher_of(2, device=device, other=other)
         on_device, beside = Scheduler(dispatcher, "device"), Scheduler(dispatcher, "other")
@@ -182,7 +182,7 @@ def test_dispatcher_drops_hopeless_sequences_unless_all_cores_are_idle():
         scheduler = Scheduler(Dispatcher(executor))
         for _ in range(8):
             scheduler.queue.latency.learn([4], 100.0)
-        (tried,) = scheduler.submit([encoding(0)], soon())  # for 30 seconds, and who knows
+        (tried,) = scheduler.submit([encoding(0)], soon())  # predicted to take 100 s of the 30 s left
         await settle()
         (hopeless,) = scheduler.submit([encoding(1)], soon())
         with pytest.raises(DeadlineExceeded):

@@ -26,10 +26,10 @@ from tests.support.fakes import (
 )
 
 
-@pytest.mark.parametrize("suspects", range(16))
-def test_dispatcher_fails_only_the_sequence_that_breaks_a_batch(suspects):
+@pytest.mark.parametrize("bad", range(16))
+def test_dispatcher_fails_only_the_sequence_that_breaks_a_batch(bad):
     def answer(asked):
-        if suspects in asked:
+        if bad in asked:
             raise RuntimeError("cannot")
         return [row_of(tag) for tag in asked]
 
@@ -41,8 +41,8 @@ def test_dispatcher_fails_only_the_sequence_that_breaks_a_batch(suspects):
         )
 
         failed = [tag for tag, outcome in enumerate(outcomes) if isinstance(outcome, Internal)]
-        assert failed == [suspects]
-        assert all(outcomes[tag].tolist() == row_of(tag).tolist() for tag in range(16) if tag != suspects)
+        assert failed == [bad]
+        assert all(outcomes[tag].tolist() == row_of(tag).tolist() for tag in range(16) if tag != bad)
         assert len(engine.asked) <= 1 + 2 * 4
 
     asyncio.run(scenario())
@@ -103,7 +103,7 @@ def test_dispatcher_survives_an_unexpected_result(answer):
 
 
 def poisoned(executor: ManualExecutor, poison: set[int]) -> asyncio.Task:
-    """Answers every call of the executor; the engine dies of those that hold poison, and nobody knows why."""
+    """Answers every call of the executor, except those with a poisoned sequence, which lose the worker."""
 
     async def answer():
         while True:

@@ -45,7 +45,7 @@ STEPS = st.lists(
 @settings(max_examples=150)
 @given(STEPS, st.integers(1, 3))
 def test_every_submission_has_exactly_one_outcome(steps, cores):
-    """Whatever the order of arrivals, cancellations, late comers, failures and answers."""
+    """Holds for every order of arrivals, cancellations, late requests, failures and results."""
 
     def finish(call, how: str) -> None:
         rows = [row_of(tag) for tag in call.tags]
@@ -107,13 +107,13 @@ COST = Cost(padded=True, call_tokens=8, max_tokens=64, max_rows=4)
 
 @dataclass(eq=False)
 class Submitted:
-    """One encoding of a request, and what became of it."""
+    """One sequence of a request, and its state."""
 
     tag: int
     length: int
     deadline: float
     priority: Priority
-    alone: bool  # whether it is all of its request
+    alone: bool  # whether it is the only sequence of its request
     task: asyncio.Task | None = None
     runs: int = 0
     suspect: bool = False
@@ -126,7 +126,7 @@ class Call:
 
 
 class SchedulingMachine(RuleBasedStateMachine):
-    """Requests come and go, time passes, calls end in every way, and what learns may fail."""
+    """Submits and cancels requests, lets time pass, ends calls in every way, and breaks the latency model."""
 
     @initialize(cores=st.integers(1, 3))
     def begin(self, cores):
@@ -136,10 +136,10 @@ class SchedulingMachine(RuleBasedStateMachine):
         self.requests: list[tuple[asyncio.Task, list[Submitted]]] = []
         self.calls: list[Call] = []
         self.broken: set[str] = set()
-        self.wrong: list[str] = []
+        self.violated: list[str] = []
         self.scheduler = Scheduler(Dispatcher(self, clock=self.loop.time), max_queued_tokens=400)
         self.queue = self.scheduler.queue
-        self.loop.set_exception_handler(lambda loop, context: None)  # what learns fails on purpose
+        self.loop.set_exception_handler(lambda loop, context: None)  # the latency model fails on purpose
         for name in ("learn", "call_s"):
             setattr(self.queue.latency, name, self.fragile(name, getattr(self.queue.latency, name)))
 
@@ -152,7 +152,7 @@ class SchedulingMachine(RuleBasedStateMachine):
 
         return called
 
-    # A executor
+    # The executor
 
     def cost(self, model: str) -> Cost:
         return COST
@@ -162,32 +162,32 @@ class SchedulingMachine(RuleBasedStateMachine):
 
     async def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> BatchResult:
         call = Call(tags(Batch.of(encodings)))
-        self.wrong += self.faults_of([self.asked[tag] for tag in call.tags])
+        self.violated += self.violations([self.asked[tag] for tag in call.tags])
         self.calls.append(call)
         try:
             return BatchResult(await call.answer, 0.0)
         finally:
             self.calls.remove(call)
 
-    def faults_of(self, batch: list[Submitted]) -> list[str]:
-        """What is wrong with a batch; told later, since the pool would take an exception for one of the executor."""
+    def violations(self, batch: list[Submitted]) -> list[str]:
+        """Returns what is wrong with a batch. Raising here would look like an error of the executor."""
         several = len(batch) > 1
         for one in batch:
             one.runs += 1
         found = {
             "too many rows": len(batch) > COST.max_rows,
             "too many tokens": several and len(batch) * max(one.length for one in batch) > COST.max_tokens,
-            "two classes": len({one.priority for one in batch}) > 1,
+            "two priorities": len({one.priority for one in batch}) > 1,
             "more calls than cores": len(self.calls) >= self.size,
             "a suspect beside others": several and any(one.suspect for one in batch),
-            "begun too late": any(self.loop.time() >= one.deadline for one in batch),
-            "an earlier one was left behind": any(self.overtaken(one) for one in batch),
-            "given up before": any(one.task.done() for one in batch),
+            "started after its deadline": any(self.loop.time() >= one.deadline for one in batch),
+            "an earlier equal sequence still waits": any(self.overtaken(one) for one in batch),
+            "cancelled before": any(one.task.done() for one in batch),
         }
-        return [fault for fault, is_so in found.items() if is_so]
+        return [name for name, is_violated in found.items() if is_violated]
 
     def overtaken(self, younger: Submitted) -> bool:
-        """Whether somebody waits who came earlier, is alike, and has at least as much time."""
+        """Returns whether an equal sequence arrived earlier, has as much time left, and still waits."""
         return any(
             older.alone
             and younger.alone
@@ -199,7 +199,7 @@ class SchedulingMachine(RuleBasedStateMachine):
             for older in self.asked[: younger.tag]
         )
 
-    # What may happen
+    # Events
 
     @rule(
         lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
@@ -236,7 +236,7 @@ class SchedulingMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
-    @rule(which=st.integers(0, 2), how=st.sampled_from(["rows", "rows", "one fails", "raises", "suspects", "innocent"]))
+    @rule(which=st.integers(0, 2), how=st.sampled_from(["rows", "rows", "one fails", "raises", "suspect", "innocent"]))
     def end_call(self, which, how):
         if not self.calls:
             return
@@ -245,11 +245,11 @@ class SchedulingMachine(RuleBasedStateMachine):
         if call.answer.done():
             return
         if how == "raises":
-            call.answer.set_exception(RuntimeError("an executor's own mistake"))
-        elif how in ("suspects", "innocent"):
+            call.answer.set_exception(RuntimeError("a bug of the executor"))
+        elif how in ("suspect", "innocent"):
             for tag in call.tags:
-                self.asked[tag].suspect |= how == "suspects"
-            call.answer.set_exception(WorkerLost(suspect=how == "suspects"))
+                self.asked[tag].suspect |= how == "suspect"
+            call.answer.set_exception(WorkerLost(suspect=how == "suspect"))
         else:
             call.answer.set_result(rows if how == "rows" else [Internal("internal", "It failed."), *rows[1:]])
 
@@ -257,14 +257,14 @@ class SchedulingMachine(RuleBasedStateMachine):
     def fail_once(self, what):
         self.broken.add(what)
 
-    # What holds at any time
+    # Invariants
 
     @invariant()
-    def every_batch_was_right(self):
-        assert not hasattr(self, "loop") or not self.wrong
+    def every_batch_is_valid(self):
+        assert not hasattr(self, "loop") or not self.violated
 
     @invariant()
-    def what_waits_is_counted(self):
+    def queue_totals_are_correct(self):
         for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
             assert queue.tokens == sum(len(item) for item in queue)
             assert queue.squares == sum(len(item) ** 2 for item in queue)
@@ -274,13 +274,13 @@ class SchedulingMachine(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         self.broken.clear()
-        for _ in range(20 + 2 * len(self.asked)):  # in no time, so that nobody is answered by a deadline alone
+        for _ in range(20 + 2 * len(self.asked)):  # without virtual time, so that no deadline ends a request
             for call in self.calls:
                 if not call.answer.done():
                     call.answer.set_result([row_of(tag) for tag in call.tags])
             for _ in range(5):
                 self.loop.run_until_complete(asyncio.sleep(0))
-        assert not self.wrong
+        assert not self.violated
         assert not self.calls
         assert all(task.done() for task, _ in self.requests)
         for task, work in self.requests:

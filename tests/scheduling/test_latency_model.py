@@ -77,7 +77,7 @@ def ragged(fixed: float, token: float) -> Engine:
 
 
 def calls_of(shortest: int, longest: int, n: int, seed: int = 1) -> list[list[int]]:
-    """Batches of about 512 tokens at most, of rows of like length."""
+    """Draws batches of similar lengths with at most about 512 tokens."""
     rng = random.Random(seed)
     calls = []
     for _ in range(n):
@@ -99,7 +99,7 @@ ENGINES = {
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_predictions_approach_the_durations_of_any_engine(name):
-    """Within a quarter after a few hundred calls, and within a factor of three after a few."""
+    """The error is below a factor of 3 after a few calls and below 25 % after a few hundred."""
     cost, engine = ENGINES[name]
     latency, errors = LatencyModel(cost), []
     for lengths in calls_of(8, 512, 600):
@@ -121,7 +121,7 @@ def test_prediction_learns_the_quadratic_term():
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_prediction_follows_a_change_of_speed_within_32_calls(factor):
-    """More or less so for lengths that do not occur meanwhile."""
+    """Lengths that do not occur meanwhile follow less closely."""
     engine, latency = linear(2.4e-3, 1e-4), LatencyModel(PADDED)
     for lengths in calls_of(8, 512, 200):
         latency.learn(lengths, engine(lengths))

@@ -12,7 +12,7 @@ SLOW = {
     "fixed_s": 9.6e-3,
     "token_s": 4e-4,
     "square_s": 4e-7,
-}  # a quarter of MobileBERT's latency, for a quarter of the work
+}  # a quarter of MobileBERT's speed, which simulates a quarter of the requests
 
 PEAK = capacity(Executor(**SLOW))
 
@@ -24,7 +24,7 @@ def load(times: float, until: float = 20.0, **client) -> dict[str, float]:
 
 @pytest.mark.parametrize(("times", "goal"), [(1.5, 0.95), (3, 0.95), (10, 0.90)])
 def test_overload_keeps_the_goodput(times, goal):
-    """Goodput stays, whoever comes in is answered in time, and long texts come in as short ones do."""
+    """Admitted requests are answered in time, and long requests are admitted about as often as short ones."""
     figures = load(times, until=20.0 if times < 10 else 10.0)
 
     assert figures["goodput"] >= goal * PEAK
@@ -34,7 +34,7 @@ def test_overload_keeps_the_goodput(times, goal):
 
 
 def test_fifo_policy_loses_the_goodput_under_overload():
-    """What the rest is held against: the same load on the same engine."""
+    """The baseline of this file: the same load on the same engine, without deadlines in admission."""
     results = simulate([Client(lambda _: 3 * PEAK)], 20.0, Executor(**SLOW), "fifo")
 
     assert summary(results, 20.0)["goodput"] < 0.5 * PEAK
@@ -76,7 +76,7 @@ def test_admission_adapts_to_a_machine_that_slows_down():
 
 
 def test_first_overload_is_predicted_from_the_timed_golden_calls():
-    """A burst before any call has ended, on a machine far from the guess of a server that was told nothing."""
+    """The burst comes before any call has ended, on a machine much slower than the initial guess."""
     slow = {name: 8 * seconds for name, seconds in SLOW.items()}
 
     def late(golden: Sequence[int]) -> int:
@@ -101,7 +101,7 @@ def test_bulk_is_shed_first_and_makes_progress():
 
 
 def test_request_with_many_sequences_lets_others_pass():
-    """One of 200 rows does not hold up short ones that come after it: they take no more than half as long again."""
+    """Short requests that arrive after a request with 200 sequences take at most 50 % longer."""
     short = Client(lambda _: 0.3 * PEAK, classes={SHORT: 1.0}, timeout_s=30.0)
     giant = Client(lambda now: 2.0 if 4.95 < now < 5.01 else 0.0, classes={LONG: 1.0}, sequences=200, timeout_s=60.0)
     alone = summary(simulate([short], 20.0, Executor(**SLOW)), 20.0)
