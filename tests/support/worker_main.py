@@ -1,11 +1,14 @@
-"""Worker process that finds the test engines beside the engines of the service."""
+"""Worker process that finds the tests' engines and architectures beside those of the service."""
 
+import os
 from pathlib import Path
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.service import engines
 from swiftlet_serve.service.workers import worker_main
 
 engines.__path__.append(str(Path(__file__).parent / "engines"))
+architectures.__path__ += os.environ.get("TEST_ARCHITECTURES", "").split()
 
 if __name__ == "__main__":
     worker_main.main()
