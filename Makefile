@@ -43,7 +43,7 @@ lint: $(DEVELOPMENT)/ready ## check style, types and the direction of imports
 
 docs: $(DEVELOPMENT)/ready ## build the documentation site into build/docs
 	$(DEVELOPMENT)/bin/python docs/generate.py
-	$(DEVELOPMENT)/bin/python -m sphinx -W --keep-going -n -q -c docs . build/docs
+	$(DEVELOPMENT)/bin/python -m sphinx -E -W --keep-going -n -q -c docs . build/docs
 	@echo 'Open build/docs/index.html'
 
 dist: $(DEVELOPMENT)/ready ## build the source distribution and the wheel into dist
