@@ -127,4 +127,5 @@ class AdmissionController:
 
     def _overloaded(self, wait: float) -> Unavailable:
         after = retry_after_s(wait, self._jitter.random())
-        return Unavailable("overloaded", "Too much work waits to answer this within its deadline.", retry_after=after)
+        detail = "The queue is too long to meet the deadline of this request. Retry after the time in Retry-After."
+        return Unavailable("overloaded", detail, retry_after=after)
