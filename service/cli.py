@@ -21,7 +21,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.settings import Settings
 
 if TYPE_CHECKING:
-    from swiftlet_serve.models.training.plot import Against
+    from swiftlet_serve.models.training.plot import XAxis
     from swiftlet_serve.service.loading import LoadedModel
     from swiftlet_serve.service.offline.evaluate import Evaluation
     from swiftlet_serve.service.runtime import Runtime
@@ -268,9 +268,9 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     stopped. Needs the extra `models`.
     """
     with requires_extra("models"):
-        from swiftlet_serve.service.offline.train import follow
+        from swiftlet_serve.service.offline.train import run_recipe
 
-    for artifact in follow(recipe, only, data, runs, out, note, bar, device):
+    for artifact in run_recipe(recipe, only, data, runs, out, note, bar, device):
         click.echo(artifact.path)
 
 
@@ -287,9 +287,9 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     that comes with Swiftlet. An interrupted study resumes where it stopped. Needs the extras `models` and `plot`.
     """
     with requires_extra("models,plot"):
-        from swiftlet_serve.service.offline.study import conduct
+        from swiftlet_serve.service.offline.study import run_study
 
-    table, path = conduct(study, data, runs, out, note, bar, device)
+    table, path = run_study(study, data, runs, out, note, bar, device)
     click.echo(table)
     click.echo(path)
 
@@ -311,7 +311,7 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     help="Quantity on the x axis.",
 )
 @click.option("--loss", multiple=True, metavar="NAME", help="Draw only this loss. Can be repeated.")
-def plot(runs: tuple[Path, ...], out: Path, against: Against, loss: tuple[str, ...]) -> None:
+def plot(runs: tuple[Path, ...], out: Path, against: XAxis, loss: tuple[str, ...]) -> None:
     """Draws the training losses of runs, one curve for each run.
 
     RUN is the directory of a running or finished run, or its losses.csv. Needs the extra `plot`.

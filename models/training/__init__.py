@@ -1,1 +1,1 @@
-"""From text to a trained model. The commands are in `recipes/`; `swiftlet train RECIPE` runs one."""
+"""Training, from text to a model. `swiftlet train RECIPE` runs the recipes in `recipes/`."""

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2019, arXiv:1904.00962, Algorithm 2): Adam whose step is as long as the tensor it changes."""
+"""LAMB (You et al. 2019, arXiv:1904.00962, Algorithm 2): Adam with a step as long as the tensor's norm."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 
 class Lamb(torch.optim.Optimizer):
-    """With bias correction, and φ the identity.
+    """LAMB with bias correction, and with the identity for φ.
 
-    A group whose `weight_decay` is 0 is not adapted either, as in google-research/albert: biases and norms move as
-    Adam would move them.
+    A group with a `weight_decay` of 0 takes the steps of Adam, as google-research/albert does for biases and norms.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch's is overloaded
-        """Changes every parameter that has a gradient. Returns what `closure`, if there is one, returns."""
+        """Updates every parameter that has a gradient. Returns the result of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -36,25 +35,25 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._change(parameter, parameter.grad, group)
+                    self._update(parameter, parameter.grad, group)
         return loss
 
-    def _change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
         state["step"] += 1
-        first, second = group["betas"]
-        mean = state["mean"].mul_(first).add_(gradient, alpha=1 - first)
-        square = state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = (square / (1 - second ** state["step"])).sqrt_()
-        change = mean / (1 - first ** state["step"]) / root.add_(group["eps"])
+        beta1, beta2 = group["betas"]
+        mean = state["mean"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        square = state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (square / (1 - beta2 ** state["step"])).sqrt_()
+        change = mean / (1 - beta1 ** state["step"]) / root.add_(group["eps"])
         if group["weight_decay"]:
             change.add_(parameter, alpha=group["weight_decay"])
-            change.mul_(_trust(parameter.norm(), change.norm()))
+            change.mul_(_trust_ratio(parameter.norm(), change.norm()))
         parameter.sub_(change, alpha=group["lr"])
 
 
-def _trust(weight: Tensor, change: Tensor) -> Tensor:
-    """The ratio of two norms; 1 where either is 0. Decided on the device, so that nothing waits for it."""
+def _trust_ratio(weight: Tensor, change: Tensor) -> Tensor:
+    """Returns the ratio of two norms, or 1 if either is 0. Computed on the device, to avoid a synchronisation."""
     return torch.where((weight > 0) & (change > 0), weight / change, 1.0)

@@ -1,4 +1,4 @@
-"""Draws the curves of runs, one beside the other."""
+"""Plots the learning curves of runs."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import Literal
 from matplotlib.figure import Figure
 
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.models.training.curve import NAME, read_curve
+from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
 
-Against = Literal["step", "seconds", "flops"]  # as points of a curve call them
+XAxis = Literal["step", "seconds", "flops"]  # attributes of CurvePoint
 
 
 class PlotError(ModelError):
-    """There is nothing to draw; the message is one sentence."""
+    """Raised when there is nothing to plot. The message is one sentence."""
 
 
-def plot(runs: Mapping[str, Path], out: Path, against: Against = "step", losses: Sequence[str] = ()) -> None:
-    """Writes a PNG with a panel for each loss, in which each run that has this loss has a curve with its name.
+def plot(runs: Mapping[str, Path], out: Path, against: XAxis = "step", losses: Sequence[str] = ()) -> None:
+    """Writes a PNG with one panel per loss and one curve per run.
 
-    runs are directories of runs, or their CSV files, by the name that is drawn; no `losses` means all.
+    `runs` maps each label to a run's directory or to its CSV file. An empty `losses` plots all losses.
 
     Raises:
-        PlotError: one of them holds no losses, or none holds one of those that are asked for.
+        PlotError: a run has no losses, or no run has one of the losses asked for.
     """
-    curves = {label: read_curve(run / NAME if run.is_dir() else run) for label, run in runs.items()}
+    curves = {label: read_curve(run / LOSSES_FILE if run.is_dir() else run) for label, run in runs.items()}
     for label, points in curves.items():
         if not points:
-            raise PlotError(f"{label} holds no losses to draw.")
+            raise PlotError(f"{label} has no losses to plot.")
     found = list(dict.fromkeys(name for points in curves.values() for point in points for name in point.losses))
     names = losses or found
     for name in set(names) - set(found):
-        raise PlotError(f"no run has a loss {name!r}: there are {', '.join(found)}.")
+        raise PlotError(f"no run has a loss {name!r}: the losses are {', '.join(found)}.")
     figure = Figure(figsize=(6 * len(names), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for label, points in curves.items():
-            having = [point for point in points if name in point.losses]
-            if having:
-                x = [getattr(point, against) for point in having]
-                axes.plot(x, [point.losses[name] for point in having], label=label, marker="." if len(x) < 30 else "")
+            plotted = [point for point in points if name in point.losses]
+            if plotted:
+                x = [getattr(point, against) for point in plotted]
+                marker = "." if len(x) < 30 else ""
+                axes.plot(x, [point.losses[name] for point in plotted], label=label, marker=marker)
         axes.set(title=name, xlabel=against, ylabel="loss")
         axes.legend()
     figure.savefig(out, dpi=150, format="png")

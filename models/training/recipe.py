@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what comes out of a training run, in one TOML file."""
+"""The recipe of a training run: every setting that decides its result, in one TOML file."""
 
 from __future__ import annotations
 
@@ -9,202 +9,245 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from swiftlet_serve.models.artifact import Head
 from swiftlet_serve.models.errors import ModelError
 
-MOST_PIECES: Final = 1 << 16  # of a vocabulary: rows of tokens are kept as uint16
+MAX_VOCAB_SIZE: Final = 1 << 16  # token ids are stored as uint16
+
+Optimiser = Literal["adamw", "lamb"]
+Precision = Literal["fp32", "bf16"]
+Strategy = Literal["auxiliary", "joint", "progressive"]
+Masking = Literal["tokens", "whole_words", "ngrams"]
+SentenceObjective = Literal["none", "sentence_order", "next_sentence"]
+Objective = Literal["masked_lm", "replaced_token"]
+TokenizerKind = Literal["wordpiece", "unigram"]
+TrainingMethod = Literal["classification", "span", "masked_lm"]
+"""The training of a task: labels of texts, answers in contexts, or pre-training only."""
 
 
 class RecipeError(ModelError):
-    """The recipe cannot be followed; the message is one sentence."""
-
-
-Task = Literal["classify", "qa", "fill-mask"]  # the tasks that can be trained
-HEADS: Final[Mapping[Task, Head]] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
-
-Optimiser = Literal["adamw", "lamb"]
-Arithmetic = Literal["fp32", "bf16"]
+    """Raised when a recipe is invalid or cannot be run. The message is one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimisation:
-    """How steps are taken."""
+    """The optimiser and how it steps."""
 
     optimiser: Optimiser = "adamw"
-    accumulate: int = 1  # batches that make one step
-    precision: Arithmetic = "fp32"  # bf16: of the matrix products, by autocast; the parameters stay in fp32
+    gradient_accumulation_steps: int = 1
+    """Batches per optimiser step."""
+    precision: Precision = "fp32"
+    """bf16 applies to matrix products, by autocast. The parameters stay in fp32."""
 
     def __post_init__(self) -> None:
-        _choose("optimiser", self.optimiser, Optimiser)
-        _choose("precision", self.precision, Arithmetic)
-        if type(self.accumulate) is not int or self.accumulate < 1:
-            raise RecipeError(f"accumulate is a whole number from 1 on, and not {self.accumulate!r}.")
-
-
-Strategy = Literal["auxiliary", "joint", "progressive"]
-Spans = Literal["tokens", "words", "ngrams"]
-Sentences = Literal["none", "order", "next"]
-Objective = Literal["masked", "replaced"]
-Pieces = Literal["wordpiece", "unigram"]
+        _check_choice("optimiser", self.optimiser, Optimiser)
+        _check_choice("precision", self.precision, Precision)
+        if type(self.gradient_accumulation_steps) is not int or self.gradient_accumulation_steps < 1:
+            raise RecipeError(
+                f"gradient_accumulation_steps must be an integer of at least 1, not "
+                f"{self.gradient_accumulation_steps!r}."
+            )
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """What is imitated, of whom, and when (Sun et al. 2020, arXiv:2004.02984, section 3)."""
+class KnowledgeTransfer:
+    """Pre-training with a teacher (Sun et al. 2020, arXiv:2004.02984, section 3).
 
-    recipe: str = ""  # whose body guides; without one it is the teacher
+    The teacher is the recipe's own, unless `teacher_recipe` or `teacher_model` names another.
+    """
+
+    teacher_recipe: str = ""
+    """The recipe whose pre-trained model is the teacher."""
     strategy: Strategy = "auxiliary"
-    share: float = 0.5  # of the steps, that the other strategies imitate before words are learnt
+    transfer_fraction: float = 0.5
+    """The fraction of the steps that `joint` and `progressive` spend on transfer before they train on words."""
     feature_weight: float = 0.0
     attention_weight: float = 0.0
-    hard: float = 1.0  # of what a hole held; the rest is of what the guide says
-    begin: bool = field(default=False, kw_only=True)  # a MobileBERT, as near to the ALBERT that guides it as can be
-    model: str = field(default="", kw_only=True)  # an artifact that guides in the place of a recipe's body
-    # Of what a feature map's normalisation hides. In the paper's code features weigh 100, means 5000, variances 5 and
-    # attention 1.
+    hard_label_weight: float = 1.0
+    """The weight of the masked words in the prediction loss. The rest is the weight of the teacher's predictions."""
+    init_from_teacher: bool = field(default=False, kw_only=True)
+    """Initialises the student from this teacher."""
+    teacher_model: str = field(default="", kw_only=True)
+    """The artifact that is the teacher: the name of an embedded model, or a directory."""
     mean_weight: float = field(default=0.0, kw_only=True)
+    """The weight of the features' means. The paper's code uses 100 for features, 5000 for means, 5 for variances and 1
+    for attention."""
     variance_weight: float = field(default=0.0, kw_only=True)
-    # Of the learning rate, that "progressive" leaves to the layers below the one that imitates. The paper's is small.
-    below: float = field(default=0.0, kw_only=True)
+    lower_layers_lr_scale: float = field(default=0.0, kw_only=True)
+    """The learning rate that `progressive` leaves to the layers below the one in training, as a fraction. The paper
+    uses a small one."""
 
     def __post_init__(self) -> None:
-        _choose("strategy", self.strategy, Strategy)
-        if self.recipe and self.model:
-            raise RecipeError("one guides: the body of a recipe, or a model.")
-        if self.begin and not self.guided:
-            raise RecipeError("begin is to start as the guide, and transfer names no recipe of one, and no model.")
+        _check_choice("strategy", self.strategy, Strategy)
+        if self.teacher_recipe and self.teacher_model:
+            raise RecipeError("set teacher_recipe or teacher_model, but not both.")
+        if self.init_from_teacher and not self.has_own_teacher:
+            raise RecipeError("knowledge_transfer.init_from_teacher needs a teacher_recipe or a teacher_model.")
         weights = self.feature_weight, self.attention_weight, self.mean_weight, self.variance_weight
-        if not (0 < self.share < 1 and 0 <= self.hard <= 1 and min(weights) >= 0):
-            raise RecipeError("share and hard are between 0 and 1, and the weights not negative.")
-        if not 0 <= self.below <= 1 or (self.below and self.strategy != "progressive"):
-            raise RecipeError("below is a share between 0 and 1 of the learning rate, of the progressive strategy.")
+        if not (0 < self.transfer_fraction < 1 and 0 <= self.hard_label_weight <= 1 and min(weights) >= 0):
+            raise RecipeError(
+                "transfer_fraction and hard_label_weight must be between 0 and 1, and no weight may be negative."
+            )
+        scale = self.lower_layers_lr_scale
+        if not 0 <= scale <= 1 or (scale and self.strategy != "progressive"):
+            raise RecipeError("lower_layers_lr_scale must be between 0 and 1, and needs the strategy progressive.")
         if self.strategy != "auxiliary" and not any(weights):
-            raise RecipeError(f"{self.strategy} imitates before words are learnt, and no weight says what.")
+            raise RecipeError(f"the strategy {self.strategy} needs a weight above 0: nothing would be transferred.")
 
     @property
-    def guided(self) -> bool:
-        """Whether it is another than the recipe's teacher that guides."""
-        return bool(self.recipe or self.model)
+    def has_own_teacher(self) -> bool:
+        """Whether the teacher is another model than the recipe's teacher."""
+        return bool(self.teacher_recipe or self.teacher_model)
 
 
 @dataclass(frozen=True)
 class Pretraining(Optimisation):
-    """Masked words, or words that a smaller network put in their places, and what is learnt beside them."""
+    """Pre-training by masked language modelling or replaced-token detection, with optional further objectives."""
 
-    corpora: Mapping[str, int]  # file under the data folder -> rows taken from it
-    row_tokens: int
-    batch_rows: int  # that go through the network at once
+    corpora: Mapping[str, int]
+    """Files under the data folder, each with the number of sequences to take from it."""
+    sequence_length: int
+    """Tokens per sequence."""
+    batch_size: int
+    """Sequences per forward pass."""
     steps: int
     learning_rate: float
-    spans: Spans = field(default="tokens", kw_only=True)  # what is hidden together
-    sentences: Sentences = field(default="none", kw_only=True)  # whether they are in order, or one follows the other
-    transfer: Transfer | None = field(default=None, kw_only=True)
-    masked: float = field(default=0.15, kw_only=True)  # share of the tokens that are to be predicted
-    held_out: int = field(default=0, kw_only=True)  # rows that nothing is learnt from, only how they are predicted told
-    objective: Objective = field(default="masked", kw_only=True)  # to fill holes, or to tell words that were put in
-    continues: str = field(default="", kw_only=True)  # the recipe whose body this one begins with
-    fitted: bool = field(default=True, kw_only=True)  # whether it begins as near to the teacher as can be, or anyhow
+    masking: Masking = field(default="tokens", kw_only=True)
+    """The unit that is masked as a whole."""
+    sentence_objective: SentenceObjective = field(default="none", kw_only=True)
+    knowledge_transfer: KnowledgeTransfer | None = field(default=None, kw_only=True)
+    mask_probability: float = field(default=0.15, kw_only=True)
+    held_out_sequences: int = field(default=0, kw_only=True)
+    """Sequences that are excluded from training and used to measure the loss."""
+    objective: Objective = field(default="masked_lm", kw_only=True)
+    init_from_recipe: str = field(default="", kw_only=True)
+    """The recipe whose pre-trained model this pre-training continues."""
+    init_from_teacher: bool = field(default=True, kw_only=True)
+    """Initialises the student from the recipe's teacher; random weights otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.batch_rows, self.row_tokens, self.steps + 1) < 1:
-            raise RecipeError("batch_rows and row_tokens are 1 or more, and steps not negative.")
-        if self.sentences == "next" and self.batch_rows < 2:
-            raise RecipeError("the text of another document is that of another row: batch_rows must be 2 or more.")
-        _choose("spans", self.spans, Spans)
-        _choose("sentences", self.sentences, Sentences)
-        if not 0 < self.masked < 1:
-            raise RecipeError(f"masked is a share between 0 and 1, and not {self.masked!r}.")
-        if type(self.held_out) is not int or self.held_out < 0 or self.held_out % self.batch_rows:
-            raise RecipeError("held_out is a whole number of batches of batch_rows.")
-        _choose("objective", self.objective, Objective)
-        if self.objective == "replaced" and self.transfer is not None:
-            raise RecipeError("who learns to tell replaced words imitates nobody, so that there can be no transfer.")
-        if self.sentences != "none" and any(name.endswith(".tsv") for name in self.corpora):
-            raise RecipeError("the texts of a table stand alone, so that sentences can only be none.")
+        if min(self.batch_size, self.sequence_length, self.steps + 1) < 1:
+            raise RecipeError("batch_size and sequence_length must be at least 1, and steps at least 0.")
+        if self.sentence_objective == "next_sentence" and self.batch_size < 2:
+            raise RecipeError(
+                "next_sentence takes sentences of other documents from the same batch: batch_size must be at least 2."
+            )
+        _check_choice("masking", self.masking, Masking)
+        _check_choice("sentence_objective", self.sentence_objective, SentenceObjective)
+        if not 0 < self.mask_probability < 1:
+            raise RecipeError(f"mask_probability must be between 0 and 1, not {self.mask_probability!r}.")
+        held_out = self.held_out_sequences
+        if type(held_out) is not int or held_out < 0 or held_out % self.batch_size:
+            raise RecipeError("held_out_sequences must be a multiple of batch_size.")
+        _check_choice("objective", self.objective, Objective)
+        if self.objective == "replaced_token" and self.knowledge_transfer is not None:
+            raise RecipeError("the objective replaced_token cannot be combined with knowledge_transfer.")
+        if self.sentence_objective != "none" and any(name.endswith(".tsv") for name in self.corpora):
+            raise RecipeError("a sentence_objective needs running text, and a .tsv corpus holds separate texts.")
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """What is learnt from the recipe's teacher beside the labels (Hinton et al. 2015, arXiv:1503.02531).
+    """Fine-tuning with a teacher (Hinton et al. 2015, arXiv:1503.02531).
 
-    The teacher is fine-tuned first, on the same examples.
+    The teacher is the recipe's teacher, fine-tuned first on the same examples.
     """
 
-    hard: float = 0.5  # share of the loss that is the labels'; the rest is the teacher's
-    temperature: float = 2.0  # 1 takes the teacher's choices as they are; more shows what it also thinks possible
-    epochs: int = 1  # of the teacher
-    learning_rate: float = 5e-5  # of the teacher
-    begin: bool = field(default=False, kw_only=True)  # as near to that teacher as can be, not with the recipe's body
+    hard_label_weight: float = 0.5
+    """The weight of the labels in the loss. The rest is the weight of the teacher's predictions."""
+    temperature: float = 2.0
+    """Softens the teacher's predictions; 1 leaves them unchanged."""
+    teacher_epochs: int = 1
+    teacher_learning_rate: float = 5e-5
+    init_from_teacher: bool = field(default=False, kw_only=True)
+    """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.hard <= 1 and 1 <= self.temperature < math.inf):
-            raise RecipeError("hard is between 0 and 1, and the temperature 1 or more.")
-        if type(self.epochs) is not int or self.epochs < 1 or not 0 < self.learning_rate < math.inf:
-            raise RecipeError("a teacher learns for an epoch or more, at a rate above 0.")
+        if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
+            raise RecipeError("hard_label_weight must be between 0 and 1, and temperature at least 1.")
+        if type(self.teacher_epochs) is not int or self.teacher_epochs < 1:
+            raise RecipeError("teacher_epochs must be an integer of at least 1.")
+        if not 0 < self.teacher_learning_rate < math.inf:
+            raise RecipeError("teacher_learning_rate must be above 0.")
 
 
 @dataclass(frozen=True)
 class Weakness:
-    """Something that is known to go wrong, with an example that shows it."""
+    """A known failure of the model, with an example."""
 
-    about: str  # a few words
-    inputs: str | Mapping[str, str]  # as a request has them
-    right: str  # the label, answer or word that would be right
+    about: str
+    """A short description."""
+    inputs: str | Mapping[str, str]
+    """The inputs of a request."""
+    right: str
+    """The correct label, answer or word."""
 
 
 @dataclass(frozen=True)
 class Finetuning(Optimisation):
-    """One task: what it is trained on, and what it is measured on once, at the end.
+    """The training of one task, and its evaluation at the end.
 
-    fill-mask is the objective of the pre-training, so that nothing is trained for it here.
+    A task with the method `masked_lm` is not fine-tuned, because pre-training has the same objective.
     """
 
-    task: Task
-    evaluate: str  # file under the data folder
-    licences: tuple[str, ...]  # of what it was trained on
-    train: Mapping[str, int] = field(default_factory=dict)  # file under the data folder -> examples taken from it
-    skip: int = 0  # examples of `evaluate` passed over
-    limit: int | None = None  # and how many are measured on then; all if none is given
+    task: str
+    evaluate: str
+    """The evaluation file, under the data folder."""
+    licences: tuple[str, ...]
+    """The licences of the training data."""
+    train: Mapping[str, int] = field(default_factory=dict)
+    """Files under the data folder, each with the number of examples to take from it."""
+    evaluate_skip: int = 0
+    """Examples to skip at the start of the evaluation file."""
+    evaluate_limit: int | None = None
+    """The maximum number of examples to evaluate; all by default."""
     epochs: int = 1
-    batch_rows: int = 32
+    batch_size: int = 32
+    """Examples per forward pass."""
     learning_rate: float = 1e-4
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
+    method: TrainingMethod = field(kw_only=True)
+    """Set by the task, and not a field of the TOML file."""
     distillation: Distillation | None = field(default=None, kw_only=True)
-    also: tuple[str, ...] = field(default=(), kw_only=True)  # more files under the data folder that are measured on
-    elsewhere: int = field(default=0, kw_only=True)  # questions that are also asked of a text that does not answer them
-    # file under the data folder -> sentences of it that the teacher alone says what they are
+    also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
+    """Further evaluation files, under the data folder."""
+    unanswerable_questions: int = field(default=0, kw_only=True)
+    """Questions to repeat with a context that does not answer them (question answering only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """Files under the data folder, each with the number of sentences that only the teacher labels."""
     weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.batch_rows, self.epochs, *self.train.values(), *self.unlabelled.values()) < 1:
-            raise RecipeError("batch_rows, epochs and how many examples there are of a file are 1 or more.")
-        if self.task == "fill-mask" and self.distillation is not None:
-            raise RecipeError("fill-mask is not fine-tuned, so that no teacher is.")
-        if type(self.elsewhere) is not int or self.elsewhere < 0 or (self.elsewhere and self.task != "qa"):
-            raise RecipeError("elsewhere is a number of questions, of qa.")
-        if self.unlabelled and (self.task != "classify" or self.distillation is None):
-            raise RecipeError("unlabelled are sentences to classify, and a teacher has to say what they are.")
-        if not isinstance(self.also, tuple) or len({Path(file).name for file in self.also}) < len(self.also):
-            raise RecipeError("also is a list of files, each of another name.")
+        if min(self.batch_size, self.epochs, *self.train.values(), *self.unlabelled.values()) < 1:
+            raise RecipeError("batch_size, epochs and the number of examples of each file must be at least 1.")
+        if self.method == "masked_lm" and self.distillation is not None:
+            raise RecipeError(f"the task {self.task} is not fine-tuned, so it cannot have a distillation table.")
+        count = self.unanswerable_questions
+        if type(count) is not int or count < 0 or (count and self.method != "span"):
+            raise RecipeError("unanswerable_questions must be an integer of at least 0, and needs a task like qa.")
+        if self.unlabelled and (self.method != "classification" or self.distillation is None):
+            raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
+        files = self.also_evaluate
+        if not isinstance(files, tuple) or len({Path(file).name for file in files}) < len(files):
+            raise RecipeError("also_evaluate must be a list of files with different names.")
 
 
 @dataclass(frozen=True)
-class Tokenisation:
-    """How the corpora's texts are made into pieces, where no teacher's are taken."""
+class TokenizerTraining:
+    """The tokenizer that is trained on the corpora. A recipe without a teacher needs one."""
 
-    kind: Pieces
+    kind: TokenizerKind
     lowercase: bool = True
     strip_accents: bool = True
-    coverage: float = 1.0  # of the text, by the characters that are kept
+    character_coverage: float = 1.0
+    """The fraction of the text that the characters in the vocabulary cover."""
 
     def __post_init__(self) -> None:
-        _choose("kind", self.kind, Pieces)
-        if not 0 < self.coverage <= 1:
-            raise RecipeError(f"coverage is above 0 and at most 1, and not {self.coverage!r}.")
+        _check_choice("kind", self.kind, TokenizerKind)
+        if not 0 < self.character_coverage <= 1:
+            raise RecipeError(f"character_coverage must be above 0 and at most 1, not {self.character_coverage!r}.")
 
 
 @dataclass(frozen=True)
@@ -212,108 +255,126 @@ class Recipe:
     """One architecture and its tasks, with a teacher or with a tokenizer of its own."""
 
     name: str
-    version: str  # of the artifacts
-    summary: str  # a sentence for their cards
+    version: str
+    """The version of the artifacts."""
+    summary: str
+    """A sentence for the artifacts' cards."""
     seed: int
-    vocabulary: int
+    vocab_size: int
     architecture: str
     config: Mapping[str, Any]
     pretraining: Pretraining
-    finetuning: Mapping[str, Finetuning]  # artifact name -> task
-    teacher: str = ""  # installed package that holds a BERT checkpoint under `model/`
-    tokenizer: Tokenisation | None = None
+    finetuning: Mapping[str, Finetuning]
+    """The task of each artifact, by the artifact's name."""
+    teacher: str = ""
+    """An installed package that holds a BERT checkpoint in its folder `model`."""
+    tokenizer: TokenizerTraining | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.vocabulary < MOST_PIECES:
-            raise RecipeError(f"a vocabulary has less than {MOST_PIECES} pieces, and not {self.vocabulary!r}.")
+        if not 0 < self.vocab_size < MAX_VOCAB_SIZE:
+            raise RecipeError(f"vocab_size must be above 0 and below {MAX_VOCAB_SIZE}, not {self.vocab_size!r}.")
         if bool(self.teacher) == (self.tokenizer is not None):
-            raise RecipeError("the pieces are either those of a teacher or made as [tokenizer] says.")
-        if not self.teacher and self.pretraining.transfer is not None and not self.pretraining.transfer.guided:
-            raise RecipeError("without a teacher there is nothing to imitate, unless transfer names who guides.")
+            raise RecipeError("a recipe needs either a teacher or a [tokenizer] table.")
+        plan = self.pretraining.knowledge_transfer
+        if not self.teacher and plan is not None and not plan.has_own_teacher:
+            raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
         if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
-        if self.pretraining.objective == "replaced":
+        if self.pretraining.objective == "replaced_token":
             for name, work in self.finetuning.items():
-                if work.task == "fill-mask":
-                    raise RecipeError(f"a network that learns to tell replaced words fills no masks, as {name} would.")
+                if work.method == "masked_lm":
+                    raise RecipeError(f"the objective replaced_token trains no masked-LM head, which {name} needs.")
 
-    def same_pieces(self, other: Recipe) -> bool:
-        """Whether the other recipe comes by the same vocabulary."""
+    def has_same_vocabulary(self, other: Recipe) -> bool:
+        """Returns whether the other recipe builds the same vocabulary."""
 
-        def decides(recipe: Recipe) -> tuple[Any, ...]:
-            return recipe.teacher, recipe.tokenizer, recipe.vocabulary, list(recipe.pretraining.corpora)
+        def settings(recipe: Recipe) -> tuple[Any, ...]:
+            return recipe.teacher, recipe.tokenizer, recipe.vocab_size, list(recipe.pretraining.corpora)
 
-        return decides(self) == decides(other)
+        return settings(self) == settings(other)
 
 
-def settings(work: Pretraining | Finetuning | Transfer | Distillation) -> dict[str, Any]:
-    """All that is set for it. Fields by keyword came later, and count only where they are not at their default.
+def identifying_settings(work: Pretraining | Finetuning | KnowledgeTransfer | Distillation) -> dict[str, Any]:
+    """Returns the settings that identify a run.
 
-    So a run that is older than a field is still the run of its recipe.
+    A keyword-only field counts only if it differs from its default. A new field can therefore be added without
+    invalidating existing runs.
     """
-    late = {
+    optional = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in fields(work)
         if field.kw_only
     }
-    found = {name: value for name, value in asdict(work).items() if name not in late or value != late[name]}
-    parts = {name: getattr(work, name) for name in found}
-    return found | {name: settings(part) for name, part in parts.items() if isinstance(part, Transfer | Distillation)}
+    found = {name: value for name, value in asdict(work).items() if name not in optional or value != optional[name]}
+    tables = {name: getattr(work, name) for name in found}
+    nested = {
+        name: identifying_settings(table)
+        for name, table in tables.items()
+        if isinstance(table, KnowledgeTransfer | Distillation)
+    }
+    return found | nested
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Reads a recipe.
+def read_recipe(path: Path, methods: Mapping[str, TrainingMethod]) -> Recipe:
+    """Reads a recipe from a TOML file. `methods` holds the training method of each task.
 
     Raises:
-        RecipeError: the file is no TOML, or a field is missing or unknown.
+        RecipeError: the file is not valid TOML, a field is missing or unknown, or a value is invalid.
     """
     try:
         document = tomllib.loads(path.read_text("utf-8"))
-    except ValueError as error:  # no UTF-8, or no TOML
-        raise RecipeError(f"it is not valid TOML: {error}") from None
-    return parse_recipe(document)
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise RecipeError(f"not valid TOML: {error}") from None
+    return parse_recipe(document, methods)
 
 
-def parse_recipe(document: Mapping[str, Any]) -> Recipe:
-    """A recipe of what stands in its file.
+def parse_recipe(document: Mapping[str, Any], methods: Mapping[str, TrainingMethod]) -> Recipe:
+    """Builds a recipe from a parsed TOML document. `methods` holds the training method of each task.
 
     Raises:
-        RecipeError: a field is missing or unknown.
+        RecipeError: a field is missing or unknown, or a value is invalid.
     """
-    finetuning = {name: _finetuning(table) for name, table in document.get("finetuning", {}).items()}
-    pretraining = _pretraining(document.get("pretraining", {}))
+    finetuning = {name: _parse_finetuning(table, methods) for name, table in document.get("finetuning", {}).items()}
+    pretraining = _parse_pretraining(document.get("pretraining", {}))
     if "tokenizer" in document:
-        document = {**document, "tokenizer": _build(Tokenisation, document["tokenizer"])}
-    recipe: Recipe = _build(Recipe, {**document, "pretraining": pretraining, "finetuning": finetuning})
+        document = {**document, "tokenizer": _build(TokenizerTraining, "tokenizer", document["tokenizer"])}
+    recipe: Recipe = _build(Recipe, "recipe", {**document, "pretraining": pretraining, "finetuning": finetuning})
     return recipe
 
 
-def _pretraining(table: Any) -> Any:
-    if isinstance(table, Mapping) and "transfer" in table:
-        table = {**table, "transfer": _build(Transfer, table["transfer"])}
-    return _build(Pretraining, table)
+def _parse_pretraining(table: Any) -> Any:
+    if isinstance(table, Mapping) and "knowledge_transfer" in table:
+        plan = _build(KnowledgeTransfer, "knowledge_transfer", table["knowledge_transfer"])
+        table = {**table, "knowledge_transfer": plan}
+    return _build(Pretraining, "pretraining", table)
 
 
-def _finetuning(table: Any) -> Any:
+def _parse_finetuning(table: Any, methods: Mapping[str, TrainingMethod]) -> Any:
+    if isinstance(table, Mapping) and "method" in table:
+        raise RecipeError("unknown field 'method' in finetuning.")
+    if isinstance(table, Mapping) and "task" in table:
+        if table["task"] not in methods:
+            raise RecipeError(f"task must be one of {', '.join(sorted(methods))}, not {table['task']!r}.")
+        table = {**table, "method": methods[table["task"]]}
     if isinstance(table, Mapping) and "distillation" in table:
-        table = {**table, "distillation": _build(Distillation, table["distillation"])}
+        table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
     if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
-        table = {**table, "weaknesses": tuple(_build(Weakness, one) for one in table["weaknesses"])}
-    return _build(Finetuning, table)
+        table = {**table, "weaknesses": tuple(_build(Weakness, "weaknesses", one) for one in table["weaknesses"])}
+    return _build(Finetuning, "finetuning", table)
 
 
-def _choose(name: str, value: str, kinds: Any) -> None:
-    if value not in get_args(kinds):
-        raise RecipeError(f"{name} is one of {', '.join(get_args(kinds))}, and not {value!r}.")
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise RecipeError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")
 
 
-def _build(kind: type[Any], table: Mapping[str, Any]) -> Any:
+def _build(kind: type[Any], name: str, table: Mapping[str, Any]) -> Any:
     if not isinstance(table, Mapping):
-        raise RecipeError(f"{kind.__name__.lower()} is a table, and not {table!r}.")
+        raise RecipeError(f"{name} must be a table, not {table!r}.")
     known = {field.name for field in fields(kind)}
-    for name in sorted(set(table) - known):
-        raise RecipeError(f"the field {name!r} of {kind.__name__.lower()} is unknown.")
+    for key in sorted(set(table) - known):
+        raise RecipeError(f"unknown field {key!r} in {name}.")
     try:
         return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
     except TypeError as error:
-        raise RecipeError(f"{kind.__name__.lower()}: {error}") from None
+        raise RecipeError(f"{name}: {error}") from None

@@ -1,4 +1,4 @@
-"""A recipe is followed: pre-training once, then for each of its tasks fine-tuning and the release of an artifact."""
+"""Runs a recipe: pre-trains a model, fine-tunes it for each task, and releases the artifacts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ import swiftlet_serve.models.training
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, Manifest, open_artifact
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.curve import NAME as CURVE
-from swiftlet_serve.models.training.curve import read_curve
 from swiftlet_serve.models.training.finetune import finetune
-from swiftlet_serve.models.training.loop import find_device
+from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.pretrain import pretrain
-from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError, Transfer, read_recipe
+from swiftlet_serve.models.training.recipe import (
+    Finetuning,
+    KnowledgeTransfer,
+    Recipe,
+    RecipeError,
+    TrainingMethod,
+    read_recipe,
+)
+from swiftlet_serve.models.training.trainer import find_device
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
@@ -31,7 +37,7 @@ RECIPES: Final = Path(swiftlet_serve.models.training.__file__).parent / "recipes
 T = TypeVar("T")
 
 
-def follow(
+def run_recipe(
     recipe_name: str,
     only: Sequence[str],
     data: Path,
@@ -41,93 +47,100 @@ def follow(
     progress: Progress | None = None,
     device: str = "cpu",
 ) -> list[Artifact]:
-    """Makes the artifacts of a recipe, or those of them in `only`, under `out`; their state lies under `runs`.
+    """Makes the artifacts of a recipe under `out`: those named in `only`, or all.
 
-    A recipe that was stopped goes on where it was, on the same device or another. One that another recipe's body
-    guides begins with that recipe's pre-training.
+    The state of the runs is kept under `runs`, and an interrupted recipe resumes from there, on any device. Recipes
+    that this one builds on run first.
 
     Raises:
-        ArtifactError: a model that is to guide is damaged.
-        DeviceError: there is no such device.
-        SetupError: there is no such recipe, it makes no such artifact, or a file it needs is not there.
-        ReleaseError: an artifact is not good enough.
+        ArtifactError: a teacher model is damaged.
+        DeviceError: the device is not available.
+        SetupError: the recipe, an artifact in `only` or a data file is missing, or the recipe is invalid.
+        ReleaseError: an artifact is not accurate enough.
     """
-    recipe, place = _recipe(recipe_name), find_device(device)
+    recipe, torch_device = load_recipe(recipe_name), find_device(device)
     for name in only:
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning) or 'no artifacts'}, but no {name!r}.")
-    check_files("recipe", _files(recipe, only or tuple(recipe.finetuning)), data)
-    body, tokenizer_file = train_body(recipe, data, runs, report, progress, device)
+    check_files("recipe", _data_files(recipe, only or tuple(recipe.finetuning)), data)
+    pretrained, tokenizer_file = pretrain_recipe(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
-    made = []
+    artifacts = []
     for name in only or recipe.finetuning:
-        work = recipe.finetuning[name]
-        say = partial(say_of, report, name)
-        model = (
-            body
-            if work.task == "fill-mask"
-            else finetune(
-                recipe, name, body, tokenizer, data, runs / recipe.name / name, say, device=place, progress=progress
+        work, directory = recipe.finetuning[name], runs / recipe.name / name
+        report_task = partial(report_with_prefix, report, name)
+        model = pretrained
+        if work.method != "masked_lm":
+            model = finetune(
+                *(recipe, name, pretrained, tokenizer, data, directory, report_task),
+                device=torch_device,
+                progress=progress,
+            )
+        card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
+        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
+        artifacts.append(
+            release(
+                draft,
+                out / name,
+                Measure(data / work.evaluate, work.evaluate_limit, work.evaluate_skip),
+                also=[data / file for file in work.also_evaluate],
+                weaknesses=work.weaknesses,
+                report=report_task,
+                progress=progress,
             )
         )
-        card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _spent(recipe, name, runs)}}
-        draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
-        measure = Measure(data / work.evaluate, work.limit, work.skip)
-        also = [data / file for file in work.also]
-        made.append(
-            release(draft, out / name, measure, also=also, weaknesses=work.weaknesses, report=say, progress=progress)
-        )
-    return made
+    return artifacts
 
 
-def train_body(
+def pretrain_recipe(
     recipe: Recipe,
     data: Path,
     runs: Path,
     report: Callable[[str], None],
     progress: Progress | None,
     device: str,
-    ends: Sequence[str] = (),
+    dependents: Sequence[str] = (),
 ) -> tuple[Model, Path]:
-    """Pre-trains the recipe's body, and before it those of other recipes that it continues or that guide it.
+    """Pre-trains a recipe's model, after those of the recipes that it continues or learns from.
 
-    `ends` are the recipes for which that is done.
+    `dependents` are the recipes that need this one. Returns the model and the path of the tokenizer's file.
 
     Raises:
-        DeviceError: there is no such device.
-        SetupError: there is no such recipe, it needs this one in turn, or it has other words.
+        DeviceError: the device is not available.
+        SetupError: a recipe is missing, needs itself, or has another vocabulary.
     """
-    place, bodies = find_device(device), []
-    plan, pieces = recipe.pretraining.transfer or Transfer(), None
-    for part, name in (("guide", plan.recipe), ("be continued", recipe.pretraining.continues)):
-        body = None
+    torch_device, plan = find_device(device), recipe.pretraining.knowledge_transfer or KnowledgeTransfer()
+    models: dict[str, Model] = {}
+    sources = {"teacher_recipe": plan.teacher_recipe, "init_from_recipe": recipe.pretraining.init_from_recipe}
+    for role, name in sources.items():
         if name:
-            other = _recipe(name)
-            if other.name in {recipe.name, *ends}:
-                raise SetupError(f"The recipe {other.name!r} cannot {part}: it needs itself for that.")
-            if not other.same_pieces(recipe):
-                raise SetupError(f"The recipe {other.name!r} cannot {part}: its vocabulary is made of something else.")
-            say = partial(say_of, report, other.name)
-            body, _ = train_body(other, data, runs, say, progress, device, (*ends, recipe.name))
-        bodies.append(body)
-    guide, begin = bodies
-    if plan.model:
-        guide, pieces = _model(plan.model)
+            other = load_recipe(name)
+            if other.name in {recipe.name, *dependents}:
+                raise SetupError(f"The {role} {other.name!r} cannot be used: it needs this recipe itself.")
+            if not other.has_same_vocabulary(recipe):
+                raise SetupError(f"The {role} {other.name!r} cannot be used: it has another vocabulary.")
+            report_other = partial(report_with_prefix, report, other.name)
+            models[role], _ = pretrain_recipe(
+                other, data, runs, report_other, progress, device, (*dependents, recipe.name)
+            )
+    teacher, pieces = models.get("teacher_recipe"), None
+    if plan.teacher_model:
+        teacher, pieces = _load_teacher_model(plan.teacher_model)
     return pretrain(
         *(recipe, data, runs / recipe.name, report),
-        body=guide,
-        pieces=pieces,
-        begin=begin,
-        device=place,
+        teacher_model=teacher,
+        teacher_pieces=pieces,
+        initial_model=models.get("init_from_recipe"),
+        device=torch_device,
         progress=progress,
     )
 
 
-def _model(name: str) -> tuple[Model, list[str]]:
-    """The network of an embedded model, or of an artifact in a directory of that name, and the pieces that it reads.
+def _load_teacher_model(name: str) -> tuple[Model, list[str]]:
+    """Loads the network and the vocabulary of an artifact: an embedded model, or a directory.
 
     Raises:
-        SetupError: there is no such model.
+        SetupError: there is no such artifact.
         ArtifactError: it is damaged.
     """
     (path,) = locate([name])
@@ -135,25 +148,37 @@ def _model(name: str) -> tuple[Model, list[str]]:
     return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).tokens
 
 
-def say_of(report: Callable[[str], None], name: str, text: str) -> None:
-    """Tells whom a text is about."""
+def report_with_prefix(report: Callable[[str], None], name: str, text: str) -> None:
+    """Reports a text, preceded by the name of the recipe, artifact or variant."""
     report(f"{name}: {text}")
 
 
-def _recipe(name: str) -> Recipe:
-    return find("recipe", name, RECIPES, read_recipe)
-
-
-def find(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
-    """What stands in a file, or in the one of that name that comes with the package, in `folder`.
+def load_recipe(name: str) -> Recipe:
+    """Reads a recipe: a TOML file, or one of the shipped recipes by name.
 
     Raises:
-        SetupError: there is no such file, or it makes no sense.
+        SetupError: there is no such recipe, or it is invalid.
+    """
+    return read_named("recipe", name, RECIPES, partial(read_recipe, methods=training_methods()))
+
+
+def training_methods() -> dict[str, TrainingMethod]:
+    """Returns the training method of each task that declares one."""
+    definitions = {name: tasks.load(name) for name in tasks.names()}
+    methods = {name: getattr(task, "TRAINING", None) for name, task in definitions.items()}
+    return {name: method for name, method in methods.items() if method is not None}
+
+
+def read_named(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
+    """Reads a file: that of the given path, or the shipped one of this name in `folder`.
+
+    Raises:
+        SetupError: there is no such file, or its content is invalid.
     """
     shipped = {path.stem: path for path in sorted(folder.glob("*.toml"))}
     path = shipped.get(name, Path(name))
     if not path.is_file():
-        raise SetupError(f"There is no {kind} {name!r}: it is no file, and the shipped ones are {', '.join(shipped)}.")
+        raise SetupError(f"There is no {kind} {name!r}. Name a file, or one of the shipped ones: {', '.join(shipped)}.")
     try:
         return read(path)
     except RecipeError as error:
@@ -161,22 +186,23 @@ def find(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
 
 
 def check_files(kind: str, files: Iterable[str], data: Path) -> None:
-    """Raises SetupError if one of the files is not in the data folder."""
+    """Raises SetupError if one of the files is missing from the data folder."""
     for file in files:
         if not (data / file).is_file():
             raise SetupError(f"This {kind} needs the file {file}, which is not in {data}.")
 
 
-def _files(recipe: Recipe, names: Sequence[str]) -> list[str]:
-    """What is read of the data folder, some of it only after hours."""
+def _data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """Returns all data files of a recipe, which are checked before hours of training."""
     works = [recipe.finetuning[name] for name in names]
-    read = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also))
-    return [*recipe.pretraining.corpora, *read]
+    files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))
+    return [*recipe.pretraining.corpora, *files]
 
 
 def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
     work = recipe.finetuning[name]
     definition = tasks.load(work.task)
+    vocabulary = {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
     return Manifest(
         name=name,
         version=recipe.version,
@@ -188,43 +214,45 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         vocab_size=tokenizer.vocab_size,
         width=tasks.head_width(definition.OUTPUTS, len(work.labels), tokenizer.vocab_size),
         labels=work.labels,
-        problem="single_label" if work.task == "classify" else None,
+        problem="single_label" if work.method == "classification" else None,
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
-        source={"recipe": recipe.name, "seed": recipe.seed, **_pieces(recipe)},
+        source={"recipe": recipe.name, "seed": recipe.seed, **vocabulary},
     )
 
 
-def _pieces(recipe: Recipe) -> dict[str, str]:
-    """Whose the pieces are."""
-    return {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
+def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
+    """Returns the compute of each stage, with those of the recipes that this one builds on.
 
-
-def _spent(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
-    """What each stage took, those of recipes that this one builds on included; `name` is the task's, or none."""
-    plan, spent = recipe.pretraining.transfer or Transfer(), dict[str, Any]()
-    for other in filter(None, (recipe.pretraining.continues, plan.recipe)):
-        spent |= _spent(_recipe(other), "", runs)
+    `name` is the artifact's, or empty for the pre-training only.
+    """
+    plan, compute = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), dict[str, Any]()
+    for other in filter(None, (recipe.pretraining.init_from_recipe, plan.teacher_recipe)):
+        compute |= _compute(load_recipe(other), "", runs)
     stages = {recipe.name: runs / recipe.name}
     if name:
         stages |= {f"{name}'s teacher": runs / recipe.name / name / "teacher", name: runs / recipe.name / name}
     for stage, directory in stages.items():
-        if points := read_curve(directory / CURVE):
+        if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]
-            spent[stage] = {"steps": last.step, "hours": round(last.seconds / 3600, 2), "tflop": last.flops // 1e12}
-    return spent
+            compute[stage] = {"steps": last.step, "hours": round(last.seconds / 3600, 2), "tflop": last.flops // 1e12}
+    return compute
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
-    plan, taught = recipe.pretraining.transfer or Transfer(), {}
+    plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
     if work.distillation is not None:
-        taught = {"taught_by": f"{recipe.teacher}, fine-tuned on the same labelled examples"}
-    elif work.task == "fill-mask" and plan.guided:
-        taught = {"taught_by": plan.model or f"the body of the recipe {plan.recipe}"}
+        teacher = {"taught_by": f"{recipe.teacher}, fine-tuned on the same labelled examples"}
+    elif work.method == "masked_lm" and plan.has_own_teacher:
+        teacher = {"taught_by": plan.teacher_model or f"the pre-trained model of the recipe {plan.teacher_recipe}"}
+    pretraining = asdict(recipe.pretraining)
+    if not recipe.teacher:
+        del pretraining["init_from_teacher"]  # has no effect
+    elsewhere = {"weaknesses", "method"}  # in other parts of the artifact
     return {
         "summary": recipe.summary,
         "trained_on": sorted({*recipe.pretraining.corpora, *work.train, *work.unlabelled}),
         "licences": list(work.licences),
-        "pretraining": asdict(recipe.pretraining),
-        "finetuning": {name: value for name, value in asdict(work).items() if name != "weaknesses"},  # shown apart
-    } | taught
+        "pretraining": pretraining,
+        "finetuning": {name: value for name, value in asdict(work).items() if name not in elsewhere},
+    } | teacher

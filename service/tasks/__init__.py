@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
 from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.recipe import TrainingMethod
 from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
 from swiftlet_serve.service.types import Task
@@ -41,6 +42,8 @@ class Definition(Protocol):
     """The head of the network."""
     OUTPUTS: Outputs
     """The head's outputs per position: a number, or one for each label or vocabulary token."""
+    TRAINING: TrainingMethod
+    """How recipes train the task. Optional: without it no recipe can."""
 
     Evaluator: Callable[[Any], Evaluator]
     """A subclass of `Evaluator`. The argument is a task that `create` made."""

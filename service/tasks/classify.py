@@ -26,6 +26,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "classification"
 OUTPUTS: Final = "labels"
+TRAINING: Final = "classification"
 
 Function = Literal["softmax", "sigmoid", "none"]
 

@@ -29,6 +29,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "masked_lm"
 OUTPUTS: Final = "vocabulary"
+TRAINING: Final = "masked_lm"
 
 MAX_MASKS: Final = 64  # in one request: each mask needs a top-k over the vocabulary and a list in the response
 MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of a response: decoding them takes about 0.2 s

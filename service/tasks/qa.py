@@ -29,6 +29,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = 2  # the logits that the answer starts, and that it ends, at a token
+TRAINING: Final = "span"
 
 MAX_CHARACTERS: Final = 1 << 18  # of all distinct texts of a request: tokenising them takes about 0.25 s
 MAX_WINDOWS: Final = 256  # in one request

@@ -1,1 +1,1 @@
-"""What pre-training learns from: one objective a file, each a pure function of rows and of a generator's draws."""
+"""Pre-training objectives, one per file. Each is a pure function of its inputs and a random generator."""

@@ -1,9 +1,9 @@
-"""Masked language modelling (Devlin et al. 2018, arXiv:1810.04805, section 3.1), drawn anew each time a row is seen.
+"""Masked language modelling (Devlin et al. 2018, arXiv:1810.04805, section 3.1), masked anew each time.
 
-Of the real tokens 15 % are to be predicted: 80 % of those are replaced by the mask, 10 % by any word, 10 % stay.
-What is hidden together is told by spans: a token alone, a whole word, or a few words in a row. Each span is hidden
-with a chance of 15 %, whatever its length, so that 15 % is the share of the tokens too. A larger share tells a small
-model that is trained for a short time more (Wettig et al. 2022, arXiv:2202.08005, section 3), so that it can be set.
+15 % of the tokens are predicted: 80 % of these are replaced by [MASK], 10 % by a random token, and 10 % stay. A span is
+masked as a whole: one token, one word, or an n-gram of words. Each span is chosen with a probability of 15 %, whatever
+its length, so that 15 % of the tokens are chosen. A higher probability teaches more to a small model with short
+training (Wettig et al. 2022, arXiv:2202.08005, section 3), so it can be set.
 """
 
 from __future__ import annotations
@@ -14,76 +14,82 @@ from typing import Final
 import torch
 from torch import Tensor
 
-SHARE: Final = 0.15
-MASKED: Final = 0.8
-RANDOM: Final = 0.1
-LONGEST: Final = 3  # words in an n-gram
+MASK_PROBABILITY: Final = 0.15
+REPLACED_BY_MASK: Final = 0.8
+REPLACED_BY_RANDOM: Final = 0.1
+MAX_NGRAM: Final = 3  # words
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Rows with holes, and what was in them."""
+    """Masked sequences and the original tokens."""
 
-    input_ids: Tensor  # (B, S)
-    focus: Tensor  # (N,): positions b * S + s to predict
-    targets: Tensor  # (N,): the ids that were there
+    input_ids: Tensor
+    """(B, S)"""
+    focus: Tensor
+    """The positions b * S + s to predict, (N,)."""
+    targets: Tensor
+    """The original ids there, (N,)."""
 
 
 def mask(
-    rows: Tensor,
+    sequences: Tensor,
     *,
-    special: int,
+    first_word_id: int,
     mask_id: int,
     vocab_size: int,
     generator: torch.Generator,
     spans: Tensor | None = None,
-    share: float = SHARE,
+    probability: float = MASK_PROBABILITY,
 ) -> Masked:
-    """Makes holes in rows (B, S). Ids below `special` are special tokens: never chosen, never put in.
+    """Masks sequences (B, S).
 
-    `spans` (B, S) numbers what is hidden together, as `words` and `ngrams` do; without it each token stands alone.
+    Ids below `first_word_id` are special tokens, which are neither masked nor used as replacements. `spans` (B, S)
+    holds the number of each token's span, from `word_spans` or `ngram_spans`. By default each token is a span.
     """
-    real = rows >= special
+    maskable = sequences >= first_word_id
     if spans is None:
-        spans = torch.arange(rows.shape[1]).expand(rows.shape)
-    drawn = torch.rand(rows.shape, generator=generator) < share
-    chosen = real & drawn.gather(1, spans)
-    if not chosen.any():  # every batch needs something to learn from
-        row, place = real.nonzero()[0]
-        chosen[row] = real[row] & (spans[row] == spans[row, place])
-    how = torch.rand(rows.shape, generator=generator)
-    others = torch.randint(special, vocab_size, rows.shape, generator=generator)
-    holed = torch.where(chosen & (how < MASKED), mask_id, rows)
-    holed = torch.where(chosen & (how >= MASKED) & (how < MASKED + RANDOM), others, holed)
+        spans = torch.arange(sequences.shape[1]).expand(sequences.shape)
+    drawn = torch.rand(sequences.shape, generator=generator) < probability
+    chosen = maskable & drawn.gather(1, spans)
+    if not chosen.any():  # every batch needs a target
+        row, position = maskable.nonzero()[0]
+        chosen[row] = maskable[row] & (spans[row] == spans[row, position])
+    kind = torch.rand(sequences.shape, generator=generator)
+    random_ids = torch.randint(first_word_id, vocab_size, sequences.shape, generator=generator)
+    masked = torch.where(chosen & (kind < REPLACED_BY_MASK), mask_id, sequences)
+    is_random = (kind >= REPLACED_BY_MASK) & (kind < REPLACED_BY_MASK + REPLACED_BY_RANDOM)
+    masked = torch.where(chosen & is_random, random_ids, masked)
     focus = chosen.flatten().nonzero()[:, 0]
-    return Masked(holed, focus, rows.flatten()[focus])
+    return Masked(masked, focus, sequences.flatten()[focus])
 
 
-def words(rows: Tensor, *, special: int, continues: Tensor) -> Tensor:
-    """Spans (B, S) for whole-word masking: the number, from 0 on, of the word that each token of its row is part of.
+def word_spans(sequences: Tensor, *, first_word_id: int, continues: Tensor) -> Tensor:
+    """Numbers the words of each sequence from 0, for whole-word masking. Returns the word of each token, (B, S).
 
-    `continues` (V,) tells which pieces go on with a word. A special token is a word of its own, and a piece after it
-    begins one.
+    `continues` (V,) is true for pieces that continue a word. A special token is a word of its own, and the piece after
+    it starts a new one.
     """
-    real = rows >= special
-    going_on = continues[rows] & real
-    going_on[:, 1:] &= real[:, :-1]
-    going_on[:, 0] = False
-    return (~going_on).cumsum(1) - 1
+    maskable = sequences >= first_word_id
+    continued = continues[sequences] & maskable
+    continued[:, 1:] &= maskable[:, :-1]
+    continued[:, 0] = False
+    return (~continued).cumsum(1) - 1
 
 
-def ngrams(rows: Tensor, *, special: int, continues: Tensor, generator: torch.Generator) -> Tensor:
-    """Spans (B, S) of n whole words each, p(n) ∝ 1/n up to 3 (Lan et al. 2019, arXiv:1909.11942, section 4.1).
+def ngram_spans(sequences: Tensor, *, first_word_id: int, continues: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers spans of n whole words, p(n) ∝ 1/n up to 3 (Lan et al. 2019, arXiv:1909.11942, section 4.1), (B, S).
 
-    A row is laid out with spans from its first word on. One that would reach over a special token, or past the end,
-    is cut there.
+    Spans are laid out from the first word of a sequence. A span ends before a special token and at the sequence's end.
     """
-    real, whole = rows >= special, words(rows, special=special, continues=continues)
-    begins = real & (whole != whole.roll(1, dims=1))
-    begins[:, 0] = real[:, 0]
-    numbers = (begins.cumsum(1) - 1).clamp(min=0)  # of the words that are not special tokens
-    chances = 1 / torch.arange(1.0, LONGEST + 1)
-    lengths = 1 + torch.multinomial(chances, rows.numel(), replacement=True, generator=generator).view(rows.shape)
-    found = torch.searchsorted(lengths.cumsum(1), numbers, right=True)
-    # Neither number falls along a row, so their sum is the same only where both are: no span goes over a special token.
-    return found + (~real).cumsum(1) - (~real).long()
+    maskable = sequences >= first_word_id
+    words = word_spans(sequences, first_word_id=first_word_id, continues=continues)
+    starts = maskable & (words != words.roll(1, dims=1))
+    starts[:, 0] = maskable[:, 0]
+    word_numbers = (starts.cumsum(1) - 1).clamp(min=0)  # without special tokens
+    weights = 1 / torch.arange(1.0, MAX_NGRAM + 1)
+    drawn = torch.multinomial(weights, sequences.numel(), replacement=True, generator=generator)
+    lengths = 1 + drawn.view(sequences.shape)
+    ngrams = torch.searchsorted(lengths.cumsum(1), word_numbers, right=True)
+    # Both numbers never fall along a sequence, so equal sums mean equal numbers: no span crosses a special token.
+    return ngrams + (~maskable).cumsum(1) - (~maskable).long()

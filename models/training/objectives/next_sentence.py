@@ -1,8 +1,7 @@
 """Next-sentence prediction: does the second text follow the first? (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 
-Half the time it does, half the time it is from another document. Nothing but the text should tell which: either way
-the second is of whole segments, and of the other document's those are taken that are nearest in length to what they
-stand for.
+Half of the second texts follow, and half come from another document. Only the content may show which: both kinds are
+whole segments, and those of the other document have the most similar length.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ from typing import Final
 
 import torch
 
-from swiftlet_serve.models.training.objectives.pairs import Chunk, Pair, cut, toss
+from swiftlet_serve.models.training.objectives.sentence_pairs import Chunk, Pair, draw_split, flip_coin
 
-FOLLOWS: Final = 0
-ELSEWHERE: Final = 1
+NEXT: Final = 0
+NOT_NEXT: Final = 1
 
 
-def next_sentence(here: Chunk, elsewhere: Chunk, room: int, generator: torch.Generator) -> Pair:
-    """The start of `here`, and after it the rest of it or consecutive segments of a chunk of another document.
+def make_next_sentence_pair(chunk: Chunk, other: Chunk, max_tokens: int, generator: torch.Generator) -> Pair:
+    """Pairs the start of `chunk` with its rest, or with consecutive segments of a chunk from another document.
 
-    `room` is for both texts together, and either chunk fits it. Only where each of the other document's segments is
-    too long for what is left of it, one is cut.
+    Both texts together have at most `max_tokens` tokens. A segment of `other` is cut only if all of them are too long.
 
     Raises:
-        ValueError: the chunk has only one segment.
+        ValueError: `chunk` has only one segment.
     """
-    at = cut(here, generator)
-    first = torch.cat(list(here[:at]))
-    if toss(generator):
-        return Pair(first, torch.cat(list(here[at:])), FOLLOWS)
-    left = room - len(first)
-    bounds = [0, *accumulate(map(len, elsewhere))]
-    wanted = sum(map(len, here[at:]))
-    runs = [(stop - start > left, abs(stop - start - wanted), start, stop) for start, stop in combinations(bounds, 2)]
-    _, _, start, stop = min(runs)
-    return Pair(first, torch.cat(list(elsewhere))[start:stop][:left], ELSEWHERE)
+    split = draw_split(chunk, generator)
+    first = torch.cat(list(chunk[:split]))
+    if flip_coin(generator):
+        return Pair(first, torch.cat(list(chunk[split:])), NEXT)
+    available = max_tokens - len(first)
+    bounds = [0, *accumulate(map(len, other))]
+    wanted = sum(map(len, chunk[split:]))
+    candidates = [
+        (stop - start > available, abs(stop - start - wanted), start, stop) for start, stop in combinations(bounds, 2)
+    ]
+    _, _, start, stop = min(candidates)
+    return Pair(first, torch.cat(list(other))[start:stop][:available], NOT_NEXT)

@@ -1,11 +1,11 @@
-"""Replaced-token detection: which tokens did a generator network make up? (Clark et al. 2020, arXiv:2003.10555)
+"""Replaced-token detection: which tokens did a generator insert? (Clark et al. 2020, arXiv:2003.10555)
 
-A small network learns to fill masks. What it fills them with, sampled, is what a discriminator reads, and has to tell
-apart from what was there. Nothing is learned through the sampling.
+The generator is a small masked language model. Samples of its predictions replace the masked tokens, and the
+discriminator classifies each token as original or replaced. No gradient flows through the sampling.
 
-The generator is the discriminator's likeness, as deep but thinner (section 3.2), and both read one word table wherever
-a thinner network may have one as wide: ALBERT and MobileBERT, whose tables are narrower than their layers, but not
-BERT. Position tables, which the paper shares too, are each network's own.
+The generator has the discriminator's architecture and depth, but is narrower (section 3.2). Both share the word
+embeddings if these are as wide in both: in ALBERT and MobileBERT, whose embeddings are narrower than their layers, but
+not in BERT. The position embeddings, which the paper shares too, are separate.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Config, Enco
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.training.objectives.masked_lm import Masked
 
-WEIGHT: Final = 50.0  # of the discriminator's loss, beside a generator's of 1
-THINNER: Final = 2  # times is the generator; the paper's are 2 to 4 times
+DETECTION_WEIGHT: Final = 50.0  # of the discriminator's loss, beside 1 for the generator's
+WIDTH_DIVISOR: Final = 2  # of the generator; the paper uses 2 to 4
 WIDTHS: Final = ("hidden_size", "intra_bottleneck_size")
 
 
 @dataclass(frozen=True, eq=False)
 class Replaced:
-    """Rows with replacements, and what the discriminator should say of each real token."""
+    """Sequences with replaced tokens, and the label of each token."""
 
-    input_ids: Tensor  # (B, S)
-    focus: Tensor  # (M,): positions b * S + s that are no padding
-    labels: Tensor  # (M,): 1.0 where the token is not the one that was there, else 0.0
+    input_ids: Tensor
+    """(B, S)"""
+    focus: Tensor
+    """The positions b * S + s of all tokens except padding, (M,)."""
+    labels: Tensor
+    """1.0 for a replaced token, 0.0 for an original one, (M,)."""
 
 
 class Discriminator(nn.Module):
-    """One logit for each row, above zero where the token seems replaced: a head like those of `models.heads`."""
+    """A head with one logit per token, positive for tokens that seem replaced. Like the heads in `models.heads`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -49,52 +52,56 @@ class Discriminator(nn.Module):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # every head is called alike
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
         """(M, H) to (M, 1)."""
         out: Tensor = self.output(self.act(self.transform(rows)))
         return out
 
 
-def thin(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The generator's configuration: narrower, but no narrower than the word table, and with heads as wide as before.
+def generator_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the generator's configuration: half as wide, but not narrower than the word embeddings.
 
-    Where such heads would not divide the width, there are fewer.
+    Attention heads keep their width. There are fewer if such heads do not divide the generator's width.
     """
-    made = {**config, "intermediate_size": config["intermediate_size"] // THINNER}
-    widths = {name: config[name] // THINNER for name in WIDTHS if name in config}
+    narrow = {**config, "intermediate_size": config["intermediate_size"] // WIDTH_DIVISOR}
+    widths = {name: config[name] // WIDTH_DIVISOR for name in WIDTHS if name in config}
     widths["hidden_size"] = max(widths["hidden_size"], config.get("embedding_size", 0))
-    heads = math.gcd(max(1, config["num_attention_heads"] // THINNER), *widths.values())
-    return {**made, **widths, "num_attention_heads": heads}
+    heads = math.gcd(max(1, config["num_attention_heads"] // WIDTH_DIVISOR), *widths.values())
+    return {**narrow, **widths, "num_attention_heads": heads}
 
 
 def make_generator(architecture: str, discriminator: Encoder) -> Model:
-    """An untrained generator for a discriminator, with its word table where it is as wide."""
-    made = build(architecture, thin(vars(discriminator.config)), "masked_lm")
+    """Makes an untrained generator. It shares the discriminator's word embeddings if the shapes match."""
+    generator = build(architecture, generator_config(vars(discriminator.config)), "masked_lm")
     words = discriminator.embeddings.word
-    if made.encoder.embeddings.word.weight.shape == words.weight.shape:
-        made.encoder.embeddings.word = words
-    return made
+    if generator.encoder.embeddings.word.weight.shape == words.weight.shape:
+        generator.encoder.embeddings.word = words
+    return generator
 
 
-def replace(masked: Masked, logits: Tensor, real: Tensor, *, special: int, generator: torch.Generator) -> Replaced:
-    """Fills the holes of masked rows with words sampled from the generator network's distribution.
+def replace_tokens(
+    masked: Masked, logits: Tensor, is_token: Tensor, *, first_word_id: int, generator: torch.Generator
+) -> Replaced:
+    """Replaces masked tokens with samples of the generator network's predictions.
 
-    `logits` (N, V) are that network's at `masked.focus`; `real` (B, S) is false for padding. A word that is sampled
-    and is the one that was there counts as original. Ids below `special` are never put in.
+    `logits` (N, V) are that network's predictions at `masked.focus`. `is_token` (B, S) is false for padding. A sample
+    that equals the original token counts as original. Ids below `first_word_id` are never sampled.
     """
-    heights = logits.detach().float()[:, special:].softmax(-1).cumsum(-1)
-    # One number a row, where `torch.multinomial` draws one for each word of the vocabulary: ten times faster.
-    drawn = torch.rand(len(heights), 1, generator=generator, device=heights.device) * heights[:, -1:]
-    sampled = special + torch.searchsorted(heights, drawn, right=True)[:, 0].clamp(max=heights.shape[1] - 1)
-    rows = masked.input_ids.flatten().index_put((masked.focus,), sampled)
-    labels = torch.zeros(rows.shape, device=rows.device).index_put((masked.focus,), (sampled != masked.targets).float())
-    focus = real.flatten().nonzero()[:, 0]
-    return Replaced(rows.view_as(masked.input_ids), focus, labels[focus])
+    cumulative = logits.detach().float()[:, first_word_id:].softmax(-1).cumsum(-1)
+    # One random number per row, where `torch.multinomial` draws one per vocabulary entry: ten times faster.
+    drawn = torch.rand(len(cumulative), 1, generator=generator, device=cumulative.device) * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, drawn, right=True)[:, 0].clamp(max=cumulative.shape[1] - 1)
+    sampled = first_word_id + index
+    ids = masked.input_ids.flatten().index_put((masked.focus,), sampled)
+    is_replaced = (sampled != masked.targets).float()
+    labels = torch.zeros(ids.shape, device=ids.device).index_put((masked.focus,), is_replaced)
+    focus = is_token.flatten().nonzero()[:, 0]
+    return Replaced(ids.view_as(masked.input_ids), focus, labels[focus])
 
 
-def detection_loss(logits: Tensor, replaced: Replaced, weight: float = WEIGHT) -> Tensor:
-    """The mean binary cross entropy over all real tokens, replaced or not, times its weight.
+def detection_loss(logits: Tensor, replaced: Replaced, weight: float = DETECTION_WEIGHT) -> Tensor:
+    """Returns the weighted mean binary cross entropy over all tokens.
 
-    `logits` (M, 1) are the discriminator's at `replaced.focus`.
+    `logits` (M, 1) are the discriminator's outputs at `replaced.focus`.
     """
     return weight * F.binary_cross_entropy_with_logits(logits[:, 0].float(), replaced.labels)

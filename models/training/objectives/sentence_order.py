@@ -1,6 +1,6 @@
-"""Sentence-order prediction: are two consecutive texts the right way round? (Lan et al. 2019, arXiv:1909.11942, 3.1)
+"""Sentence-order prediction: are two consecutive texts in order? (Lan et al. 2019, arXiv:1909.11942, section 3.1)
 
-Both are of one document, so topic tells nothing: coherence has to.
+Both texts come from one document, so only coherence shows the order.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import Final
 
 import torch
 
-from swiftlet_serve.models.training.objectives.pairs import Chunk, Pair, cut, toss
+from swiftlet_serve.models.training.objectives.sentence_pairs import Chunk, Pair, draw_split, flip_coin
 
 IN_ORDER: Final = 0
 SWAPPED: Final = 1
 
 
-def sentence_order(chunk: Chunk, generator: torch.Generator) -> Pair:
-    """Cuts a chunk in two between segments, and swaps the halves half the time.
+def make_sentence_order_pair(chunk: Chunk, generator: torch.Generator) -> Pair:
+    """Splits a chunk between two segments, and swaps the parts with a probability of one half.
 
     Raises:
         ValueError: the chunk has only one segment.
     """
-    at = cut(chunk, generator)
-    first, second = torch.cat(list(chunk[:at])), torch.cat(list(chunk[at:]))
-    return Pair(second, first, SWAPPED) if toss(generator) else Pair(first, second, IN_ORDER)
+    split = draw_split(chunk, generator)
+    first, second = torch.cat(list(chunk[:split])), torch.cat(list(chunk[split:]))
+    return Pair(second, first, SWAPPED) if flip_coin(generator) else Pair(first, second, IN_ORDER)

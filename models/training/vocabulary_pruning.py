@@ -1,6 +1,6 @@
-"""A smaller vocabulary for a small model: the pieces of a WordPiece vocabulary that a corpus really uses.
+"""A smaller vocabulary for a small model: the pieces of a WordPiece vocabulary that a corpus uses.
 
-A teacher's word table is cut to the same pieces, so that teacher and student read the same tokens.
+The teacher's word embeddings are reduced to the same pieces, so that teacher and student read the same tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 import tokenizers
 
 SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CHUNK: Final = 1000  # documents tokenised in one call
+CHUNK: Final = 1000  # documents per call of the tokenizer
 
 
 def count_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """How often each piece occurs."""
+    """Counts the occurrences of each piece."""
     ids: Counter[int] = Counter()
     iterator = iter(texts)
     while chunk := list(islice(iterator, CHUNK)):
@@ -28,16 +28,17 @@ def count_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[str]) -> Count
 
 
 def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> tuple[tokenizers.Tokenizer, list[int]]:
-    """Keeps the special tokens, every single character seen (so that no word loses one), and the most frequent pieces.
+    """Reduces a tokenizer to `size` pieces.
 
-    Returns the smaller tokenizer, and for each of its ids the id in the larger one.
+    Keeps the special tokens, every character in `counts`, and the most frequent pieces. Returns the smaller tokenizer,
+    and the old id of each of its pieces.
 
     Raises:
-        ValueError: the characters alone are more than `size`.
+        ValueError: the special tokens and the characters alone exceed `size`.
     """
     vocabulary = tokenizer.get_vocab()
     characters = sorted({character for piece in counts for character in piece.removeprefix("##")})
-    # Each may begin a word or go on with one, wherever it was seen.
+    # A character may start or continue a word, wherever it occurred.
     characters = [piece for one in characters for piece in (one, f"##{one}") if piece in vocabulary]
     kept = dict.fromkeys([*SPECIALS, *characters])
     if len(kept) > size:

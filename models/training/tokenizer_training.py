@@ -1,7 +1,7 @@
-"""A tokenizer of a corpus's own: BERT's WordPiece, or ALBERT's unigram pieces.
+"""Trains a tokenizer on a corpus: BERT's WordPiece, or ALBERT's unigram model.
 
-Both are made by counting, and are the same each time. Accents are stripped without loss to scripts that Unicode takes
-apart together with them: Hangul falls into single letters (jamo) on the way and is put together again.
+Both are deterministic. Stripping accents decomposes Hangul into single letters (jamo), so the normaliser composes it
+again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ import torch
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from swiftlet_serve.models.training.vocabulary import SPECIALS
+from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
 
 PREFIX: Final = "##"
 BLANK: Final = "▁"
-LONGEST_LINE: Final = 4096  # characters; SentencePiece drops longer ones
+MAX_LINE: Final = 4096  # characters; SentencePiece drops longer lines
 
 
 def train_wordpiece(
-    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True, coverage: float = 1.0
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool = True,
+    character_coverage: float = 1.0,
 ) -> tokenizers.Tokenizer:
-    """WordPiece of at most `size` pieces (Devlin et al. 2018), with the characters seen, wherever each stands.
+    """Trains a WordPiece tokenizer of at most `size` pieces (Devlin et al. 2018).
 
-    The rarest characters are left out, as far as the others make up the share `coverage` of the text.
+    The vocabulary holds the most frequent characters, which cover the fraction `character_coverage` of the text. Each
+    is held both as the start and as the continuation of a word.
 
     Raises:
-        ValueError: the characters alone are more than `size`.
+        ValueError: the special tokens and the characters alone exceed `size`.
     """
     unknown = SPECIALS[1]
     trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=unknown))
@@ -44,34 +50,38 @@ def train_wordpiece(
         counts.update(
             word for word, _ in trained.pre_tokenizer.pre_tokenize_str(trained.normalizer.normalize_str(text))
         )
-    characters = _characters(counts, coverage)
+    characters = _frequent_characters(counts, character_coverage)
     counts = Counter({word: count for word, count in counts.items() if characters.issuperset(word)})
-    # Named beforehand, or their numbers, and with them every tie between pairs, would depend on a hash's order.
+    # Listed explicitly: otherwise their ids, and with them ties between pairs, depend on the order of a hash table.
     first = [*SPECIALS, *sorted(characters), *(PREFIX + character for character in sorted(characters))]
     if len(first) > size:
         raise ValueError(f"{len(first)} special tokens and characters do not fit into a vocabulary of {size}.")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, special_tokens=first, limit_alphabet=len(first), show_progress=False
     )
-    trained.train_from_iterator(_repeated(counts), trainer)
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token=unknown))
-    made.normalizer, made.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
-    made.decoder = decoders.WordPiece(prefix=PREFIX)
-    made.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
-    return _framed(made)
+    trained.train_from_iterator(_repeat_words(counts), trainer)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token=unknown))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece(prefix=PREFIX)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
+    return _add_template(tokenizer)
 
 
 def train_unigram(
-    texts: Iterable[str], size: int, *, lowercase: bool = True, strip_accents: bool = True, coverage: float = 1.0
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool = True,
+    character_coverage: float = 1.0,
 ) -> tokenizers.Tokenizer:
-    """At most `size` unigram pieces (Kudo 2018, arXiv:1804.10959), of the characters seen, after ALBERT's normaliser.
+    """Trains a unigram tokenizer of at most `size` pieces (Kudo 2018, arXiv:1804.10959), with ALBERT's normaliser.
 
-    The rarest characters are left out, as far as the others make up the share `coverage` of the text.
-
-    SentencePiece finds the pieces: the trainer of `tokenizers` finds other ones, or other scores, each time.
+    The vocabulary holds the most frequent characters, which cover the fraction `character_coverage` of the text.
+    SentencePiece trains the pieces, because the trainer of `tokenizers` is not deterministic.
 
     Raises:
-        ValueError: the characters alone are more than `size`.
+        ValueError: the special tokens and the characters alone exceed `size`.
     """
     import sentencepiece
 
@@ -79,14 +89,14 @@ def train_unigram(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(texts, normalizer),
+            sentence_iterator=_split_lines(texts, normalizer),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
             hard_vocab_limit=False,
-            character_coverage=coverage,
+            character_coverage=character_coverage,
             normalization_rule_name="identity",
-            max_sentence_length=4 * LONGEST_LINE,  # bytes
+            max_sentence_length=4 * MAX_LINE,  # bytes
             num_threads=1,
             minloglevel=2,
             pad_id=0,
@@ -98,21 +108,21 @@ def train_unigram(
             control_symbols=list(SPECIALS[2:]),
         )
     except RuntimeError as error:
-        raise ValueError(f"no vocabulary of {size} pieces can be made: {error}") from error
+        raise ValueError(f"SentencePiece cannot make a vocabulary of {size} pieces: {error}") from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(len(processor))]
-    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=SPECIALS.index("[UNK]")))
-    made.normalizer = normalizer
-    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme="always")
-    made.decoder = decoders.Metaspace(replacement=BLANK, prepend_scheme="always")
-    # The mask, which comes last, is a word of its own and takes the space before it along.
-    made.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS[:-1]])
-    made.add_special_tokens([AddedToken(SPECIALS[-1], normalized=False, lstrip=True)])
-    return _framed(made)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=SPECIALS.index("[UNK]")))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement=BLANK, prepend_scheme="always")
+    # The mask is a word of its own and includes the space before it.
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS[:-1]])
+    tokenizer.add_special_tokens([AddedToken(SPECIALS[-1], normalized=False, lstrip=True)])
+    return _add_template(tokenizer)
 
 
-def continuing(tokenizer: tokenizers.Tokenizer) -> Tensor:
-    """Which pieces (V,) go on with a word, as whole-word masking asks. A piece without letters is a word itself."""
+def find_continuations(tokenizer: tokenizers.Tokenizer) -> Tensor:
+    """Returns which pieces continue a word, (V,), for whole-word masking. A piece without letters is its own word."""
     vocabulary = tokenizer.get_vocab()
     wordpiece = isinstance(tokenizer.model, tokenizers.models.WordPiece)
     found = torch.zeros(len(vocabulary), dtype=torch.bool)
@@ -121,8 +131,8 @@ def continuing(tokenizer: tokenizers.Tokenizer) -> Tensor:
     return found
 
 
-def _characters(counts: Counter[str], coverage: float) -> set[str]:
-    """The most frequent characters of the words, up to a share of all."""
+def _frequent_characters(counts: Counter[str], coverage: float) -> set[str]:
+    """Returns the most frequent characters of the words, which cover a fraction of the text."""
     seen: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
@@ -136,24 +146,24 @@ def _characters(counts: Counter[str], coverage: float) -> set[str]:
     return kept
 
 
-def _repeated(counts: Counter[str]) -> Iterator[list[str]]:
-    """Each word as often as it was seen, a thousand at a time."""
+def _repeat_words(counts: Counter[str]) -> Iterator[list[str]]:
+    """Yields each word as often as it occurred, in lists of up to 1000."""
     for word, count in sorted(counts.items()):
         for _ in range(count // 1000):
             yield [word] * 1000
         yield [word] * (count % 1000)
 
 
-def _lines(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Iterator[str]:
+def _split_lines(texts: Iterable[str], normalizer: normalizers.Normalizer) -> Iterator[str]:
     for text in texts:
         for raw in text.splitlines():
             line = normalizer.normalize_str(raw)
-            for at in range(0, len(line), LONGEST_LINE):
-                yield line[at : at + LONGEST_LINE]
+            for start in range(0, len(line), MAX_LINE):
+                yield line[start : start + MAX_LINE]
 
 
 def _albert_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """As `models.checkpoint_tokenizer` reads it from a checkpoint, but with NFKC itself, not a compiled table of it."""
+    """Returns the normaliser of `models.checkpoint_tokenizer`, with NFKC in the place of its compiled table."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -162,7 +172,7 @@ def _albert_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.N
     return normalizers.Sequence([*steps, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
 
 
-def _framed(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _add_template(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",

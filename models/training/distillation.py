@@ -1,0 +1,166 @@
+"""The teacher of a fine-tuning: the recipe's teacher, fine-tuned on the same examples.
+
+Its logits for each example are computed once and kept in its directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from swiftlet_serve.models.heads import Classification, Model
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import Example, collate, hash_examples, make_batches
+from swiftlet_serve.models.training.finetuning_losses import Logits, task_logits
+from swiftlet_serve.models.training.initialisation import find_initialiser
+from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError
+from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
+from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
+from swiftlet_serve.models.training.teacher_checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
+
+SAMPLE_TOKENS: Final = 20_000  # about, for initialising a student
+
+
+@dataclass(frozen=True)
+class TaskTeacher:
+    """The fine-tuning of a teacher. It does not depend on the student, so recipes may share a teacher's directory."""
+
+    recipe: Recipe
+    work: Finetuning
+    """The teacher's own settings."""
+    kept: list[int]
+    """The teacher's id of each of the student's pieces."""
+    examples: Sequence[Example]
+    run: Run
+
+    @classmethod
+    def prepare(
+        cls, recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], run: Run
+    ) -> TaskTeacher:
+        """Claims the teacher's directory, the folder `teacher` of the run's.
+
+        Raises:
+            RecipeError: the directory holds another run, or the teacher lacks some of the student's pieces.
+        """
+        plan = work.distillation
+        assert plan is not None  # noqa: S101  # for the type checker
+        teacher_run = replace(
+            run, directory=run.directory / "teacher", report=lambda text: run.report(f"teacher: {text}")
+        )
+        work = replace(
+            work,
+            epochs=plan.teacher_epochs,
+            learning_rate=plan.teacher_learning_rate,
+            distillation=None,
+            unlabelled={},
+        )
+        kept = find_kept_pieces(recipe, tokenizer)
+        claim_directory(
+            teacher_run.directory,
+            {
+                "teacher": recipe.teacher,
+                "vocabulary": hashlib.sha256(json.dumps(kept).encode()).hexdigest(),
+                "seed": recipe.seed,
+                "finetuning": finetuning_settings(work),
+                "examples": hash_examples(examples),
+            },
+        )
+        return cls(recipe, work, kept, examples, teacher_run)
+
+    def load(self) -> Model:
+        """Returns the fine-tuned teacher, and trains it first if necessary.
+
+        Raises:
+            RecipeError: the teacher's maximum length is too small.
+        """
+        model = make_task_teacher(self.recipe, self.work, self.kept)
+        train_on_examples(model, self.examples, None, self.work, self.recipe.seed, self.run)
+        return model
+
+    def predict(self, file_name: str, examples: Sequence[Example]) -> list[Logits]:
+        """Returns the teacher's logits for each example, from the file if it exists."""
+        run, path = self.run, self.run.directory / file_name
+        if not path.is_file():
+            model = self.load()
+            run.report(f"computing the logits of {len(examples)} examples")
+            with torch.autocast(run.device.type, torch.bfloat16, enabled=self.work.precision == "bf16"):
+                logits = np.concatenate(compute_logits(model, examples, self.work.batch_size, run.device))
+            write_atomically(path, lambda file: np.save(file, logits))
+        ends = np.cumsum([len(example.encoding.focus) for example in examples])
+        return np.split(np.load(path), ends[:-1])
+
+    def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:
+        """Returns the teacher's logits for unlabelled examples. The file's name depends on the examples."""
+        return self.predict(f"unlabelled-{hash_examples(examples)[:16]}.npy", examples)
+
+
+def find_kept_pieces(recipe: Recipe, tokenizer: Tokenizer) -> list[int]:
+    """Returns the teacher's id of each piece of the student.
+
+    Raises:
+        RecipeError: the teacher lacks a piece.
+    """
+    teacher = load_teacher_tokenizer(recipe.teacher)
+    kept = [number for piece in tokenizer.tokens if (number := teacher.token_to_id(piece)) is not None]
+    if len(kept) < tokenizer.vocab_size:
+        raise RecipeError("the teacher's vocabulary lacks some of the student's pieces.")
+    return kept
+
+
+def make_task_teacher(recipe: Recipe, work: Finetuning, kept: Sequence[int]) -> Model:
+    """Makes a teacher with an untrained head and the student's vocabulary.
+
+    Raises:
+        RecipeError: the teacher's maximum length is too small.
+    """
+    teacher = load_teacher(recipe.teacher)
+    config: Any = teacher.encoder.config
+    if config.max_position_embeddings < work.max_tokens:
+        raise RecipeError(f"the teacher reads at most {config.max_position_embeddings} tokens: lower max_tokens.")
+    prune_embeddings(teacher.encoder, kept)
+    return add_head(recipe, work, teacher.architecture, vars(config) | {"vocab_size": len(kept)}, teacher.encoder)
+
+
+@torch.no_grad()
+def compute_logits(model: Model, examples: Sequence[Example], batch_size: int, device: torch.device) -> list[Logits]:
+    """Returns the model's logits for each example. Leaves the model on the CPU."""
+    model.to(device).eval()
+    logits: dict[int, Logits] = {}
+    for numbers in make_batches(examples, batch_size, seed=0):
+        batch = [examples[i] for i in numbers]
+        for i, rows in zip(numbers, task_logits(model, batch).cpu().numpy(), strict=True):
+            logits[i] = np.atleast_2d(rows)[: len(examples[i].encoding.focus)]
+    model.cpu()
+    return [logits[i] for i in range(len(examples))]
+
+
+@torch.no_grad()
+def initialise_from_task_teacher(student: Model, recipe: Recipe, teacher: Model, examples: Sequence[Example]) -> None:
+    """Initialises a student from a fine-tuned teacher, on a sample of the task's examples.
+
+    Raises:
+        RecipeError: the student's architecture has no such method.
+    """
+    initialise = find_initialiser(recipe.architecture, student.encoder.config.traits())
+    ids = np.concatenate([example.encoding.input_ids for example in examples])
+    vocab_size = teacher.encoder.embeddings.word.num_embeddings
+    counts = torch.from_numpy(np.bincount(ids, minlength=vocab_size)).float()
+    order = np.random.default_rng(recipe.seed).permutation(len(examples))
+    tokens = np.cumsum([len(examples[i].encoding.input_ids) for i in order])
+    chosen = [examples[i] for i in order[: 1 + int(np.searchsorted(tokens, SAMPLE_TOKENS))]]
+    input_ids, types, lengths = collate(chosen, torch.device("cpu"))
+    sample = Sample(input_ids, types, torch.arange(input_ids.shape[1]) < lengths[:, None])
+    initialise(student, teacher.encoder, counts, sample)
+    head = student.head
+    if isinstance(head, Classification) and head.pooler is None:  # the teacher has a pooler, so its head does not fit
+        hidden = student.encoder(sample.input_ids, sample.token_type_ids, sample.is_token)
+        fit(head.output, hidden[:, 0], task_logits(teacher, chosen))
+    else:
+        head.load_state_dict(teacher.head.state_dict())

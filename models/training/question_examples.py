@@ -1,0 +1,95 @@
+"""Examples for extractive question answering: questions with the windows of their contexts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from swiftlet_serve.models import datasets
+from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import Example, take_evenly
+from swiftlet_serve.models.training.recipe import Finetuning
+
+STRIDE: Final = 128  # tokens that consecutive windows of a context share
+MAX_DISTANCE: Final = 10  # contexts between a question's own and the one that does not answer it
+MIN_KEYWORD: Final = 4  # letters
+
+
+def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Reads the questions of all training files, evenly spaced within each file, and adds unanswerable ones.
+
+    A question that several files ask about one context, as SQuAD 1.1 and 2.0 do, is taken from the first file.
+
+    Raises:
+        DatasetError: a file is not in the SQuAD format.
+    """
+    taken: list[Question] = []
+    for file, count in work.train.items():
+        known = {(question.id, question.context) for question in taken}
+        new = [question for question in datasets.questions(data / file) if (question.id, question.context) not in known]
+        taken += take_evenly(new, count)
+    taken += make_unanswerable(taken, work.unanswerable_questions)
+    return [example for question in taken for example in make_windows(question, tokenizer, work.max_tokens)]
+
+
+def make_unanswerable(questions: Sequence[Question], count: int) -> list[Question]:
+    """Returns at most `count` of the questions, each with another context that does not answer it.
+
+    The other context is near the question's own, as within an article. It contains none of the answers, and the most of
+    the question's keywords: a shared keyword must not suggest an answer (Clark and Gardner 2018, arXiv:1710.10723,
+    section 3, train on such paragraphs of a document).
+    """
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    numbers = {context: i for i, context in enumerate(contexts)}
+    keywords = [_keywords(context) for context in contexts]
+    unanswerable = []
+    for question in take_evenly([question for question in questions if question.answers], count):
+        own, asked = numbers[question.context], _keywords(question.question)
+        nearby = range(max(0, own - MAX_DISTANCE), min(len(contexts), own + MAX_DISTANCE + 1))
+        answers = [answer.lower() for answer in question.answers]
+        candidates = [i for i in nearby if i != own and not any(answer in contexts[i].lower() for answer in answers)]
+        if candidates:
+            other = max(candidates, key=lambda i: len(asked & keywords[i]))
+            unanswerable.append(replace(question, context=contexts[other], answers=(), starts=()))
+    return unanswerable
+
+
+def _keywords(text: str) -> set[str]:
+    return {word for word in re.findall(r"\w+", text.lower()) if len(word) >= MIN_KEYWORD}
+
+
+def make_windows(question: Question, tokenizer: Tokenizer, max_tokens: int) -> list[Example]:
+    """Returns one example per window of the context. The target is [CLS] if the window does not contain the answer."""
+    asked, context = tokenizer.tokenize([question.question, question.context])
+    size = tokenizer.max_context_tokens(asked, max_tokens)
+    if size <= 1:
+        return []
+    answer = _answer_span(question)
+    examples = []
+    for window in tokenizer.windows(asked, context, 0, size, min(STRIDE, size // 2)):
+        spans, first = window.token_spans, window.context_start
+        target = (0, 0)
+        if answer is not None:
+            start = int(np.searchsorted(spans[:, 1], answer[0], side="right"))
+            end = int(np.searchsorted(spans[:, 0], answer[1], side="left")) - 1
+            is_inside = len(spans) and spans[0, 0] <= answer[0] and answer[1] <= spans[-1, 1]
+            if is_inside and start <= end:
+                target = (first + start, first + end)
+        examples.append(Example(window, target, range(first, first + len(spans))))
+    return examples
+
+
+def _answer_span(question: Question) -> tuple[int, int] | None:
+    """Returns the first answer's position in the context, in code points, or None if it does not occur."""
+    if not question.answers:
+        return None
+    text, start = question.answers[0], question.starts[0]
+    if not question.context.startswith(text, start):
+        start = question.context.find(text)
+    return (start, start + len(text)) if text and start >= 0 else None

@@ -1,0 +1,92 @@
+"""The training of a model on the examples of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.training.examples import Example, make_batches
+from swiftlet_serve.models.training.finetuning_losses import (
+    Logits,
+    distillation_loss,
+    label_loss,
+    stack_logits,
+    task_logits,
+)
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe, identifying_settings
+from swiftlet_serve.models.training.schedule import Schedule
+from swiftlet_serve.models.training.trainer import Losses, train
+
+EVALUATION_FIELDS: Final = frozenset(
+    {"evaluate", "evaluate_skip", "evaluate_limit", "licences", "also_evaluate", "weaknesses"}
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The directory and device of a training, and the callbacks that report its progress."""
+
+    directory: Path
+    device: torch.device
+    report: Callable[[str], None]
+    progress: Callable[[int, int], None] | None
+
+
+def finetuning_settings(work: Finetuning) -> dict[str, Any]:
+    """Returns the settings that decide a fine-tuning: none of the evaluation or the card."""
+    return {name: value for name, value in identifying_settings(work).items() if name not in EVALUATION_FIELDS}
+
+
+def add_head(
+    recipe: Recipe, work: Finetuning, architecture: str, config: Mapping[str, Any], encoder: nn.Module
+) -> Model:
+    """Makes a model with a trained encoder and an untrained head."""
+    torch.manual_seed(recipe.seed)
+    if work.method == "span":
+        model = build(architecture, config, "token", 2)  # the start and the end of an answer
+    else:
+        model = build(architecture, config, "classification", len(work.labels))
+    model.encoder.load_state_dict(encoder.state_dict())
+    return model
+
+
+def train_on_examples(
+    model: Model,
+    examples: Sequence[Example],
+    teacher_logits: Sequence[Logits] | None,
+    work: Finetuning,
+    seed: int,
+    run: Run,
+) -> None:
+    """Trains a model on examples, and on a teacher's logits for them if given."""
+    batches = [batch for epoch in range(work.epochs) for batch in make_batches(examples, work.batch_size, seed + epoch)]
+
+    def compute_losses(number: int) -> Losses:
+        numbers = batches[number % len(batches)]
+        batch = [examples[i] for i in numbers]
+        logits = task_logits(model, batch)
+        hard: Tensor = label_loss(logits, batch)
+        plan = work.distillation
+        if teacher_logits is None or plan is None:
+            return {"loss": hard}
+        theirs = stack_logits([teacher_logits[i] for i in numbers]).to(logits.device)
+        soft = distillation_loss(logits, theirs, plan.temperature)
+        return {"labels": plan.hard_label_weight * hard, "teacher": (1 - plan.hard_label_weight) * soft}
+
+    steps = -(-len(batches) // work.gradient_accumulation_steps)  # the first batches complete the last step
+    train(
+        model,
+        compute_losses,
+        Schedule.from_recipe(steps, work),
+        run.directory,
+        seed=seed,
+        device=run.device,
+        report=run.report,
+        progress=run.progress,
+    )

@@ -1,0 +1,41 @@
+"""Examples for text classification: labelled texts, and sentences that only a teacher labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from swiftlet_serve.models import datasets
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import NO_LABEL, Example, take_evenly
+from swiftlet_serve.models.training.recipe import Finetuning
+
+SENTENCE_WORDS: Final = range(4, 61)
+SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
+
+
+def read_labelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Reads the labelled texts of all training files, evenly spaced within each file.
+
+    Raises:
+        DatasetError: a file is not a table of labelled texts.
+    """
+    texts = [text for file, count in work.train.items() for text in take_evenly(datasets.labelled(data / file), count)]
+    encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
+    return [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
+
+
+def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Reads sentences of running text, evenly spaced within each file.
+
+    Raises:
+        DatasetError: a file is damaged or not a text.
+    """
+    texts = [text for file, count in work.unlabelled.items() for text in take_evenly(_sentences(data / file), count)]
+    return [Example(encoding, (NO_LABEL,)) for encoding in tokenizer.encode(texts, work.max_tokens)]
+
+
+def _sentences(path: Path) -> list[str]:
+    sentences = (sentence for text in datasets.documents(path) for sentence in SENTENCE_END.split(text))
+    return [sentence for sentence in sentences if len(sentence.split()) in SENTENCE_WORDS]

@@ -1,0 +1,336 @@
+"""Fine-tuning with a teacher that is fine-tuned first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swiftlet_serve.models import datasets
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training import distillation, task_training, trainer
+from swiftlet_serve.models.training.corpus import Vocabulary, prepare_vocabulary
+from swiftlet_serve.models.training.distillation import find_kept_pieces, make_task_teacher
+from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.finetune import finetune, read_examples
+from swiftlet_serve.models.training.finetuning_losses import distillation_loss, stack_logits, task_logits
+from swiftlet_serve.models.training.recipe import (
+    Distillation,
+    Finetuning,
+    Pretraining,
+    Recipe,
+    RecipeError,
+)
+from swiftlet_serve.models.training.text_examples import read_unlabelled_texts
+from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
+
+BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
+
+
+PLAN = Distillation(hard_label_weight=0.5, temperature=2.0, teacher_epochs=6, teacher_learning_rate=3e-3)
+
+
+TEACHER = "teacher_of_the_finetuning_tests"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Labelled texts, questions, and a teacher that can be imported."""
+    data = tmp_path_factory.mktemp("finetuning")
+    texts = [
+        (number % 2, f"the {['snow', 'rain'][number % 2]} on the {'old ' * (number % 5)}mill") for number in range(40)
+    ]
+    (data / "mood.tsv").write_text("label\ttext\n" + "".join(f"{label}\t{text}\n" for label, text in texts), "utf-8")
+    contexts = ["the quiet town", "rain falls on the old mill", "the river and the snow"]
+    write_squad(
+        data / "asked.json", *((str(i), "the mill", text, [text.split()[1]]) for i, text in enumerate(contexts * 3))
+    )
+    teacher_package(data / "packages", TEACHER)
+    sys.path.insert(0, str(data / "packages"))
+    yield data
+    sys.path.remove(str(data / "packages"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder) -> Tokenizer:
+    """The smaller vocabulary, as pre-training leaves it."""
+    return Tokenizer(json.loads(small_vocabulary(folder).tokenizer.to_str()))
+
+
+def small_vocabulary(folder: Path) -> Vocabulary:
+    (folder / "text.txt").write_text("the rain falls on the old mill\nthe quiet town and the river\nsnow lies", "utf-8")
+    run = folder / "vocabulary"
+    run.mkdir(exist_ok=True)
+    return prepare_vocabulary(recipe(), folder, run)
+
+
+def recipe(**changes) -> Recipe:
+    """Returns the recipe of one task, with changes to its fine-tuning."""
+    sentiment = Finetuning(
+        *("classify", "mood.tsv", (), {"mood.tsv": 40}),
+        method="classification",
+        labels=("QUIET", "LOUD"),
+        epochs=2,
+        batch_size=8,
+        max_tokens=32,
+    )
+    work = replace(sentiment, **{"distillation": PLAN} | changes)
+    pretraining = Pretraining({"text.txt": 9}, 16, 8, 1, 1e-3)
+    return Recipe("tiny", "1", "A test.", 1, 48, "albert", BODY, pretraining, {"work": work}, teacher=TEACHER)
+
+
+def make_pretrained(tokenizer: Tokenizer, **config) -> Model:
+    torch.manual_seed(9)
+    return build("albert", {**BODY, "vocab_size": tokenizer.vocab_size} | config, "masked_lm")
+
+
+def run_finetuning(plan: Recipe, tokenizer: Tokenizer, folder: Path, directory: Path, report=SILENT, **config) -> Model:
+    return finetune(plan, "work", make_pretrained(tokenizer, **config), tokenizer, folder, directory, report)
+
+
+def probabilities(model: Model, examples: list[Example]) -> torch.Tensor:
+    with torch.no_grad():
+        return task_logits(model, examples).softmax(1)
+
+
+QA = {"task": "qa", "method": "span", "train": {"asked.json": 9}, "labels": ()}
+
+
+@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+def test_finetune_trains_the_teacher_first(folder, tokenizer, tmp_path, changes):
+    reports: list[str] = []
+    plan = recipe(**changes)
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+    examples = read_examples(plan.finetuning["work"], folder, tokenizer)
+
+    assert reports[0].startswith("teacher: step ")
+    assert reports[-2] == f"teacher: computing the logits of {len(examples)} examples"
+    assert " labels " in reports[-1]
+    assert " teacher " in reports[-1]
+    logits = np.load(tmp_path / "teacher/logits.npy")
+    assert logits.shape == (sum(len(row.encoding.focus) for row in examples), 2)
+    assert logits.dtype == np.float32
+
+
+def test_finetune_without_distillation_uses_labels_only(folder, tokenizer, tmp_path):
+    reports: list[str] = []
+    plain = run_finetuning(recipe(distillation=None), tokenizer, folder, tmp_path / "plain", reports.append)
+    distilled = run_finetuning(recipe(), tokenizer, folder, tmp_path / "distilled")
+
+    assert " loss " in reports[-1]
+    assert not (tmp_path / "plain/teacher").exists()
+    assert not same_state(plain, distilled)
+
+
+def test_find_kept_pieces_matches_the_pruned_vocabulary(folder, tokenizer):
+    vocabulary = small_vocabulary(folder)
+    pieces = [vocabulary.tokenizer.id_to_token(number) for number in range(len(vocabulary.kept))]
+
+    assert find_kept_pieces(recipe(), tokenizer) == vocabulary.kept
+    assert tokenizer.tokens == pieces
+    assert len(pieces) < len(dict.fromkeys(PIECES))
+
+
+def test_finetune_with_hard_label_weight_0_follows_the_teacher(folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher's logits contradict the labels."""
+    plan = recipe(epochs=30, learning_rate=3e-3, distillation=replace(PLAN, hard_label_weight=0.0, temperature=1.0))
+    examples = read_examples(plan.finetuning["work"], folder, tokenizer)
+    contradiction = np.array([[2.0, 0.5] if row.target[0] else [-1.0, 0.5] for row in examples], np.float32)
+    monkeypatch.setattr(distillation, "compute_logits", lambda *_: list(contradiction[:, None]))
+    found = probabilities(run_finetuning(plan, tokenizer, folder, tmp_path), examples)
+
+    assert torch.allclose(found, torch.from_numpy(contradiction).softmax(1), atol=0.05)
+
+
+def test_teacher_logits_are_those_of_the_trained_teacher(folder, tokenizer, tmp_path):
+    run_finetuning(recipe(), tokenizer, folder, tmp_path)
+    examples = read_examples(recipe().finetuning["work"], folder, tokenizer)
+    teacher = make_task_teacher(recipe(), recipe().finetuning["work"], find_kept_pieces(recipe(), tokenizer))
+    teacher.load_state_dict(torch.load(tmp_path / "teacher/checkpoint.pt", weights_only=True)["model"])
+    teacher.eval()
+    logits = torch.from_numpy(np.load(tmp_path / "teacher/logits.npy"))
+
+    assert torch.allclose(logits, torch.cat([logits_alone(teacher, row).T for row in examples]), atol=1e-5)
+    correct = logits.argmax(1) == torch.tensor([row.target[0] for row in examples])
+    assert correct.float().mean() > 0.9
+
+
+def test_finetune_learns_unlabelled_texts_from_the_teacher(folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher does not train on these texts, and computes their logits once."""
+    (folder / "more.txt").write_text("the quiet rain on the old town. the snow lies on the river.\n" * 3, "utf-8")
+    plan, reports = recipe(unlabelled={"more.txt": 4}), list[str]()
+    plain = run_finetuning(recipe(), tokenizer, folder, tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain/teacher", tmp_path / "more/teacher")
+    more = run_finetuning(plan, tokenizer, folder, tmp_path / "more", reports.append)
+    examples = read_unlabelled_texts(plan.finetuning["work"], folder, tokenizer)
+    teacher = make_task_teacher(plan, plan.finetuning["work"], find_kept_pieces(plan, tokenizer))
+    teacher.load_state_dict(torch.load(tmp_path / "more/teacher/checkpoint.pt", weights_only=True)["model"])
+    teacher.eval()
+
+    (file,) = (tmp_path / "more/teacher").glob("unlabelled-*.npy")
+    logits = torch.from_numpy(np.load(file))
+    assert torch.allclose(logits, torch.cat([logits_alone(teacher, row).T for row in examples]), atol=1e-5)
+    assert reports[0] == "teacher: computing the logits of 4 examples"
+    assert "step 12/12 " in reports[-1]  # two epochs of six batches each
+    assert not same_state(plain, more)
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "compute_logits", None)  # not called again
+        assert same_state(run_finetuning(plan, tokenizer, folder, tmp_path / "more"), more)
+    (folder / "more.txt").write_text("the rain falls on the quiet town. the river lies on the old mill.\n" * 3, "utf-8")
+    run_finetuning(plan, tokenizer, folder, tmp_path / "more")
+    assert len([*(tmp_path / "more/teacher").glob("unlabelled-*.npy")]) == 2  # other texts need other logits
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["teacher", "compute_logits", "write_atomically", "student"])
+def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenizer, tmp_path, monkeypatch, stage):
+    whole = run_finetuning(recipe(), tokenizer, folder, tmp_path / "whole")
+
+    def train(model, compute_losses, schedule, directory, **named):
+        def interrupt(number):
+            if number == 7:
+                raise Interrupted
+            return compute_losses(number)
+
+        is_interrupted = (directory.name == "teacher") == (stage == "teacher")
+        losses = interrupt if is_interrupted else compute_losses
+        trainer.train(model, losses, schedule, directory, save_every=5, **named)
+
+    def write_partially(path, write):
+        path.with_name(path.name + ".new").write_bytes(b"a part of the logits")
+        raise Interrupted
+
+    def fail(*_):
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        if stage in {"teacher", "student"}:
+            patch.setattr(task_training, "train", train)
+        else:
+            patch.setattr(distillation, stage, fail if stage == "compute_logits" else write_partially)
+        with pytest.raises(Interrupted):
+            run_finetuning(recipe(), tokenizer, folder, tmp_path / "interrupted")
+
+    assert same_state(run_finetuning(recipe(), tokenizer, folder, tmp_path / "interrupted"), whole)
+    logits = [np.load(tmp_path / run / "teacher/logits.npy") for run in ("whole", "interrupted")]
+    assert np.array_equal(*logits)
+
+
+def test_task_teacher_is_shared_by_students_with_one_vocabulary(folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher does not depend on the student's shape or on how it is trained."""
+    run_finetuning(recipe(), tokenizer, folder, tmp_path / "one")
+    shutil.copytree(tmp_path / "one/teacher", tmp_path / "other/teacher")
+    (tmp_path / "other/teacher/checkpoint.pt").unlink()
+    monkeypatch.setattr(distillation, "make_task_teacher", None)  # not called again
+    wider = BODY | {"intermediate_size": 128}
+    other = replace(
+        recipe(
+            epochs=3,
+            learning_rate=1e-3,
+            also_evaluate=("mood.tsv",),
+            distillation=replace(PLAN, hard_label_weight=0.1, temperature=4.0),
+        ),
+        config=wider,
+    )
+
+    assert run_finetuning(other, tokenizer, folder, tmp_path / "other", intermediate_size=128)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"distillation": replace(PLAN, teacher_epochs=2)},
+        {"distillation": replace(PLAN, teacher_learning_rate=1e-3)},
+        {"train": {"mood.tsv": 39}},
+        {"batch_size": 4},
+        {"max_tokens": 31},
+    ],
+    ids=str,
+)
+def test_task_teacher_rejects_a_run_with_other_settings(folder, tokenizer, tmp_path, change):
+    run_finetuning(recipe(), tokenizer, folder, tmp_path / "one")
+    shutil.copytree(tmp_path / "one/teacher", tmp_path / "other/teacher")
+
+    with pytest.raises(RecipeError, match="teacher holds a run of a different recipe"):
+        run_finetuning(recipe(**change), tokenizer, folder, tmp_path / "other")
+
+
+def test_task_teacher_rejects_a_run_with_other_examples(folder, tokenizer, tmp_path):
+    """The file has the same name, but other labels."""
+    run_finetuning(recipe(), tokenizer, folder, tmp_path / "one")
+    shutil.copytree(tmp_path / "one/teacher", tmp_path / "other/teacher")
+    text = (folder / "mood.tsv").read_text("utf-8")
+    (tmp_path / "mood.tsv").write_text(text.replace("1\tthe", "0\tthe"), "utf-8")
+
+    with pytest.raises(RecipeError, match="teacher holds a run of a different recipe"):
+        run_finetuning(recipe(), tokenizer, tmp_path, tmp_path / "other")
+
+
+@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+def test_finetune_reads_training_files_only(folder, tokenizer, tmp_path, monkeypatch, changes):
+    opened: list[str] = []
+    for reader in ("labelled", "questions"):
+        real = getattr(datasets, reader)
+        monkeypatch.setattr(datasets, reader, lambda path, real=real: (opened.append(path.name), real(path))[1])
+    plan = recipe(evaluate="secret", also_evaluate=("secret.too",), **changes)
+    run_finetuning(plan, tokenizer, folder, tmp_path)
+
+    assert opened == list(plan.finetuning["work"].train)
+
+
+def test_finetune_rejects_a_teacher_that_cannot_read_the_input(folder, tokenizer, tmp_path):
+    with pytest.raises(RecipeError, match="the teacher reads at most 128 tokens"):
+        run_finetuning(recipe(max_tokens=129), tokenizer, folder, tmp_path / "long")
+    small = wordpiece()
+    small.add_tokens(["unknown"])
+    strange = Tokenizer(json.loads(small.to_str()))
+    with pytest.raises(RecipeError, match="lacks some of the student's pieces"):
+        run_finetuning(recipe(), strange, folder, tmp_path / "strange")
+
+
+BOTTLENECK = BODY | {"intra_bottleneck_size": 32, "num_hidden_layers": 2, "num_feedforward_networks": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+@pytest.mark.parametrize(
+    ("architecture", "shape"), [("mobilebert", BOTTLENECK), ("albert", BODY | {"num_hidden_layers": 2})]
+)
+def test_finetune_initialises_the_student_from_the_teacher(folder, tokenizer, tmp_path, architecture, shape, changes):
+    """Training is too slow to change the result, and the pre-trained model is not used."""
+    shape = shape | ({"num_hidden_groups": 2} if architecture == "albert" else {})
+    distances = []
+    for init in (False, True):
+        untrained = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_teacher=init)}
+        plan = replace(recipe(**untrained, **changes), architecture=architecture, config=shape)
+        other = build(architecture, {**shape, "vocab_size": tokenizer.vocab_size}, "masked_lm")
+        model = finetune(plan, "work", other, tokenizer, folder, tmp_path / str(init), SILENT)
+        examples = read_examples(plan.finetuning["work"], folder, tokenizer)
+        logits = np.load(tmp_path / str(init) / "teacher/logits.npy")
+        ends = np.cumsum([len(row.encoding.focus) for row in examples])
+        with torch.no_grad():
+            theirs = stack_logits(np.split(logits, ends[:-1]))
+            distances.append(float(distillation_loss(task_logits(model, examples), theirs, 1.0)))
+
+    assert distances[1] < 0.5 * distances[0]
+
+
+def test_finetune_run_settings_omit_defaults(folder, tokenizer, tmp_path):
+    """A run from before an optional field existed can therefore resume."""
+    run_finetuning(recipe(), tokenizer, folder, tmp_path)
+    settings = json.loads((tmp_path / "run.json").read_text("utf-8"))
+
+    assert "init_from_teacher" not in settings["finetuning"]["distillation"]
+    assert "unlabelled" not in settings["finetuning"]
+    with pytest.raises(RecipeError, match="holds a run of a different recipe"):
+        run_finetuning(recipe(distillation=replace(PLAN, init_from_teacher=True)), tokenizer, folder, tmp_path)

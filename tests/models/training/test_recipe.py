@@ -1,0 +1,232 @@
+"""Recipes: their settings, and the errors of invalid ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from swiftlet_serve.models.training.recipe import (
+    Distillation,
+    Finetuning,
+    Pretraining,
+    Recipe,
+    RecipeError,
+    identifying_settings,
+    read_recipe,
+)
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.offline.train import load_recipe, run_recipe, training_methods
+from tests.support.training import SILENT
+
+WORK = Pretraining({"a.txt": 1}, sequence_length=8, batch_size=2, steps=3, learning_rate=0.1)
+
+
+def test_identifying_settings_omit_optional_defaults():
+    assert identifying_settings(WORK).keys() == {
+        *("corpora", "sequence_length", "batch_size", "steps", "learning_rate")
+    }
+    assert identifying_settings(Finetuning("qa", evaluate="a", licences=(), method="span")).keys() == {
+        *(
+            "task",
+            "evaluate",
+            "licences",
+            "train",
+            "evaluate_skip",
+            "evaluate_limit",
+            "epochs",
+            "batch_size",
+            "learning_rate",
+        ),
+        *("max_tokens", "labels", "method"),
+    }
+
+
+@pytest.mark.parametrize("change", [{"optimiser": "lamb"}, {"gradient_accumulation_steps": 2}, {"precision": "bf16"}])
+def test_identifying_settings_include_changed_fields(change):
+    assert identifying_settings(replace(WORK, **change)) == identifying_settings(WORK) | change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimiser": "sgd"}, "optimiser must be one of adamw, lamb, not 'sgd'"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16, not 'fp16'"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be an integer of at least 1, not 0"),
+        ({"gradient_accumulation_steps": True}, "not True"),
+    ],
+    ids=str,
+)
+def test_optimisation_rejects_invalid_values(change, message):
+    with pytest.raises(RecipeError, match=message):
+        replace(WORK, **change)
+
+
+TOML = """
+name = "r"
+version = "1"
+summary = "A test."
+seed = 1
+teacher = "someone"
+vocab_size = 9
+architecture = "bert"
+[config]
+[pretraining]
+corpora = {}
+sequence_length = 8
+batch_size = 8
+steps = 1
+learning_rate = 1.0
+[finetuning.r]
+task = "qa"
+evaluate = "a/one.json"
+also_evaluate = ["b/two.json", "a/three.json"]
+licences = []
+[finetuning.r.distillation]
+hard_label_weight = 0.25
+"""
+
+
+def read_changed(tmp_path: Path, *change: str) -> Recipe:
+    text = TOML.replace(*change) if change else TOML
+    assert not change or text != TOML
+    (tmp_path / "r.toml").write_text(text, "utf-8")
+    return load_recipe(str(tmp_path / "r.toml"))
+
+
+def test_read_recipe_reads_the_distillation_table(tmp_path):
+    work = read_changed(tmp_path).finetuning["r"]
+
+    assert work.distillation == Distillation(
+        hard_label_weight=0.25, temperature=2.0, teacher_epochs=1, teacher_learning_rate=5e-5
+    )
+    assert work.also_evaluate == ("b/two.json", "a/three.json")
+    assert identifying_settings(work)["distillation"]["hard_label_weight"] == 0.25
+    assert json.loads(json.dumps(identifying_settings(work)))["also_evaluate"] == ["b/two.json", "a/three.json"]
+    assert (
+        not {"distillation", "also_evaluate"}
+        & identifying_settings(replace(work, distillation=None, also_evaluate=())).keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("hard_label_weight = 0.25", "hard_label_weight = 1.5"), "hard_label_weight must be between 0 and 1"),
+        (("hard_label_weight = 0.25", "hard_label_weight = -0.1"), "hard_label_weight must be between 0 and 1"),
+        (("hard_label_weight = 0.25", "hard_label_weight = nan"), "hard_label_weight must be between 0 and 1"),
+        (("hard_label_weight = 0.25", 'hard_label_weight = "half"'), "distillation: "),
+        (("hard_label_weight = 0.25", "temperature = 0.5"), "temperature at least 1"),
+        (("hard_label_weight = 0.25", "temperature = inf"), "temperature at least 1"),
+        (("hard_label_weight = 0.25", "teacher_epochs = 0"), "teacher_epochs must be an integer"),
+        (("licences = []", "licences = []\nunlabelled = { texts = 9 }"), "unlabelled needs a task like classify"),
+        (("hard_label_weight = 0.25", "teacher_epochs = 1.5"), "teacher_epochs must be an integer"),
+        (("hard_label_weight = 0.25", "teacher_learning_rate = 0"), "teacher_learning_rate must be above 0"),
+        (("hard_label_weight = 0.25", "soft = 1"), "unknown field 'soft' in distillation"),
+        (
+            ("[finetuning.r.distillation]\nhard_label_weight = 0.25", "distillation = 3"),
+            "distillation must be a table, not 3",
+        ),
+        (
+            ('teacher = "someone"', 'tokenizer = { kind = "wordpiece" }'),
+            "distillation needs a teacher, and this recipe names none",
+        ),
+        (('task = "qa"', 'task = "fill-mask"'), "fill-mask is not fine-tuned"),
+        (('task = "qa"', 'task = "classify"\nunanswerable_questions = 5'), "and needs a task like qa"),
+        (('task = "qa"', 'task = "qa"\nunanswerable_questions = -1'), "must be an integer of at least 0"),
+        (('task = "qa"', 'task = "sing"'), "task must be one of classify, fill-mask, qa, not 'sing'"),
+        (('task = "qa"', 'task = "qa"\nmethod = "span"'), "unknown field 'method' in finetuning"),
+        (("a/three", "c/two"), "also_evaluate must be a list of files with different names"),
+        (('["b/two.json", "a/three.json"]', '"b/two.json"'), "also_evaluate must be a list of files"),
+    ],
+)
+def test_read_recipe_rejects_invalid_finetuning(tmp_path, change, message):
+    with pytest.raises(SetupError, match=message):
+        read_changed(tmp_path, *change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seed = 1", "seed = 1\nspeed = 9"), "tiny.toml: unknown field 'speed' in recipe"),
+        (("sequence_length = 16", "rows = 16"), "tiny.toml: unknown field 'rows' in pretraining"),
+        (('version = "3"\n', ""), "tiny.toml: recipe: "),
+        (("seed = 1", "seed = = 1"), "tiny.toml: not valid TOML"),
+        (("tiny_teacher_of_the_tests", "no_such_teacher"), "no_such_teacher is not installed"),
+        (("feature_weight = 1.0", "init_from_teacher = true"), "needs a teacher_recipe or a teacher_model"),
+        (("feature_weight = 1.0", 'teacher_recipe = "one"\nteacher_model = "two"'), "but not both"),
+        (("feature_weight = 1.0", 'teacher_model = "unknown"'), "There is no model 'unknown'"),
+        (("feature_weight = 1.0", 'teacher_model = "albert-fill-mask"'), "the teacher_model has another vocabulary"),
+        (("batch_size = 8\nsteps", "batch_size = 0\nsteps"), "batch_size and sequence_length must be at least 1"),
+        (("steps = 12", "steps = -1"), "and steps at least 0"),
+        (
+            ("batch_size = 8\nsteps", 'batch_size = 1\nsentence_objective = "next_sentence"\nsteps'),
+            "batch_size must be at least 2",
+        ),
+        (("vocab_size = 50", "vocab_size = 70000"), "below 65536, not 70000"),
+        (("vocab_size = 50", "vocab_size = 9"), "do not fit into a vocabulary of 9"),
+        (('"mood.tsv" = 1000', '"mood.tsv" = 0'), "the number of examples of each file must be at least 1"),
+        (("epochs = 8", "epochs = 0"), "batch_size, epochs and the number of examples"),
+        (('"albert"\n[config]\nembedding_size = 16', '"bert"\n[config]'), "bert cannot be initialised from a teacher"),
+        (("embedding_size", "embeding_size"), "config: albert: "),
+        (("more.txt", "nowhere.txt"), "This recipe needs the file nowhere.txt, which is not in "),
+        (("epochs = 8", 'distillation = {}\nunlabelled = { "nowhere.tsv" = 9 }'), "needs the file nowhere.tsv"),
+        (("feature_weight = 1.0", 'strategy = "joint"'), "the strategy joint needs a weight above 0"),
+        (
+            ("feature_weight = 1.0", "feature_weight = 1.0\nlower_layers_lr_scale = 0.1"),
+            "needs the strategy progressive",
+        ),
+        (('"mood.tsv"\nlicences', '"nowhere.tsv"\nlicences'), "This recipe needs the file nowhere.tsv"),
+        (("epochs = 8", 'also_evaluate = ["nowhere.tsv"]'), "This recipe needs the file nowhere.tsv"),
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_train_command_rejects_an_invalid_recipe(project, tmp_path, change, message):
+    text = (project / "tiny.toml").read_text("utf-8")
+    assert change[0] in text
+    (tmp_path / "tiny.toml").write_text(text.replace(*change), "utf-8")
+    arguments = ["--data", project / "data", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(main, ["train", str(tmp_path / "tiny.toml"), *map(str, arguments)])
+
+    assert result.exit_code == 1
+    assert message in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "There is no recipe 'nonsense'. Name a file, or one of the shipped ones: "),
+        (["albert", "--only", "bread"], "but no 'bread'"),
+        ([], "Missing argument 'RECIPE'"),
+    ],
+)
+def test_train_command_rejects_invalid_arguments(arguments, message):
+    result = CliRunner().invoke(main, ["train", *arguments])
+
+    assert result.exit_code != 0
+    assert message in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_train_command_has_help():
+    result = CliRunner().invoke(main, ["train", "--help"])
+
+    assert result.exit_code == 0
+    assert all(
+        text in result.output for text in ("RECIPE", "--only", "--runs", "../shared/data", "goes on where it was")
+    )
+
+
+def test_read_recipe_rejects_bytes(tmp_path):
+    (tmp_path / "r.toml").write_bytes(b"\xff\xfe")
+
+    with pytest.raises(RecipeError, match="not valid TOML"):
+        read_recipe(tmp_path / "r.toml", training_methods())
+    with pytest.raises(SetupError, match=r"r\.toml: not valid TOML"):
+        run_recipe(str(tmp_path / "r.toml"), (), tmp_path, tmp_path, tmp_path, SILENT)

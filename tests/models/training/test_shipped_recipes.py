@@ -1,0 +1,249 @@
+"""The shipped recipes: their data, and a short version of each from the corpus to served answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import re
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models.artifact import Artifact, open_artifact
+from swiftlet_serve.models.datasets import documents
+from swiftlet_serve.models.training.corpus import PRUNING_DOCUMENTS
+from swiftlet_serve.models.training.recipe import Finetuning, KnowledgeTransfer, Recipe
+from swiftlet_serve.models.training.study import read_study
+from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.offline import train as offline_train
+from swiftlet_serve.service.offline.release import release
+from swiftlet_serve.service.offline.study import STUDIES
+from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe
+from tests.support.paths import DATA
+from tests.support.training import BODIES, WORDS, answer_requests, teacher_package
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
+
+
+@pytest.fixture(params=sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def shipped(request) -> Recipe:
+    return load_recipe(str(request.param))
+
+
+def lineage(recipe: Recipe) -> list[Recipe]:
+    """Returns a recipe, and those of all models that it builds on."""
+    plan = recipe.pretraining.knowledge_transfer or KnowledgeTransfer()
+    names = {recipe.pretraining.init_from_recipe, plan.teacher_recipe} - {""}
+    names |= {open_artifact(BUNDLED / plan.teacher_model).manifest.source["recipe"]} if plan.teacher_model else set()
+    return [recipe, *(one for name in sorted(names) for one in lineage(load_recipe(str(RECIPES / f"{name}.toml"))))]
+
+
+# The evaluation files of ../shared/data.
+EVALUATION_FILES = {
+    "squad/squad-v1.1.eval.json",
+    "squad/squad-v2.0.eval.json",
+    "sst2/dev.tsv",
+    "cola/in_domain_dev.tsv",
+    "nsmc/test.tsv",
+    "qa/fairytaleqa.test.json",
+}
+
+
+def test_shipped_recipes_do_not_train_on_evaluation_data(shipped):
+    files = set[str]()
+    for recipe in lineage(shipped):
+        read = (file for work in recipe.finetuning.values() for file in (*work.train, *work.unlabelled))
+        files |= {*recipe.pretraining.corpora, *read}
+
+    assert not files & EVALUATION_FILES
+    assert not {file for file in files if "eval" in file or file.endswith(("dev.tsv", "test.tsv", "test.json"))} - {
+        "qa/qamr.test.json"
+    }
+    for work in shipped.finetuning.values():
+        assert work.evaluate in EVALUATION_FILES or work.evaluate_skip > 0
+        assert EVALUATION_FILES.issuperset(work.also_evaluate)
+
+
+def test_shipped_recipes_name_the_licences_of_their_data(shipped):
+    sources = {
+        "corpora/enwiki": "Wikipedia",
+        "corpora/kowiki": "Wikipedia",
+        "corpora/imdb": "IMDb",
+        "sst2": "SST-2",
+        "cola": "CoLA",
+        "squad": "SQuAD",
+        "qa/qamr": "QAMR",
+    }
+    sources |= {"qa/fairytale": "Fairytale", "qa/covid": "COVID", "corpora/gutenberg": "Gutenberg", "nsmc": "NSMC"}
+    for work in shipped.finetuning.values():
+        for file in (*shipped.pretraining.corpora, *work.train, *work.unlabelled):
+            (name,) = (name for start, name in sources.items() if file.startswith(start))
+            assert any(name in licence for licence in work.licences), (file, work.licences)
+
+
+@needs_data
+def test_shipped_recipes_evaluate_on_unread_articles(shipped):
+    for work, origin in product(shipped.finetuning.values(), lineage(shipped)):
+        if work.evaluate not in origin.pretraining.corpora:
+            continue
+        wanted, length = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
+        sequences = read = 0
+        for text in documents(DATA / work.evaluate):
+            read += 1
+            sequences += len(re.findall(r"\w+|[^\w\s]", text)) // length  # at least: no token spans two of these
+            if sequences >= wanted:
+                break
+        assert max(read, PRUNING_DOCUMENTS) < work.evaluate_skip
+
+
+TEACHER = "tiny_teacher_of_the_recipes"
+
+NARROW = {"embedding_size": 16, "hidden_size": 32, "intra_bottleneck_size": 16, "intermediate_size": 64}
+NARROW |= {"num_attention_heads": 4, "num_hidden_layers": 1, "num_hidden_groups": 1}
+
+
+SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}
+
+
+# Recipes with a teacher model come last, because another recipe makes it.
+MAKERS = sorted(
+    (name for name, recipe in SHIPPED.items() if recipe.finetuning),
+    key=lambda name: SHIPPED[name].pretraining.knowledge_transfer is not None,
+)
+
+
+# A recipe without artifacts may make the teacher of a study.
+STUDIED = [recipe for path in STUDIES.glob("*.toml") for recipe in read_study(path).variants.values()]
+
+
+PLANS = [recipe.pretraining.knowledge_transfer for recipe in STUDIED]
+
+
+TEACHERS = sorted({plan.teacher_recipe for plan in PLANS if plan is not None and plan.teacher_recipe})
+
+
+def short(recipe: Recipe, out: Path) -> Recipe:
+    """Returns a recipe with the same stages and objectives, but a tiny network, little data and few steps."""
+    work, plan = recipe.pretraining, recipe.pretraining.knowledge_transfer
+    config = dict(recipe.config) | {name: NARROW[name] for name in NARROW.keys() & recipe.config.keys()}
+    if plan is not None and plan.teacher_model:
+        plan = replace(plan, teacher_model=str(out / plan.teacher_model))
+    return replace(
+        recipe,
+        config=config | {"max_position_embeddings": 128},
+        vocab_size=50 if recipe.teacher else 90,
+        teacher=TEACHER if recipe.teacher else "",
+        pretraining=replace(
+            work,
+            corpora=dict.fromkeys(work.corpora, 12),
+            sequence_length=16,
+            batch_size=4,
+            steps=min(work.steps, 3),
+            held_out_sequences=min(work.held_out_sequences, 4),
+            knowledge_transfer=plan,
+        ),
+        finetuning={name: _short(task) for name, task in recipe.finetuning.items()},
+    )
+
+
+def _short(work: Finetuning) -> Finetuning:
+    return replace(
+        work,
+        train=dict.fromkeys(work.train, 12),
+        unlabelled=dict.fromkeys(work.unlabelled, 8),
+        unanswerable_questions=min(work.unanswerable_questions, 4),
+        epochs=1,
+        batch_size=4,
+        max_tokens=48,
+        evaluate_skip=min(work.evaluate_skip, 20),
+        evaluate_limit=4,
+        distillation=work.distillation and replace(work.distillation, teacher_epochs=1),
+    )
+
+
+def write_data(folder: Path) -> None:
+    """Writes a small version of every file that a shipped recipe names."""
+    chance = np.random.default_rng(0)
+
+    def sentences(count: int) -> str:
+        return " ".join(" ".join(chance.choice(WORDS, 9)) + "." for _ in range(count))
+
+    def labels(count: int = 16) -> list[tuple[int, str]]:
+        return [(number % 2, sentences(1)) for number in range(count)]
+
+    def asked() -> str:
+        contexts = [sentences(2) for _ in range(8)]
+        answers = [context.split()[3] for context in contexts]
+        entries = [
+            {"text": answer, "answer_start": context.index(answer)}
+            for answer, context in zip(answers, contexts, strict=True)
+        ]
+        paragraphs = [
+            {"context": context, "qas": [{"id": str(i), "question": "the mill", "answers": [entry]}]}
+            for i, (context, entry) in enumerate(zip(contexts, entries, strict=True))
+        ]
+        return json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
+
+    works = [work for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
+    named = {file for recipe in SHIPPED.values() for file in recipe.pretraining.corpora}
+    named |= {file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate)}
+    for name in sorted(named):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".json"):
+            path.write_text(asked(), "utf-8")
+        elif name.startswith("cola/"):
+            path.write_text("".join(f"x\t{label}\t\t{text}\n" for label, text in labels()), "utf-8")
+        elif name.endswith(".tsv"):
+            path.write_text("label\ttext\n" + "".join(f"{label}\t{text}\n" for label, text in labels()), "utf-8")
+        elif name.endswith(".tar.xz"):
+            content = "".join(f"{label}\t{sentences(6)}\n" for label, _ in labels()).encode()
+            with tarfile.open(path, "w:xz") as archive:
+                member = tarfile.TarInfo("reviews/train.tsv")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        else:
+            articles = [f"= {number} =\n{sentences(8)}" for number in range(30)]
+            path.write_bytes(lzma.compress("\n".join(articles).encode()))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Iterator[dict[str, list[Artifact]]]:
+    """The artifacts of each recipe. The loss of int8 on so little data is random, and therefore not limited."""
+    folder = tmp_path_factory.mktemp("recipes")
+    write_data(folder / "data")
+    teacher_package(folder / "packages", TEACHER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder / "packages"), *sys.path])
+        patch.setattr(offline_train, "load_recipe", lambda name: short(SHIPPED[name], folder / "out"))
+        patch.setattr(offline_train, "release", partial(release, max_loss=100))
+        places = folder / "data", folder / "runs", folder / "out"
+        for name in TEACHERS:
+            run_recipe(name, (), *places, lambda text: None)
+        yield {name: run_recipe(name, (), *places, lambda text: None) for name in MAKERS}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_shipped_recipes_make_artifacts_that_can_be_served(trained, name):
+    artifacts = trained[name]
+
+    assert [artifact.manifest.name for artifact in artifacts] == list(SHIPPED[name].finetuning)
+    answers = answer_requests(artifacts, BODIES)
+    for artifact in artifacts:
+        answer = answers[artifact.manifest.name]
+        labels = artifact.manifest.labels
+        assert {one["label"] for one in answer[0]} == set(labels) if labels else answer
+
+
+def test_shipped_recipes_are_all_used(trained):
+    (runs,) = {artifact.path.parent.parent / "runs" for artifacts in trained.values() for artifact in artifacts}
+
+    assert {path.name for path in runs.iterdir()} == SHIPPED.keys()

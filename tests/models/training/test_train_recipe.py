@@ -1,0 +1,199 @@
+"""A recipe from its corpus to served answers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from swiftlet_serve.models.graphs.reader import read_weights
+from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.training.pretrain import pretrain
+from swiftlet_serve.models.training.recipe import RecipeError
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.offline import train as offline_train
+from swiftlet_serve.service.offline.release import release
+from swiftlet_serve.service.offline.train import run_recipe
+from tests.support.training import BODIES, SILENT, answer_requests
+
+
+def test_run_recipe_makes_an_artifact_of_each_task(trained, project):
+    artifacts, reports = trained
+
+    assert [artifact.manifest.name for artifact in artifacts] == ["tiny-mood", "tiny-qa", "tiny-mask"]
+    assert [artifact.manifest.task for artifact in artifacts] == ["classify", "qa", "fill-mask"]
+    for artifact in artifacts:
+        manifest, card = artifact.manifest, artifact.card()
+        assert (manifest.version, manifest.precision, manifest.max_tokens) == ("3", "int8", 128)
+        assert manifest.source == {"recipe": "tiny", "seed": 1, "teacher": "tiny_teacher_of_the_tests"}
+        assert card["licences"] == ["our own"]
+        assert {"more.txt", "text.txt.xz"} <= set(card["trained_on"])
+        spent = card["compute"]["stages"]
+        assert card["compute"]["machine"]
+        assert spent.keys() == {"tiny"} | ({manifest.name} if manifest.task != "fill-mask" else set())
+        assert spent["tiny"]["steps"] == 12
+        assert all(stage["hours"] >= 0 and stage["tflop"] >= 0 for stage in spent.values())
+        for precision in ("fp32", "int8"):
+            assert all(score["n"] > 0 for score in card["scores"][precision].values())
+    assert any(line.startswith("step 12/12 mlm ") for line in reports)
+    assert any(line.startswith("tiny-qa: step ") for line in reports)
+    assert sorted(path.name for path in (project / "out").iterdir()) == ["tiny-mask", "tiny-mood", "tiny-qa"]
+
+
+def test_run_recipe_lists_only_actual_weaknesses_in_the_card(trained):
+    artifacts, reports = trained
+    (shown,) = artifacts[0].card()["weaknesses"]
+
+    assert shown == {
+        "about": "shouting in the snow",
+        "inputs": "SNOW! SNOW! SNOW!",
+        "right": "VERY LOUD",
+        "answer": shown["answer"],
+    }
+    assert shown["answer"] in {"QUIET", "LOUD"}
+    assert "tiny-mood: answers correctly, so this weakness is not recorded: none" in reports
+    assert "weaknesses" not in artifacts[0].card()["finetuning"]
+    assert "weaknesses" not in artifacts[1].card()
+
+
+def test_run_recipe_makes_artifacts_that_can_be_served(trained):
+    artifacts, _ = trained
+    answers = answer_requests(artifacts, BODIES | {"classify": {"inputs": "the rain falls on the old rain"}})
+
+    assert answers["tiny-mood"][0][0]["label"] == "LOUD"  # texts with "rain" are loud
+    answer = answers["tiny-qa"]
+    assert "snow lies over the quiet town"[answer["start"] : answer["end"]] == answer["answer"] != ""
+    assert len(answers["tiny-mask"]) == 5
+    assert all(0 < one["score"] < 1 for one in answers["tiny-mask"])
+
+
+def test_run_recipe_trains_an_accurate_classifier(trained):
+    assert trained[0][0].card()["scores"]["int8"]["accuracy"]["value"] >= 90
+
+
+def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, project, tmp_path, monkeypatch):
+    text = (project / "tiny.toml").read_text("utf-8")
+    table = (
+        "\n[finetuning.{}.distillation]\nhard_label_weight = 0.25\nteacher_epochs = 2\nteacher_learning_rate = 1e-3\n"
+    )
+    text = text.replace("epochs = 8", 'epochs = 8\nalso_evaluate = ["moods.tsv"]')
+    (project / "data/moods.tsv").write_text("label\ttext\n1\tthe rain\n0\tthe snow\n1\train\n", "utf-8")
+    (tmp_path / "tiny.toml").write_text(text + table.format("tiny-mood") + table.format("tiny-qa"), "utf-8")
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    arguments = (("tiny-mood", "tiny-qa"), project / "data", tmp_path / "runs", tmp_path / "out")
+    reports: list[str] = []
+    moods, asked = (artifact.card() for artifact in run_recipe(str(tmp_path / "tiny.toml"), *arguments, reports.append))
+
+    assert [card["taught_by"] for card in (moods, asked)] == [
+        "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
+    ] * 2
+    plan = {"hard_label_weight": 0.25, "temperature": 2.0, "teacher_epochs": 2, "teacher_learning_rate": 1e-3}
+    assert moods["finetuning"]["distillation"] == plan | {"init_from_teacher": False}
+    assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
+    assert moods["also"]["moods.tsv"]["scores"]["accuracy"]["n"] == 3
+    assert "moods.tsv" not in moods["trained_on"]
+    assert not {"taught_by", "also"} & trained[0][0].card().keys()
+    assert any(line.startswith("tiny-mood: teacher: step ") for line in reports)
+    again: list[str] = []
+    monkeypatch.setattr(offline_train, "release", lambda *_, **named: None)  # only training can be repeated
+    run_recipe(str(tmp_path / "tiny.toml"), *arguments, again.append)
+    assert not any("step" in line or "logits" in line for line in again)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("steps = 12", "steps = 11"),
+        ("num_hidden_layers = 2", "num_hidden_layers = 1"),
+        ("epochs = 8", "epochs = 1"),
+        ('"mood.tsv" = 1000', '"mood.tsv" = 9'),
+    ],
+)
+def test_run_recipe_rejects_the_runs_of_a_changed_recipe(trained, project, tmp_path, change):
+    text = (project / "tiny.toml").read_text("utf-8")
+    assert change[0] in text
+    (tmp_path / "tiny.toml").write_text(text.replace(*change), "utf-8")
+
+    with pytest.raises(RecipeError, match="holds a run of a different recipe"):
+        run_recipe(
+            str(tmp_path / "tiny.toml"),
+            ("tiny-mood",),
+            project / "data",
+            project / "trained_runs",
+            tmp_path / "out",
+            SILENT,
+        )
+
+
+def test_run_recipe_initialises_from_other_recipes(pretrained, project, tmp_path):
+    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text = text.replace("learning_rate = 1e-3", f'learning_rate = 1e-12\ninit_from_recipe = "{project / "tiny.toml"}"')
+    text = text.replace('name = "tiny"', 'name = "second"').replace("seed = 1", "seed = 2")
+    (tmp_path / "second.toml").write_text(text, "utf-8")
+    third = text.replace(str(project / "tiny.toml"), str(tmp_path / "second.toml")).replace(
+        'name = "second"', 'name = "third"'
+    )
+    (tmp_path / "third.toml").write_text(third, "utf-8")
+    run_recipe(str(tmp_path / "third.toml"), (), project / "data", project / "runs", tmp_path / "out", SILENT)
+    names = ("tiny", "second", "third")
+    states = [torch.load(project / "runs" / name / "checkpoint.pt", weights_only=True)["model"] for name in names]
+
+    assert all(torch.allclose(states[0][name], state[name], atol=1e-6) for state in states[1:] for name in state)
+
+
+@pytest.mark.parametrize("key", ["init_from_recipe", "teacher_recipe"])
+def test_run_recipe_rejects_a_recipe_that_needs_itself(project, tmp_path, key):
+    for name, other in (("one", "two"), ("two", "one")):
+        line = f'{key} = "{tmp_path / other}.toml"'
+        text = (project / "tiny.toml").read_text("utf-8").replace('name = "tiny"', f'name = "{name}"')
+        where = "feature_weight = 1.0" if key == "teacher_recipe" else "learning_rate = 1e-3"
+        assert where in text
+        (tmp_path / f"{name}.toml").write_text(text.replace(where, f"{where}\n{line}", 1), "utf-8")
+
+    with pytest.raises(SetupError, match=f"The {key} 'one' cannot be used: it needs this recipe itself"):
+        run_recipe(str(tmp_path / "one.toml"), (), project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+
+
+def test_run_recipe_trains_the_teacher_recipe_first(project, tmp_path, monkeypatch):
+    text = (project / "tiny.toml").read_text("utf-8")
+    (tmp_path / "teacher.toml").write_text(text.replace('name = "tiny"', 'name = "teacher"'), "utf-8")
+    student = text.replace(
+        "feature_weight = 1.0", f'teacher_recipe = "{tmp_path / "teacher.toml"}"\nhard_label_weight = 0.5'
+    )
+    (tmp_path / "tiny.toml").write_text(student, "utf-8")
+    released = []
+    monkeypatch.setattr(offline_train, "release", lambda draft, directory, *_, **named: released.append(directory))
+    reports: list[str] = []
+    run_recipe(
+        *(str(tmp_path / "tiny.toml"), ("tiny-mask",), project / "data", tmp_path / "runs", tmp_path / "out"),
+        reports.append,
+    )
+
+    first, second = (i for i, line in enumerate(reports) if "step 12/12" in line)
+    assert reports[first].startswith("teacher: step 12/12 mlm ")
+    assert reports[second].startswith("step 12/12 mlm ")
+    assert released == [tmp_path / "out/tiny-mask"]
+
+
+def test_run_recipe_uses_an_artifact_as_teacher(trained, project, tmp_path, monkeypatch):
+    path = project / "out/tiny-mask"
+    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text = text.replace("feature_weight = 1.0", f'teacher_model = "{path}"\nhard_label_weight = 0.5')
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    teachers: list[Model] = []
+
+    def recording_pretrain(*arguments, teacher_model, **named):
+        teachers.append(teacher_model)
+        return pretrain(*arguments, teacher_model=teacher_model, **named)
+
+    monkeypatch.setattr(offline_train, "pretrain", recording_pretrain)
+    reports: list[str] = []
+    run_recipe(str(tmp_path / "tiny.toml"), (), project / "data", tmp_path / "runs", tmp_path / "out", reports.append)
+    (teacher,) = teachers
+    weights = read_weights(path / "model.onnx")
+
+    assert [line for line in reports if line.startswith("step 12/12 mlm ")]
+    assert {name: value.numpy() for name, value in teacher.state_dict().items()}.keys() == weights.keys()
+    assert all(np.array_equal(value.numpy(), weights[name]) for name, value in teacher.state_dict().items())
