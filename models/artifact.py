@@ -1,14 +1,14 @@
-"""The artifact: a directory that holds everything one served model needs, verified before any of it is parsed.
+"""The artifact: a directory with all files of one served model. Every file is verified before it is parsed.
 
     my-model/
-      manifest.json       what it is, and the size and SHA-256 of every other file
+      manifest.json       description of the model, and the size and SHA-256 of every other file
       tokenizer.json      for the `tokenizers` library
       model.onnx          the network, int8 or fp32, in one file
       model.safetensors   optional: the fp32 weights, for the torch engine
-      golden.npz          inputs and the fp32 network's outputs for them, replayed at start-up
-      card.json           where it comes from and how well it does
+      golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
+      card.json           origin, and measured accuracy and latency
 
-Standard library only, so that anything may read an artifact without bringing a runtime along.
+This module needs only the standard library, so any program can read an artifact without a runtime.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
 class ArtifactError(ModelError):
-    """The directory is not an artifact that can be served; the message is one sentence that names the culprit."""
+    """Raised when a directory is not an artifact that can be served. The message names the fault."""
 
 
 @dataclass(frozen=True)
 class File:
-    """What the manifest says of one file."""
+    """The manifest's entry for one file."""
 
     size: int  # bytes
     sha256: str  # 64 hexadecimal digits
@@ -60,10 +60,10 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact says of itself.
+    """The description of an artifact.
 
-    `config` holds the fields of the architecture's `Config`; `source` says what it was made from
-    (checkpoint, revision, or training recipe).
+    `config` holds the fields of the architecture's `Config`. `source` names the origin: a checkpoint with its revision,
+    or a training recipe.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Manifest:
     task: str  # the name of a module in service/tasks, checked when the task is loaded
     head: Head
     precision: Precision
-    max_tokens: int  # the longest row the network takes, special tokens included
+    max_tokens: int  # longest sequence of the network, special tokens included
     vocab_size: int
-    width: int  # numbers the head gives for each row it reads: labels, 2 (start, end), or the vocabulary
+    width: int  # outputs of the head per position: the number of labels, 2 (start, end), or the vocabulary size
     labels: tuple[str, ...]  # one for each output, or empty if the outputs have no names
     problem: Problem | None  # None if there are no labels
-    tolerance: float  # largest |output - golden| that start-up accepts
+    tolerance: float  # largest |output - golden answer| that start-up accepts
     config: Mapping[str, Any]
     source: Mapping[str, Any]
     files: Mapping[str, File] = field(default_factory=dict)
@@ -86,13 +86,13 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory whose files were found to be exactly what its manifest lists."""
+    """A directory whose files match its manifest exactly."""
 
     path: Path
     manifest: Manifest
 
     def file(self, name: str) -> Path:
-        """The path of one listed file.
+        """Returns the path of a listed file.
 
         Raises:
             ArtifactError: the artifact has no such file.
@@ -102,16 +102,16 @@ class Artifact:
         return self.path / name
 
     def card(self) -> dict[str, Any]:
-        """Provenance and measured scores, as written by the command that made the artifact."""
+        """Returns the model's card: its origin and its measured accuracy and latency."""
         card: dict[str, Any] = json.loads(self.file(CARD).read_text("utf-8"))
         return card
 
 
 def open_artifact(path: Path) -> Artifact:
-    """Verifies every file of the directory against the manifest.
+    """Verifies every file of a directory against its manifest.
 
     Raises:
-        ArtifactError: a file is missing, altered, truncated, not listed, or not a regular file.
+        ArtifactError: a file is missing, altered, truncated, not listed, or no regular file.
     """
     manifest = _read_manifest(path)
     present = {entry.name for entry in path.iterdir()} - {MANIFEST}
@@ -125,14 +125,14 @@ def open_artifact(path: Path) -> Artifact:
 
 
 def check_self_contained(model: Path) -> None:
-    """A graph may name other files to read tensors from. Ours never do, and nobody else's shall.
+    """Checks that an ONNX file reads no tensors from other files.
 
-    To name one, the key "location" has to stand in the file; the format knows no other spelling.
+    In the ONNX format, a reference to another file contains the key "location", so the check looks for that word.
 
     Raises:
-        ArtifactError: it does.
+        ArtifactError: the file refers to other files.
     """
-    if not model.stat().st_size:  # it cannot be mapped, and names none
+    if not model.stat().st_size:  # an empty file cannot be mapped
         return
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"location") >= 0:
@@ -140,10 +140,10 @@ def check_self_contained(model: Path) -> None:
 
 
 def seal(path: Path, manifest: Manifest) -> Artifact:
-    """Writes `manifest.json` for the files now in the directory, and verifies the result.
+    """Writes `manifest.json` for the files in a directory, and verifies the result.
 
     Raises:
-        ArtifactError: the files present are not those an artifact has.
+        ArtifactError: a required file is missing, or there is an unknown file.
     """
     (path / MANIFEST).unlink(missing_ok=True)
     files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}
@@ -171,25 +171,25 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _object_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key comes twice: readers differ in which of the two they believe."""
+    """Returns a JSON object. Raises ValueError for a repeated key, which JSON parsers resolve differently."""
     if len(dict(pairs)) != len(pairs):
         raise ValueError
     return dict(pairs)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """NaN and the infinities are Python's, not JSON's."""
+    """Raises ValueError for NaN and infinities, which Python accepts and JSON does not have."""
     raise ValueError(name)
 
 
 def _parse(document: object) -> Manifest:
-    """Checks a decoded manifest by hand; the standard library has no validator.
+    """Validates a decoded manifest. The task checks the labels and the width when it is loaded.
 
     Raises:
-        ValueError: with a sentence that names the field.
+        ValueError: a field is invalid. The message is a sentence that names it.
     """
     if not isinstance(document, dict):
-        raise ValueError("the document is not an object.")  # noqa: TRY004  # one kind of error for every fault
+        raise ValueError("the document is not an object.")  # noqa: TRY004  # the caller handles ValueError only
     if type(document.get("format")) is not int or document["format"] != FORMAT:
         raise ValueError(f"the format is not {FORMAT}.")
     names = {f.name for f in fields(Manifest)}
@@ -223,7 +223,7 @@ def _parse(document: object) -> Manifest:
     for name in sorted(REQUIRED - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
     for name in sorted(set(files) - REQUIRED - OPTIONAL):
-        raise ValueError(f"{name!r} is not a file an artifact has.")
+        raise ValueError(f"the list of files has the unknown name {name!r}.")
     for name, entry in files.items():
         check(
             isinstance(entry, dict)
@@ -256,7 +256,7 @@ def _measure(path: Path, name: str) -> File:
 
 
 def _is_plain(file: Path) -> bool:
-    """A regular file of its own: no link leads out of the directory."""
+    """Returns whether the path is a regular file. A symbolic link is not, because it may lead out of the directory."""
     try:
         status = file.lstat()
     except OSError:
@@ -265,5 +265,5 @@ def _is_plain(file: Path) -> bool:
 
 
 def find_artifacts(directory: Path) -> Iterable[Path]:
-    """The directories directly under `directory` that hold a manifest, by name."""
+    """Returns the subdirectories of `directory` that hold a manifest, sorted by name."""
     return sorted(file.parent for file in directory.glob(f"*/{MANIFEST}"))

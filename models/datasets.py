@@ -1,4 +1,4 @@
-"""Reading the files that models are trained and measured on. Nothing here knows a network or a tokenizer."""
+"""Readers of the data files that models are trained and measured on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LABEL: Final = re.compile("[0-9]{1,9}")
 
 
 class DatasetError(ModelError):
-    """The file is not in the format its name promises; the message is one sentence."""
+    """Raised when a data file is not in the expected format. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text and the index of its label."""
+    """A text with the index of its label."""
 
     text: str
     label: int
@@ -31,39 +31,43 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a context, with every answer that people gave; none where the context does not answer it."""
+    """A question with its context and all reference answers. It has none if the context does not answer it."""
 
     id: str
     question: str
     context: str
     answers: tuple[str, ...]
-    starts: tuple[int, ...]  # code points, one for each answer
+    starts: tuple[int, ...]  # position of each answer in the context, in code points
 
 
 def labelled(path: Path) -> list[Labelled]:
-    """Reads tab-separated texts: columns named in a header line (SST-2, NSMC), or CoLA's four without one.
+    """Reads tab-separated texts with labels.
+
+    A header line names the columns (SST-2, NSMC). A file without a header has CoLA's four columns.
 
     Raises:
-        DatasetError: a line has neither form.
+        DatasetError: a line lacks a label or a text.
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            rows = [line.rstrip("\n").split("\t") for line in lines]  # quotation marks mean nothing here
+            rows = [line.rstrip("\n").split("\t") for line in lines]  # the formats have no quoting
     except UnicodeDecodeError:
-        raise DatasetError(f"{path.name} is not text in UTF-8.") from None
+        raise DatasetError(f"{path.name} is not UTF-8 text.") from None
     header = rows[0] if rows else []
     if "label" in header:
         label = header.index("label")
         text = next((i for i, name in enumerate(header) if name in TEXT_COLUMNS), None)
         if text is None:
-            raise DatasetError(f"{path.name}: no column is named {', '.join(TEXT_COLUMNS)}.")
+            raise DatasetError(
+                f"{path.name}: no text column. Name one {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}."
+            )
         rows = rows[1:]
     else:
         label, text = 1, 3
     examples = []
     for number, row in enumerate(rows, start=2 if "label" in header else 1):
         if len(row) <= max(label, text) or not LABEL.fullmatch(row[label]):
-            raise DatasetError(f"{path.name}: line {number} is not a label and a text.")
+            raise DatasetError(f"{path.name}: line {number} has no label and text.")
         examples.append(Labelled(row[text], int(row[label])))
     return examples
 
@@ -72,7 +76,7 @@ def questions(path: Path) -> list[Question]:
     """Reads a file in SQuAD's format, 1.1 or 2.0.
 
     Raises:
-        DatasetError: the file is not in that format.
+        DatasetError: the file is not in SQuAD's format.
     """
     try:
         document = json.loads(path.read_text("utf-8"))
@@ -97,10 +101,11 @@ def _question(entry: Mapping[str, Any], context: str) -> Question:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Reads running text: an article under each `= Title =`, the texts of a table (`labelled`), the last column of an
-    archive's tables, else every line.
+    """Reads running text, one document at a time.
 
-    Paragraphs of an article are joined by line feeds.
+    A `.tsv` file is read by `labelled`. In a `.tar.xz` archive, a document is the last column of a line of a `.tsv`
+    file. In other files, plain or `.xz`, a line `= Title =` begins an article, whose paragraphs are joined by line
+    feeds. A file without titles has one document per line.
 
     Raises:
         DatasetError: the file is damaged, or no text.

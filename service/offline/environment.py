@@ -1,4 +1,4 @@
-"""Where and when something was measured, and of what."""
+"""The environment of a measurement: machine, date, commit and package versions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Setting:
     commit: str
     machine: str
     cores: int
-    load: float  # what the machine did besides, as runnable processes of the last minute, before the measurement
+    load: float  # load average of the last minute before the measurement
     versions: dict[str, str]
 
     def told(self, besides: str = ", generator included") -> str:
-        """A sentence each."""
+        """Returns the environment as sentences."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{self.date}, commit {self.commit}. {self.machine}{besides}; load {self.load:.1f}. {versions}."
 
 
 def setting(*packages: str) -> Setting:
-    """This machine, now; with the versions of more packages."""
+    """Returns the current environment. `packages` are further packages to list."""
     cores = len(os.sched_getaffinity(0))
     return Setting(
         f"{datetime.now(UTC):%Y-%m-%d}",
@@ -45,14 +45,14 @@ def setting(*packages: str) -> Setting:
 
 
 def other_work(load: float, cores: int) -> list[str]:
-    """A sentence of warning where the machine had much to do before a measurement began."""
+    """Returns a warning if the machine was busy before a measurement began."""
     if load <= cores / 2:
         return []
-    return [f"The machine had other work: a load of {load:.1f} on {cores} cores before this began."]
+    return [f"The machine was busy: the load average was {load:.1f} on {cores} cores before the measurement."]
 
 
 def processor() -> str:
-    """The processor, and the vector instructions that decide how fast int8 is on it."""
+    """Returns the processor's name and the vector instructions that decide the speed of int8."""
     facts = _cpuinfo()
     if not facts:
         return platform.processor() or platform.machine()
@@ -61,7 +61,7 @@ def processor() -> str:
 
 
 def _described() -> str:
-    """Which commit this is; nothing where it is none, or there is no git."""
+    """Returns the description of the current commit, or an empty string outside a git repository."""
     command = ["git", "describe", "--always", "--dirty", "--tags"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603  # ours
@@ -70,7 +70,7 @@ def _described() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What the system says of the last of its cores; nothing where it does not."""
+    """Returns the entry of the last core in /proc/cpuinfo, or nothing if the file does not exist."""
     try:
         pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines())
         return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}

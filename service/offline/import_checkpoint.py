@@ -1,4 +1,4 @@
-"""A checkpoint of transformers becomes an artifact."""
+"""Imports a transformers checkpoint as an artifact."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def import_checkpoint(
 ) -> tuple[Artifact, tuple[str, ...]]:
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
 
-    Returns the artifact, and the names of the tensors that it has no place for.
+    Returns the artifact and the names of the ignored tensors.
 
     Raises:
         ConversionError: the checkpoint cannot be converted exactly.
-        TokenizerError: its tokenizer cannot be used.
-        ReleaseError, ArtifactError: as `release` says.
-        SetupError: the name is not one that an artifact can have.
+        TokenizerError: the tokenizer is not supported.
+        ReleaseError, ArtifactError: as `release`.
+        SetupError: the task does not exist, the name is invalid, or the tokenizer does not fit the network.
     """
     directory, origin = convert.locate(source, revision)
     name = name or re.sub(r"[^a-z0-9._-]+", "-", source.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
     if not NAME.fullmatch(name):
         raise SetupError(
-            f"An artifact cannot be named {name!r}: use --name, with lower-case letters, digits, . _ and -."
+            f"{name!r} is not a valid name. Set one with --name: lower-case letters, digits and the characters . _ -."
         )
     report("reading the checkpoint")
     definition = tasks.load(task)
@@ -51,7 +51,7 @@ def import_checkpoint(
     tokenizer = Tokenizer.from_directory(directory)
     config = converted.model.encoder.config
     if tokenizer.vocab_size > config.vocab_size:
-        raise SetupError("The tokenizer knows more tokens than the network, so it belongs to another checkpoint.")
+        raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
     manifest = Manifest(
         name=name,
         version="1",

@@ -193,7 +193,7 @@ def test_an_incomplete_or_foreign_directory_is_not_sealed(path: Path, name: str)
     with pytest.raises(ArtifactError, match=f"the list of files lacks {name}"):
         seal(path, MAIN)
     (path / name).write_bytes(PARTS[name])
-    with pytest.raises(ArtifactError, match=r"'other\.bin' is not a file an artifact has"):
+    with pytest.raises(ArtifactError, match=r"the list of files has the unknown name 'other\.bin'"):
         seal(path, MAIN)
 
 
@@ -331,7 +331,7 @@ def test_an_entry_that_is_no_object_is_named(path: Path, entry: Any) -> None:
 def test_a_name_that_no_artifact_has_is_refused(path: Path, name: str) -> None:
     """Before the file is looked at: none leads out of the directory."""
     edit(path, files_with(name))
-    assert refusal(path) == f"manifest.json: {name!r} is not a file an artifact has."
+    assert refusal(path) == f"manifest.json: the list of files has the unknown name {name!r}."
 
 
 @pytest.mark.parametrize("name", PARTS)

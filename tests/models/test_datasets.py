@@ -62,16 +62,16 @@ def test_a_file_of_nothing_has_no_examples(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"label\twords\n1\tfine\n", "no column is named sentence, content, document, text"),
-        (b"label\tsentence\n1\tfine\n1\n", "line 3 is not a label and a text"),
-        (b"label\tsentence\ngood\tfine\n", "line 2 is not a label and a text"),
-        (b"label\tsentence\n-1\tfine\n", "line 2 is not a label and a text"),
-        (b"label\tsentence\n0.5\tfine\n", "line 2 is not a label and a text"),
-        (b"gj04\t1\t\tfine\nsentence\n", "line 2 is not a label and a text"),
-        (b'{"data": []}\n', "line 1 is not a label and a text"),
-        (b"label\tsentence\n1\tfine\n\n1\tfine\n", "line 3 is not a label and a text"),
-        (b"label\tsentence\n" + b"9" * 5000 + b"\tfine\n", "line 2 is not a label and a text"),
-        (b"label\tsentence\n1\t\xff\xfe\n", "is not text in UTF-8"),
+        (b"label\twords\n1\tfine\n", "no text column. Name one sentence, content, document or text."),
+        (b"label\tsentence\n1\tfine\n1\n", "line 3 has no label and text"),
+        (b"label\tsentence\ngood\tfine\n", "line 2 has no label and text"),
+        (b"label\tsentence\n-1\tfine\n", "line 2 has no label and text"),
+        (b"label\tsentence\n0.5\tfine\n", "line 2 has no label and text"),
+        (b"gj04\t1\t\tfine\nsentence\n", "line 2 has no label and text"),
+        (b'{"data": []}\n', "line 1 has no label and text"),
+        (b"label\tsentence\n1\tfine\n\n1\tfine\n", "line 3 has no label and text"),
+        (b"label\tsentence\n" + b"9" * 5000 + b"\tfine\n", "line 2 has no label and text"),
+        (b"label\tsentence\n1\t\xff\xfe\n", "is not UTF-8 text"),
     ],
 )
 def test_a_table_of_another_kind_is_refused(tmp_path, content, said):
@@ -156,7 +156,7 @@ def test_every_text_of_a_table_is_a_document(tmp_path):
     file = write(tmp_path / "train.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t \t0\n7\tno = good\t0\n")
 
     assert list(documents(file)) == ["아름다운 영화", "no = good"]
-    with pytest.raises(DatasetError, match="line 1 is not a label and a text"):
+    with pytest.raises(DatasetError, match="line 1 has no label and text"):
         list(documents(write(tmp_path / "other.tsv", "one\ntwo\n")))
 
 

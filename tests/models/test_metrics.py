@@ -77,12 +77,12 @@ def test_a_difference_has_the_interval_of_what_differs_and_not_of_what_is_hard()
 def test_what_is_not_of_the_same_cases_is_not_compared():
     with pytest.raises(ValueError, match="shorter"):
         difference([1.0, 0.0], [1.0])
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="no values to compare"):
         difference([], [])
 
 
 def test_nothing_has_no_mean():
-    with pytest.raises(ValueError, match="nothing to average"):
+    with pytest.raises(ValueError, match="no values to average"):
         mean([])
 
 
@@ -126,7 +126,7 @@ def test_predictions_and_labels_come_in_pairs(score):
 
 @pytest.mark.parametrize("score", [matthews, f1])
 def test_no_predictions_have_no_score(score):
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="no cases to score"):
         score([], [])
 
 
@@ -311,7 +311,7 @@ def test_thresholds_at_the_edges(judged, value, score):
 
 
 def test_no_questions_have_no_threshold():
-    with pytest.raises(ValueError, match="no question"):
+    with pytest.raises(ValueError, match="no questions"):
         best_threshold([], [], [])
     with pytest.raises(ValueError, match="shorter"):
         best_threshold([1.0], [1.0], [])

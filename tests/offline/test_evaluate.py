@@ -359,7 +359,7 @@ def test_progress_is_told(tmp_path, good):
         ("good", "label\tsentence\n", "texts holds no example"),
         ("good", "", "texts holds no example"),
         ("good", "label\tsentence\n1\t \n", "texts holds no example"),
-        ("good", '{"data": []}', "texts: line 1 is not a label and a text"),
+        ("good", '{"data": []}', "texts: line 1 has no label and text"),
         ("reader", "label\tsentence\n1\tfine\n", "texts is not in SQuAD's format"),
         ("reader", '{"data": []}', "texts holds no example"),
         ("reader", "EMPTY", "texts holds an example that cannot be answered: The text is empty."),

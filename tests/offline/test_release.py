@@ -357,7 +357,7 @@ def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
     ("change", "arguments", "said"),
     [
         ("", ["--task", "fill-mask"], "is not in the checkpoint"),
-        ("", ["--task", "classify", "--name", "Not a name"], "use --name"),
+        ("", ["--task", "classify", "--name", "Not a name"], "Set one with --name"),
         ("", ["--task", "translate"], "'translate' is not one of"),
         ("", [], "Missing option '--task'"),
         ("", ["--task", "classify", "--data", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
