@@ -16,7 +16,7 @@ import json
 from loadtest.generator import closed_loop
 from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, cpu_seconds, resident_kib, serving
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 
@@ -29,7 +29,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6)
     arguments = parser.parse_args()
 
-    print(f"{setting().told()} {arguments.engine}, closed loop of {arguments.callers}, {arguments.seconds:g} s each\n")
+    print(
+        f"{current_environment().description()} {arguments.engine}, "
+        f"closed loop of {arguments.callers}, {arguments.seconds:g} s each\n"
+    )
     print("| model | " + " | ".join(f"{length} tokens" for length in LENGTHS) + " | memory |")
     print("|---" * (len(LENGTHS) + 2) + "|")
     for model in arguments.models:

@@ -38,7 +38,7 @@ from loadtest.server_process import module_server, resident_kib, serving, wait_u
 from loadtest.workload import TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
 from swiftlet_serve.service.benchmark.plan import BUNDLED
-from swiftlet_serve.service.offline.environment import Setting, other_work, setting
+from swiftlet_serve.service.offline.environment import Environment, current_environment, load_warnings
 from swiftlet_serve.service.percentile import percentile
 
 LONG_BYTES: Final = 400  # a body of more bytes is long
@@ -75,7 +75,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    setting: Setting
+    setting: Environment
     models: tuple[str, ...]
     seconds: float
     points: tuple[Point, ...]
@@ -182,12 +182,12 @@ def introduction(comparison: Comparison) -> str:
     memory = ", ".join(f"{name} {mib:.0f}" for name, mib in comparison.resident_mib.items())
     where, rounds = comparison.setting, len(comparison.points[0].rounds)
     lines = [
-        where.told(),
+        where.description(),
         f"Models: {', '.join(comparison.models)}. Closed loop, median of {rounds} rounds of "
         f"{comparison.seconds:g} s or more, and the lowest and highest rate.",
         f"Resident memory of all processes afterwards, MiB: {memory}.",
     ]
-    return "\n".join([*lines, *other_work(where.load, where.cores)])
+    return "\n".join([*lines, *load_warnings(where.load, where.cores)])
 
 
 def write(comparison: Comparison, directory: Path) -> None:
@@ -252,7 +252,7 @@ def main() -> None:
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed.")
     models = _models(arguments)
-    where = setting("tokenizers", "torch", *(["transformers"] if arguments.checkpoint else []))
+    where = current_environment("tokenizers", "torch", *(["transformers"] if arguments.checkpoint else []))
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files = workload_files(arguments.workloads, arguments.only, temporary)

@@ -34,7 +34,7 @@ from swiftlet_serve.models.heads import build
 from swiftlet_serve.service.benchmark.networks import RELEASED, batch_of
 from swiftlet_serve.service.errors import Internal
 from swiftlet_serve.service.loading import BUNDLED, LoadedModel, load_model
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, evaluate
 from swiftlet_serve.service.types import Batch, Engine
 
@@ -173,7 +173,7 @@ def main() -> None:
     torch.set_num_threads(1)
     texts = [FP32, *arguments.variant] if arguments.variant else [""]
     variants = [name for name in VARIANTS if any(text in name for text in texts)]
-    lines = [setting(*(name for name in PACKAGES if find_spec(name))).told("")]
+    lines = [current_environment(*(name for name in PACKAGES if find_spec(name))).description("")]
     print(lines[0])
     parts: dict[str, Callable[[], Iterator[str]]] = {
         **{name: partial(speed, name, arguments.seconds, variants, arguments.shape or SHAPES) for name in RELEASED},

@@ -36,7 +36,7 @@ from loadtest.arrivals import poisson
 from loadtest.generator import closed_loop, open_loop
 from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.server_process import ServerProcess, serving
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.scheduling.load import AdmissionPolicy
 
@@ -322,7 +322,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with serving_on_half_of_the_cores("echo") as server:
         highest = uvloop.run(_highest_rate(server.url))
-    head = f"{setting().told()} Generator and server together: {highest:.0f} requests/s to /health/live.\n"
+    where = current_environment().description()
+    head = f"{where} Generator and server together: {highest:.0f} requests/s to /health/live.\n"
     print(head)
     reports = []
     cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]

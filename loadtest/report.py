@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from loadtest.verdict import MAX_BAD_SHARE, Run, fit
-from swiftlet_serve.service.offline.environment import other_work
+from swiftlet_serve.service.offline.environment import load_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def conclusion(found: Mapping[str, Any]) -> str:
         lines.append(f"From the first to the last tenth of the time, p99 went from {first:.0f} to {last:.0f} ms.")
         if one["generator_limited"]:
             lines.append("The generator was the limit, not the server.")
-    lines += other_work(found["setting"]["load"], found["setting"]["cores"])
+    lines += load_warnings(found["setting"]["load"], found["setting"]["cores"])
     if comparison := found.get("comparison"):
         lines.append(comparison)
     required = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""

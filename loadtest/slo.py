@@ -36,7 +36,7 @@ from loadtest.load import Load, add_options, arrival_times, duration_s, load_of
 from loadtest.measurement import Measurement, generator_limited, summarize
 from loadtest.server_process import module_server, serving
 from loadtest.verdict import MAX_BAD_SHARE, MIN_RATE, estimate, next_rate, verdict
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop
@@ -183,8 +183,8 @@ def main() -> None:
     options = _options()
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # an open loop has many connections
-    where = setting("httptools")
-    print(where.told(), "\n")
+    where = current_environment("httptools")
+    print(where.description(), "\n")
     with measured_server(options) as url:
         found = {"setting": asdict(where)} | measure(options, url)
     if options.summary:

@@ -108,8 +108,8 @@ def key(name: str) -> None:
 def check(artifacts: tuple[str, ...], engine: str) -> None:
     """Verifies artifacts and replays their golden answers.
 
-    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of an embedded model. Default:
-    all embedded models. The exit status is 1 if an artifact cannot be served.
+    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of an bundled model. Default:
+    all bundled models. The exit status is 1 if an artifact cannot be served.
     """
     from swiftlet_serve.service.loading import load_model, locate
 
@@ -206,7 +206,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 @click.option(
     "--artifact",
     multiple=True,
-    help="Artifact to run on real text. Can be repeated. Default: three embedded models.",
+    help="Artifact to run on real text. Can be repeated. Default: three bundled models.",
 )
 @click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
 @data_option

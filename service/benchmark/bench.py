@@ -29,7 +29,7 @@ from swiftlet_serve.service.benchmark.networks import Network, Progress, batch_o
 from swiftlet_serve.service.benchmark.plan import Case, Plan, cases_by_network
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.offline import environment
-from swiftlet_serve.service.offline.environment import Setting
+from swiftlet_serve.service.offline.environment import Environment
 
 PEAK_PRODUCTS: Final = 1_000_000  # some milliseconds
 
@@ -57,7 +57,7 @@ class Scaling:
 class Benchmark:
     """All measurements of a run."""
 
-    setting: Setting
+    setting: Environment
     kernel: str | None
     peak: float | None  # multiply-adds per second: the kernel's best in this run
     left_out: Mapping[str, str]  # engines, with the reason
@@ -78,7 +78,7 @@ def bench(plan: Plan, progress: Progress) -> Benchmark:
         name: f"{package} is not installed" for name in plan.engines if (package := missing_package(ENGINES[name]))
     }
     names = [name for name in plan.engines if name not in left_out]
-    setting = environment.setting(*_packages(names))
+    setting = environment.current_environment(*_packages(names))
     library = native.best() if "native" in names else None
     peaks: list[float] = []
     results: list[Result] = []

@@ -11,7 +11,7 @@ from typing import Final
 
 from swiftlet_serve.service.benchmark.bench import Benchmark
 from swiftlet_serve.service.benchmark.measure import Interval, Result
-from swiftlet_serve.service.offline.environment import other_work
+from swiftlet_serve.service.offline.environment import load_warnings
 
 SUBJECT: Final = "native"
 FILE_NAME: Final = "engines"
@@ -56,12 +56,12 @@ def text(benchmark: Benchmark) -> str:
 
 def _introduction(benchmark: Benchmark) -> str:
     setting = benchmark.setting
-    lines = [setting.told("")]
+    lines = [setting.description("")]
     if benchmark.kernel and benchmark.peak:
         peak = f"{benchmark.peak / 1e9:.0f} G multiply-adds/s on one core"
         lines.append(f"Measured peak of the kernel {benchmark.kernel}: {peak}.")
     lines.append(f"Texts: {benchmark.texts}. Intervals have a confidence of 95 %.")
-    lines += other_work(setting.load, setting.cores)
+    lines += load_warnings(setting.load, setting.cores)
     lines += [f"{name} is left out: {reason}." for name, reason in benchmark.left_out.items()]
     return "\n".join(lines)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-VECTORS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
+VECTOR_INSTRUCTIONS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
 PACKAGES: Final = ("swiftlet-serve", "onnxruntime", "fastapi", "uvicorn", "uvloop")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Environment:
     date: str
     commit: str
     machine: str
@@ -25,18 +25,18 @@ class Setting:
     load: float  # load average of the last minute before the measurement
     versions: dict[str, str]
 
-    def told(self, besides: str = ", generator included") -> str:
+    def description(self, besides: str = ", generator included") -> str:
         """Returns the environment as sentences."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{self.date}, commit {self.commit}. {self.machine}{besides}; load {self.load:.1f}. {versions}."
 
 
-def setting(*packages: str) -> Setting:
+def current_environment(*packages: str) -> Environment:
     """Returns the current environment. `packages` are further packages to list."""
     cores = len(os.sched_getaffinity(0))
-    return Setting(
+    return Environment(
         f"{datetime.now(UTC):%Y-%m-%d}",
-        _described() or "unknown",
+        _commit() or "unknown",
         f"{processor()}, {cores} cores, {platform.system()}",
         cores,
         os.getloadavg()[0],
@@ -44,7 +44,7 @@ def setting(*packages: str) -> Setting:
     )
 
 
-def other_work(load: float, cores: int) -> list[str]:
+def load_warnings(load: float, cores: int) -> list[str]:
     """Returns a warning if the machine was busy before a measurement began."""
     if load <= cores / 2:
         return []
@@ -56,11 +56,11 @@ def processor() -> str:
     facts = _cpuinfo()
     if not facts:
         return platform.processor() or platform.machine()
-    flags = set(facts.get("flags", "").split()) & VECTORS
+    flags = set(facts.get("flags", "").split()) & VECTOR_INSTRUCTIONS
     return " ".join([facts.get("model name", platform.machine()), *sorted(flags)])
 
 
-def _described() -> str:
+def _commit() -> str:
     """Returns the description of the current commit, or an empty string outside a git repository."""
     command = ["git", "describe", "--always", "--dirty", "--tags"]
     try:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from swiftlet_serve.service.benchmark import report
 from swiftlet_serve.service.benchmark.bench import Benchmark, Memory, Scaling
 from swiftlet_serve.service.benchmark.measure import Interval, Result
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 
-SETTING = setting()
+SETTING = current_environment()
 
 
 def benchmark(**changes):

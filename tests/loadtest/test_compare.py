@@ -13,9 +13,9 @@ from loadtest import compare
 from loadtest.compare import Comparison, Point, short_p99, workload_files
 from loadtest.workload import read_workload
 from loadtest.wrk import WrkResult
-from swiftlet_serve.service.offline.environment import setting
+from swiftlet_serve.service.offline.environment import current_environment
 
-SETTING = replace(setting("numpy"), load=1.5, cores=2)
+SETTING = replace(current_environment("numpy"), load=1.5, cores=2)
 FAST, SLOW = WrkResult(100.0, 1.5, 9.0, 0), WrkResult(80.0, 2.5, 19.0, 2)
 POINT = Point("W5", "swiftlet", 32, (FAST, SLOW, WrkResult(90.0, 2.0, 14.0, 1)), 12.3)
 
@@ -52,7 +52,7 @@ def test_write_makes_a_table_data_and_a_picture(tmp_path):
 
     text = (tmp_path / "out/http.md").read_text("utf-8")
     assert compare.row(POINT) in text
-    assert "The machine had other work" in text
+    assert "The machine was busy" in text
     assert "swiftlet 100" in text
     assert json.loads((tmp_path / "out/http.json").read_text("utf-8"))["points"][0]["short_p99"] == 12.3
     assert (tmp_path / "out/http.png").read_bytes().startswith(b"\x89PNG")

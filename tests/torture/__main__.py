@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from swiftlet_serve.service.offline.environment import other_work, setting
+from swiftlet_serve.service.offline.environment import current_environment, load_warnings
 from tests.support.artifacts import make_artifact
 from tests.support.hostile import TASKS
 from tests.torture.cases import CASES, Outcome, table
@@ -29,8 +29,8 @@ def main() -> None:
         parser.error(f"unknown case: {', '.join(sorted(unknown))}")
     logging.disable(logging.CRITICAL)  # the engines of this process's pipelines fail on purpose
     outcomes: list[Outcome] = []
-    where = setting()
-    head = [where.told(), *other_work(where.load, where.cores), ""]
+    where = current_environment()
+    head = [where.description(), *load_warnings(where.load, where.cores), ""]
     with tempfile.TemporaryDirectory() as directory:
         for task in TASKS:
             make_artifact(Path(directory), task)
