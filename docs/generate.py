@@ -314,8 +314,6 @@ def recipe(name: str) -> str:
     """
     tree = ast.parse(RECIPE.read_text("utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    if name not in classes:
-        return ""
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
     rows = {key: row for one in [name, *bases] for key, row in _keys(classes[one])}
     return table(["Key", "Default", "Description"], rows.values())
