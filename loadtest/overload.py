@@ -254,7 +254,7 @@ def title(report: OverloadReport) -> str:
 def table(report: OverloadReport) -> str:
     """Returns a report in Markdown."""
     lines = [
-        f"### {title(report)}",
+        f"## {title(report)}",
         "",
         f"Capacity {report.capacity:.0f} requests/s, deadline {report.deadline_ms} ms, recovery after the burst "
         f"{report.recovery_s:.1f} s.",
@@ -323,7 +323,8 @@ def main() -> None:
     with serving_on_half_of_the_cores("echo") as server:
         highest = uvloop.run(_highest_rate(server.url))
     where = current_environment().description()
-    head = f"{where} Generator and server together: {highest:.0f} requests/s to /health/live.\n"
+    ceiling = f"Generator and server together: {highest:.0f} requests/s to /health/live."
+    head = f"# Overload\n\n{where} {ceiling}\n"
     print(head)
     reports = []
     cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]

@@ -1,4 +1,4 @@
-"""The command: what a person reads, what a script gets, and a server that starts, answers and stops."""
+"""The command line: help, errors, checks, and a server that starts, answers and stops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments: str):
     return CliRunner().invoke(main, arguments)
 
 
-def test_help_names_every_command_and_every_setting():
+def test_help_lists_commands_and_settings():
     commands = {"bench", "check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
     assert set(re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
@@ -39,14 +39,14 @@ def test_help_names_every_command_and_every_setting():
         assert field.description.split()[0] in options
 
 
-def test_the_setting_names_every_engine():
+def test_engine_setting_lists_engines():
     description = Settings.model_fields["engine"].description
 
     assert all(name in description for name in plugins.names(engines))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--port", "x"], "--port or SWIFTLET_PORT"),
         (["serve", "--log-level", "loud"], "--log-level or SWIFTLET_LOG_LEVEL"),
@@ -54,15 +54,15 @@ def test_the_setting_names_every_engine():
         (["serve", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_mistake_is_said_in_a_sentence(arguments, said):
+def test_command_reports_mistakes_without_traceback(arguments, message):
     result = run(*arguments)
 
     assert result.exit_code != 0
-    assert said in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
-def test_check_says_what_an_artifact_is(artifact_dir):
+def test_check_describes_artifacts(artifact_dir):
     result = run("check", str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa"))
 
     assert result.exit_code == 0
@@ -72,7 +72,7 @@ def test_check_says_what_an_artifact_is(artifact_dir):
     assert result.output.count("loaded in") == 2
 
 
-def test_check_fails_where_one_artifact_is_unfit(artifact_dir, tmp_path):
+def test_check_fails_if_one_artifact_is_invalid(artifact_dir, tmp_path):
     broken = make_artifact(tmp_path, "qa", name="broken")
     broken.file(ONNX).write_bytes(b"")
     result = run("check", str(broken.path), str(artifact_dir / "tiny-qa"))
@@ -83,7 +83,7 @@ def test_check_fails_where_one_artifact_is_unfit(artifact_dir, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["onnx_cpu", "echo"])
-def test_a_server_starts_answers_its_own_examples_and_stops_when_told(artifact_dir, engine):
+def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engine):
     models = ",".join(str(artifact_dir / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
     command = [
         sys.executable,
@@ -114,11 +114,11 @@ def test_a_server_starts_answers_its_own_examples_and_stops_when_told(artifact_d
             with urllib.request.urlopen(f"{url}/health/ready", timeout=PATIENCE_S) as response:
                 assert json.load(response) == {"ready": True}
             server.send_signal(signal.SIGTERM)
-            _, complaints = server.communicate(timeout=PATIENCE_S)
+            _, stderr = server.communicate(timeout=PATIENCE_S)
         finally:
             server.kill()
 
-    assert complaints == ""
+    assert stderr == ""
     assert server.returncode == 0
 
 
@@ -131,7 +131,7 @@ main()
 """
 
 
-def test_an_engine_that_hangs_keeps_neither_callers_nor_the_process(tmp_path):
+def test_serve_times_out_and_stops_while_engine_hangs(tmp_path):
     model = make_artifact(tmp_path, "qa").path
     (tmp_path / "stuck").touch()
     command = [sys.executable, "-c", SERVE_FAULTY, "serve", "--port", "0", "--engine", "faulty", "--models", str(model)]
@@ -150,9 +150,9 @@ def test_an_engine_that_hangs_keeps_neither_callers_nor_the_process(tmp_path):
                 urllib.request.urlopen(urllib.request.Request(f"{url}/qa", body, JSON))
             assert failure.value.code == 504
             server.send_signal(signal.SIGTERM)
-            _, complaints = server.communicate(timeout=PATIENCE_S)
+            _, stderr = server.communicate(timeout=PATIENCE_S)
         finally:
             server.kill()
 
-    assert "Traceback" not in complaints
+    assert "Traceback" not in stderr
     assert server.returncode == 0

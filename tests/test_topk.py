@@ -1,4 +1,4 @@
-"""Rows that are ranked: the largest numbers of each, where they stand, and what all come to."""
+"""Top-k of rows: the largest logits, their columns, and the total."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swiftlet_serve.service.types import Batch
 
 def numbers(rows: int, columns: int, seed: int, *, coarse: bool) -> np.ndarray:
     found = 4 * np.random.default_rng(seed).normal(size=(rows, columns))
-    return (found.round() if coarse else found).astype(np.float32)  # rounded, many are equal
+    return (found.round() if coarse else found).astype(np.float32)  # rounding makes many logits equal
 
 
 ROWS = st.builds(
@@ -29,14 +29,14 @@ ROWS = st.builds(
 
 
 @given(rows=ROWS, top_k=st.integers(1, 100))
-def test_the_largest_are_found_among_few_and_among_many(rows, top_k):
+def test_top_returns_largest_columns(rows, top_k):
     for row, places in zip(rows, top(rows, top_k), strict=True):
         assert len(set(places.tolist())) == min(top_k, rows.shape[1])
         np.testing.assert_array_equal(row[places], np.sort(row)[::-1][:top_k])
 
 
 @given(rows=ROWS, top_k=st.integers(1, 100), data=st.data())
-def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows, top_k, data):
+def test_rank_keeps_softmax_over_all_columns(rows, top_k, data):
     columns = st.sampled_from(range(rows.shape[1]))
     candidates = np.array(data.draw(st.lists(columns, max_size=20, unique=True)), np.int64)
     ranked = rank(rows, top_k, candidates)
@@ -55,13 +55,13 @@ def test_a_ranking_holds_probabilities_among_all_numbers_however_few_count(rows,
         )
 
 
-def test_no_rows_are_ranked_to_none():
+def test_rank_accepts_no_rows():
     assert rank(np.zeros((0, 30_522), np.float32), 5, NOTHING).shape == (0, 11)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("candidates", [NOTHING, np.array([3])])
-def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, candidates):
+def test_rank_propagates_non_finite_logits(wrong, candidates):
     rows = numbers(2, 300, seed=0, coarse=False)
     rows[1, 123] = wrong
     ranked = rank(rows, 5, candidates)
@@ -70,7 +70,7 @@ def test_one_number_that_is_none_makes_its_own_ranking_wrong(wrong, candidates):
     assert not np.isfinite(ranked[1]).all()
 
 
-def test_a_batch_ranks_what_is_asked_for_and_leaves_the_rest_whole():
+def test_batch_ranks_only_ranked_sequences():
     plain = Encoding(*(np.array(part, np.int64) for part in ([1, 2, 3], [0, 0, 0], [0, 2])))
     ranked = Ranked(*vars(plain).values(), 2, NOTHING)
     chosen = Ranked(*vars(plain).values(), 9, np.array([4, 1]))

@@ -14,9 +14,10 @@ swiftlet_serve.service.engines.__path__.append(str(Path(__file__).parent / "engi
 if os.environ.get("STAND_IN_WITHOUT_STATS"):
     from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
-    RequestStats.accept = RequestStats.finish = RequestStats.add_batch = lambda *_: None
+    for name in ("accept", "finish", "add_batch"):
+        setattr(RequestStats, name, lambda *_: None)
 
 if policy := os.environ.get("STAND_IN_ADMISSION_POLICY"):
     from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 
-    Dispatcher.policy = policy
+    setattr(Dispatcher, "policy", policy)

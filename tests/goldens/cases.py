@@ -1,7 +1,6 @@
-"""What the goldens are about: the cases, and the made-up network whose logits both sides use.
+"""The cases of the golden files, and the made-up network whose logits both sides use.
 
-Imported by `write.py`, which runs in an environment with transformers 4.57.1, and by the tests, which do not: so this
-needs numpy and nothing else.
+This module needs only numpy, because `write.py` imports it in an environment with transformers 4.57.1.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a pipeline: `tokenizer` is vocab (our small WordPiece), spiece or bert (Google's)."""
+    """A call of a pipeline. `tokenizer` is vocab (our small WordPiece), spiece, or bert (Google's vocabulary)."""
 
     tokenizer: str
     inputs: Any
     parameters: dict[str, Any]
     problem: str = "single_label"
-    network: str = ""  # one of NETWORKS; the hash if empty
+    network: str = ""  # one of NETWORKS; empty: the hash network
 
 
-# ---- the network: a hash of what it reads, so that a wrong token, position or type anywhere changes the answer
+# The hash network: a wrong token, position or type anywhere changes its output
 
 
 def hashed(*parts: Any) -> Floats:
-    """Numbers in [-1, 1) that depend on every part; parts are integers, or arrays that broadcast."""
+    """Returns numbers in [-1, 1) that depend on every part. Parts are integers, or arrays that broadcast."""
     state = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         for part in parts:
@@ -54,28 +53,28 @@ def hashed(*parts: Any) -> Floats:
 
 
 def digest(input_ids: Ids, token_type_ids: Ids) -> int:
-    """One number for a whole row."""
+    """Returns one number for a whole sequence."""
     each = hashed(input_ids, token_type_ids, np.arange(len(input_ids)))
     return int(np.round(each.astype(np.float64) * 2**23).astype(np.int64).sum() % 2**31)
 
 
 def classify_logits(input_ids: Ids, token_type_ids: Ids, labels: int) -> Floats:
-    """(labels,)"""
+    """Returns (labels,)."""
     return 4 * hashed(digest(input_ids, token_type_ids), np.arange(labels))
 
 
 def qa_logits(input_ids: Ids, token_type_ids: Ids) -> Floats:
-    """(L, 2)"""
+    """Returns (L, 2)."""
     place = np.arange(len(input_ids))
     return 6 * np.stack([hashed(input_ids, token_type_ids, place, side) for side in (0, 1)], axis=1)
 
 
 def fill_mask_logits(input_ids: Ids, token_type_ids: Ids, masks: Ids, vocabulary: int) -> Floats:
-    """(F, vocabulary)"""
+    """Returns (F, vocabulary)."""
     return 8 * hashed(digest(input_ids, token_type_ids), masks[:, None], np.arange(vocabulary))
 
 
-# ---- real networks of small size, whose weights both sides make by name
+# Small real networks, whose weights follow from the parameter names
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
 BOTTLENECK = {"embedding_size": 16, "intra_bottleneck_size": 16, "classifier_activation": False}
@@ -90,7 +89,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def weights(name: str, shape: tuple[int, ...]) -> Floats:
-    """The parameter called `name`; those of norms are near 1, lest the signal fades."""
+    """Returns the parameter `name`. The weights of norms are near 1, to keep the signal."""
     noise = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode()))).standard_normal(shape)
     centre = 1.0 if "norm.weight" in name.lower() else 0.0
     return (centre + 0.15 * noise).astype(np.float32)
@@ -109,7 +108,7 @@ def network_cases(task: str) -> Iterator[Case]:
                 yield Case(tokenizer, masked(text, (i,)), {"top_k": 4}, network=network)
 
 
-# ---- tokens
+# Tokens
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lower": ("vocab", {}),
@@ -135,7 +134,7 @@ ALPHABETS = (
 
 
 def strings(count: int) -> list[str]:
-    """Texts nobody would write, the same ones each time."""
+    """Returns unusual texts, the same ones in every run."""
     pick = random.Random(7)
     texts = [
         "",
@@ -156,7 +155,7 @@ def strings(count: int) -> list[str]:
     return texts
 
 
-# ---- question answering
+# Question answering
 
 GRID: list[dict[str, Any]] = [
     {},
@@ -215,7 +214,7 @@ def qa_data() -> Iterator[Case]:
                 yield Case(tokenizer, inputs, parameters)
 
 
-# ---- classification
+# Classification
 
 CLASSIFY_GRID: list[tuple[str, dict[str, Any]]] = [
     ("single_label", {"top_k": None}),
@@ -246,7 +245,7 @@ def classify_data() -> Iterator[Case]:
         yield Case(("bert", "spiece")[i % 5 == 0], line.split("\t")[1], parameters, problem)
 
 
-# ---- fill-mask
+# Fill-mask
 
 FILL_GRID: list[dict[str, Any]] = [
     {},

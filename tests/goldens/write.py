@@ -1,11 +1,11 @@
-"""Writes the golden files: what transformers 4.57.1's pipelines answer to the cases of `cases.py`.
+"""Writes the golden files: the answers of transformers 4.57.1's pipelines to the cases of `cases.py`.
 
     python -m venv /tmp/oracle
     /tmp/oracle/bin/pip install transformers==4.57.1 torch sentencepiece protobuf
     /tmp/oracle/bin/python tests/goldens/write.py
 
-Only ids, spans, scores and hashes are written, no text of a data set. Without `../shared/data` only the files of our
-own sentences are written. The pipelines run as they are; the network in them is the hash of `cases.py`.
+The files hold ids, spans, scores and hashes, and no text of a data set. Without `../shared/data`, only the files of our
+own sentences are written. The pipelines are unmodified; their network is the hash network of `cases.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def write_vocab() -> None:
-    """A WordPiece vocabulary of our sentences: their letters and their frequent words."""
+    """Writes a WordPiece vocabulary of our sentences: their letters and frequent words."""
     words = Counter(word for line in SENTENCES for word in line.lower().replace(",", " ").replace(".", " ").split())
     letters = sorted({letter for word in words for letter in word})
     pieces = sorted({word[:3] for word in words} | {f"##{word[i : i + 2]}" for word in words for i in range(3, 8)})
@@ -61,7 +61,7 @@ def write_vocab() -> None:
 
 
 def write_spiece() -> None:
-    """A SentencePiece model as ALBERT's, with a few normalisation rules: ligature, no-break space, zero width, ½."""
+    """Writes a SentencePiece model like ALBERT's, with normalisation rules for a ligature, spaces and ½."""
     rules = "FB01\t66 69\nA0\t20\n9\t20\nA\t20\n200B\t\nBD\t31 20 32\n"
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "rules.tsv").write_text(rules, "utf-8")
@@ -127,7 +127,7 @@ HASHES = {"text-classification": Classifier, "question-answering": Answerer, "fi
 
 
 def make(task: str, case: Case) -> Any:
-    """The pipeline for a case."""
+    """Returns the pipeline for a case."""
     reader = tokenizer(case.tokenizer, specials_are_text=task != "fill-mask")
     labels = LABELS[:1] if case.problem == "regression" else LABELS
     options: dict[str, Any] = {"vocab_size": len(reader), "mask_id": reader.mask_token_id}
@@ -157,10 +157,10 @@ def classified(pipe: Any, case: Case) -> list[list[float]]:
 
 
 def answered(pipe: Any, case: Case) -> list[list[float]]:
-    """Start, end, score of each answer with any probability; one row of -1 where the stride makes Rust panic."""
+    """Returns start, end and score of each answer with a score above 0. A panic in Rust gives one row of -1."""
     try:
         results = pipe(case.inputs, **case.parameters)
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         if type(error).__name__ != "PanicException":
             raise
         return [[-1, -1, -1]]
@@ -175,7 +175,7 @@ def filled(pipe: Any, case: Case) -> list[list[float]]:
 
 
 def write_tokens() -> None:
-    """A hash of ids and offsets for each string and variant."""
+    """Writes a hash of the ids and offsets for each string and tokenizer variant."""
     hashes = {}
     for variant, (name, options) in VARIANTS.items():
         reader = tokenizer(name, specials_are_text=True, **options)

@@ -1,4 +1,4 @@
-"""An artifact is exactly what its manifest says, or is refused with one sentence that names the culprit."""
+"""An artifact matches its manifest exactly, or is rejected with one sentence that names the fault."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
     return directory
 
 
-def refusal(path: Path) -> str:
+def error_message(path: Path) -> str:
     with pytest.raises(ArtifactError) as caught:
         open_artifact(path)
     sentence = str(caught.value)
@@ -71,13 +71,13 @@ def refusal(path: Path) -> str:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the manifest, which says of itself nothing that would notice."""
+    """Changes the manifest, which holds no checksum of itself."""
     document = json.loads((path / MANIFEST).read_text("utf-8"))
     change(document)
     (path / MANIFEST).write_text(json.dumps(document), "utf-8")
 
 
-def test_what_is_sealed_is_opened(path: Path) -> None:
+def test_open_artifact_returns_sealed_manifest(path: Path) -> None:
     opened = open_artifact(path)
     assert replace(opened.manifest, files={}) == MAIN
     assert {name: file.size for name, file in opened.manifest.files.items()} == {
@@ -87,26 +87,26 @@ def test_what_is_sealed_is_opened(path: Path) -> None:
     assert opened.card() == {"score": 0.5, "by": "Müller"}
 
 
-def test_sealing_twice_changes_nothing(path: Path) -> None:
+def test_seal_is_idempotent(path: Path) -> None:
     before = (path / MANIFEST).read_bytes()
     assert seal(path, open_artifact(path).manifest) == open_artifact(path)
     assert (path / MANIFEST).read_bytes() == before
 
 
-def test_weights_for_the_torch_engine_may_be_there(path: Path) -> None:
+def test_artifact_may_hold_fp32_weights(path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"^model: this artifact has no model\.safetensors\.$"):
         open_artifact(path).file("model.safetensors")
     (path / "model.safetensors").write_bytes(b"weights")
     assert seal(path, MAIN).file("model.safetensors").read_bytes() == b"weights"
 
 
-def test_a_file_that_is_not_listed_has_no_path(path: Path) -> None:
+def test_file_rejects_unlisted_name(path: Path) -> None:
     for name in ("../model/card.json", "/etc/hostname", MANIFEST, ""):
         with pytest.raises(ArtifactError):
             open_artifact(path).file(name)
 
 
-def test_artifacts_are_found_by_name(path: Path) -> None:
+def test_find_artifacts_sorts_by_name(path: Path) -> None:
     shutil.copytree(path, path.parent / "a-copy")
     (path.parent / "empty").mkdir()
     assert list(find_artifacts(path.parent)) == [path.parent / "a-copy", path]
@@ -116,42 +116,42 @@ def test_artifacts_are_found_by_name(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_missing_file_is_named(path: Path, name: str) -> None:
+def test_open_artifact_rejects_missing_file(path: Path, name: str) -> None:
     (path / name).unlink()
-    assert refusal(path) == f"{name} is missing."
+    assert error_message(path) == f"{name} is missing."
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_an_altered_file_is_named(path: Path, name: str) -> None:
+def test_open_artifact_rejects_altered_file(path: Path, name: str) -> None:
     content = bytearray(PARTS[name])
     content[-1] ^= 1
     (path / name).write_bytes(content)
-    assert refusal(path) == f"{name} was altered: its SHA-256 is not the one listed."
+    assert error_message(path) == f"{name} was altered: its SHA-256 is not the one listed."
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_truncated_file_is_named(path: Path, name: str) -> None:
+def test_open_artifact_rejects_truncated_file(path: Path, name: str) -> None:
     (path / name).write_bytes(PARTS[name][:-1])
-    assert refusal(path) == f"{name} has {len(PARTS[name]) - 1} bytes, not {len(PARTS[name])}."
+    assert error_message(path) == f"{name} has {len(PARTS[name]) - 1} bytes, not {len(PARTS[name])}."
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.onnx.data", ".hidden", "model.bin", "MANIFEST.json"])
-def test_an_extra_file_is_named(path: Path, name: str) -> None:
+def test_open_artifact_rejects_extra_file(path: Path, name: str) -> None:
     (path / name).write_bytes(b"more")
-    assert refusal(path) == f"{name} is not listed in manifest.json."
+    assert error_message(path) == f"{name} is not listed in manifest.json."
 
 
-def test_an_extra_directory_is_named(path: Path) -> None:
+def test_open_artifact_rejects_extra_directory(path: Path) -> None:
     (path / "more").mkdir()
-    assert refusal(path) == "more is not listed in manifest.json."
+    assert error_message(path) == "more is not listed in manifest.json."
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_link_is_refused_even_to_the_same_content(path: Path, name: str) -> None:
-    """What a link leads to may be changed by others once it was verified."""
+def test_open_artifact_rejects_symbolic_link(path: Path, name: str) -> None:
+    """The target of a link could be changed after the verification."""
     (path / name).rename(path.parent / name)
     (path / name).symlink_to(path.parent / name)
-    assert refusal(path) == f"{name} is not a regular file."
+    assert error_message(path) == f"{name} is not a regular file."
 
 
 def replace_by_directory(file: Path) -> None:
@@ -159,7 +159,7 @@ def replace_by_directory(file: Path) -> None:
 
 
 def replace_by_pipe(file: Path) -> None:
-    os.mkfifo(file)  # opening one would wait for ever
+    os.mkfifo(file)  # opening a pipe would block
 
 
 def replace_by_broken_link(file: Path) -> None:
@@ -167,28 +167,28 @@ def replace_by_broken_link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [replace_by_directory, replace_by_pipe, replace_by_broken_link])
-def test_what_is_no_regular_file_is_refused(path: Path, make: Callable[[Path], None]) -> None:
+def test_open_artifact_rejects_irregular_file(path: Path, make: Callable[[Path], None]) -> None:
     (path / "card.json").unlink()
     make(path / "card.json")
-    assert refusal(path) == "card.json is not a regular file."
+    assert error_message(path) == "card.json is not a regular file."
     with pytest.raises(ArtifactError, match=r"^model: card\.json is not a regular file\.$"):
         seal(path, MAIN)
     (path / MANIFEST).unlink(missing_ok=True)
     make(path / MANIFEST)
-    assert refusal(path) == "manifest.json is missing."
+    assert error_message(path) == "manifest.json is missing."
 
 
-def test_a_file_of_another_artifact_is_refused(path: Path) -> None:
+def test_open_artifact_rejects_file_of_other_artifact(path: Path) -> None:
     other = path.parent / "other"
     shutil.copytree(path, other)
     (other / "model.onnx").write_bytes(PARTS["model.onnx"][::-1])
     seal(other, MAIN)
     shutil.copyfile(other / "model.onnx", path / "model.onnx")
-    assert refusal(path) == "model.onnx was altered: its SHA-256 is not the one listed."
+    assert error_message(path) == "model.onnx was altered: its SHA-256 is not the one listed."
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_an_incomplete_or_foreign_directory_is_not_sealed(path: Path, name: str) -> None:
+def test_seal_rejects_missing_and_unknown_files(path: Path, name: str) -> None:
     (path / name).rename(path / "other.bin")
     with pytest.raises(ArtifactError, match=f"the list of files lacks {name}"):
         seal(path, MAIN)
@@ -197,17 +197,17 @@ def test_an_incomplete_or_foreign_directory_is_not_sealed(path: Path, name: str)
         seal(path, MAIN)
 
 
-def test_an_empty_file_is_not_sealed(path: Path) -> None:
+def test_seal_rejects_empty_file(path: Path) -> None:
     (path / "model.onnx").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"the field 'files/model\.onnx' has a wrong value"):
         seal(path, MAIN)
 
 
-def test_where_there_is_no_artifact(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "gone") == "there is no such directory."
-    assert refusal(tmp_path) == "manifest.json is missing."
+def test_open_artifact_rejects_directory_without_manifest(tmp_path: Path) -> None:
+    assert error_message(tmp_path / "gone") == "there is no such directory."
+    assert error_message(tmp_path) == "manifest.json is missing."
     (tmp_path / "file").write_bytes(b"")
-    assert refusal(tmp_path / "file") == "there is no such directory."
+    assert error_message(tmp_path / "file") == "there is no such directory."
 
 
 # Manifests
@@ -241,43 +241,43 @@ WRONG_VALUES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG_VALUES.items() for value in values])
-def test_a_wrong_value_is_refused_by_the_field(path: Path, key: str, value: Any) -> None:
+def test_manifest_rejects_wrong_value(path: Path, key: str, value: Any) -> None:
     edit(path, settings_of(**{key: value}))
-    assert refusal(path) == f"manifest.json: the field {key!r} has a wrong value."
+    assert error_message(path) == f"manifest.json: the field {key!r} has a wrong value."
 
 
-def test_every_field_is_in_the_table(path: Path) -> None:
+def test_wrong_values_cover_all_fields(path: Path) -> None:
     assert set(WRONG_VALUES) | {"format"} == set(json.loads((path / MANIFEST).read_text()))
 
 
 @pytest.mark.parametrize("key", [*WRONG_VALUES, "format"])
-def test_a_missing_field_is_named(path: Path, key: str) -> None:
+def test_manifest_rejects_missing_field(path: Path, key: str) -> None:
     edit(path, lambda document: document.pop(key))
     expected = "the format is not 1." if key == "format" else f"the field {key!r} is missing."
-    assert refusal(path) == f"manifest.json: {expected}"
+    assert error_message(path) == f"manifest.json: {expected}"
 
 
-def test_an_unknown_field_is_named(path: Path) -> None:
+def test_manifest_rejects_unknown_field(path: Path) -> None:
     edit(path, settings_of(trust_remote_code=True))
-    assert refusal(path) == "manifest.json: the field 'trust_remote_code' is unknown."
+    assert error_message(path) == "manifest.json: the field 'trust_remote_code' is unknown."
 
 
 @pytest.mark.parametrize("value", [0, 2, "1", 1.0, True, None, [1], "x" * 100_000])
-def test_another_format_is_refused(path: Path, value: Any) -> None:
-    """Before its fields are looked at: another format may have others."""
+def test_manifest_rejects_other_format(path: Path, value: Any) -> None:
+    """The format is checked first, because another format may have other fields."""
     edit(path, lambda document: (document.clear(), document.update(format=value)))
-    assert refusal(path) == "manifest.json: the format is not 1."
+    assert error_message(path) == "manifest.json: the format is not 1."
 
 
-def test_artifact_without_labels_has_no_problem(path: Path) -> None:
+def test_manifest_without_labels_has_no_problem(path: Path) -> None:
     edit(path, settings_of(labels=[]))
-    assert refusal(path) == "manifest.json: the field 'problem' has a wrong value."
+    assert error_message(path) == "manifest.json: the field 'problem' has a wrong value."
     edit(path, settings_of(problem=None))
     assert open_artifact(path).manifest.labels == ()
 
 
-def test_artifact_may_name_any_task(path: Path) -> None:
-    """The task is looked up when the model is loaded, which refuses an unknown one."""
+def test_manifest_accepts_any_task_name(path: Path) -> None:
+    """An unknown task is rejected when the model is loaded."""
     edit(path, settings_of(task="translate"))
     assert open_artifact(path).manifest.task == "translate"
 
@@ -302,15 +302,15 @@ def test_artifact_may_name_any_task(path: Path) -> None:
         {"md5": "0"},
     ],
 )
-def test_a_malformed_entry_is_named(path: Path, changes: dict[str, Any]) -> None:
+def test_manifest_rejects_malformed_file_entry(path: Path, changes: dict[str, Any]) -> None:
     edit(path, files_with("tokenizer.json", **changes))
-    assert refusal(path) == "manifest.json: the field 'files/tokenizer.json' has a wrong value."
+    assert error_message(path) == "manifest.json: the field 'files/tokenizer.json' has a wrong value."
 
 
 @pytest.mark.parametrize("entry", [None, [], "x", 3])
-def test_an_entry_that_is_no_object_is_named(path: Path, entry: Any) -> None:
+def test_manifest_rejects_file_entry_that_is_no_object(path: Path, entry: Any) -> None:
     edit(path, lambda document: document["files"].update({"tokenizer.json": entry}))
-    assert refusal(path) == "manifest.json: the field 'files/tokenizer.json' has a wrong value."
+    assert error_message(path) == "manifest.json: the field 'files/tokenizer.json' has a wrong value."
 
 
 @pytest.mark.parametrize(
@@ -328,16 +328,16 @@ def test_an_entry_that_is_no_object_is_named(path: Path, entry: Any) -> None:
         "pytorch_model.bin",
     ],
 )
-def test_a_name_that_no_artifact_has_is_refused(path: Path, name: str) -> None:
-    """Before the file is looked at: none leads out of the directory."""
+def test_manifest_rejects_unknown_file_name(path: Path, name: str) -> None:
+    """The name is checked before the file is opened, so no name leads out of the directory."""
     edit(path, files_with(name))
-    assert refusal(path) == f"manifest.json: the list of files has the unknown name {name!r}."
+    assert error_message(path) == f"manifest.json: the list of files has the unknown name {name!r}."
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_an_unlisted_requirement_is_named(path: Path, name: str) -> None:
+def test_manifest_rejects_incomplete_file_list(path: Path, name: str) -> None:
     edit(path, lambda document: document["files"].pop(name))
-    assert refusal(path) == f"manifest.json: the list of files lacks {name}."
+    assert error_message(path) == f"manifest.json: the list of files lacks {name}."
 
 
 @pytest.mark.parametrize(
@@ -358,21 +358,21 @@ def test_an_unlisted_requirement_is_named(path: Path, name: str) -> None:
     ],
     ids=lambda content: content[:20].decode("latin-1"),
 )
-def test_what_is_not_json_is_refused(path: Path, content: bytes) -> None:
+def test_manifest_rejects_invalid_json(path: Path, content: bytes) -> None:
     (path / MANIFEST).write_bytes(content)
-    assert refusal(path) == "manifest.json is not valid JSON."
+    assert error_message(path) == "manifest.json is not valid JSON."
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b'"x"', b"1"])
-def test_a_document_that_is_no_object_is_refused(path: Path, content: bytes) -> None:
+def test_manifest_rejects_other_json_types(path: Path, content: bytes) -> None:
     (path / MANIFEST).write_bytes(content)
-    assert refusal(path) == "manifest.json: the document is not an object."
+    assert error_message(path) == "manifest.json: the document is not an object."
 
 
-def test_a_huge_manifest_is_refused_unread(path: Path) -> None:
+def test_manifest_rejects_huge_file_without_reading_it(path: Path) -> None:
     with (path / MANIFEST).open("r+b") as stream:
-        stream.truncate(1 << 40)  # sparse: it takes no room, but reading it would
-    assert refusal(path) == f"manifest.json is larger than {artifact.MAX_MANIFEST_BYTES} bytes."
+        stream.truncate(1 << 40)  # sparse: takes no disk space, but would take memory
+    assert error_message(path) == f"manifest.json is larger than {artifact.MAX_MANIFEST_BYTES} bytes."
 
 
 # Mutations
@@ -393,7 +393,7 @@ MUTATIONS = settings(max_examples=150, deadline=None, suppress_health_check=[Hea
     value=st.integers(0, 255),
     truncate=st.booleans(),
 )
-def test_no_change_of_a_byte_of_a_file_goes_unnoticed(
+def test_open_artifact_detects_any_changed_byte(
     path: Path, name: str, position: int, value: int, truncate: bool
 ) -> None:
     content = mutated(PARTS[name], position, value, truncate)
@@ -402,20 +402,20 @@ def test_no_change_of_a_byte_of_a_file_goes_unnoticed(
         if content == PARTS[name]:
             open_artifact(path)
         else:
-            assert refusal(path).startswith(f"{name} ")
+            assert error_message(path).startswith(f"{name} ")
     finally:
         (path / name).write_bytes(PARTS[name])
 
 
 @MUTATIONS
 @given(position=st.integers(0, 1 << 16), value=st.integers(0, 255), truncate=st.booleans())
-def test_a_changed_manifest_is_refused_or_still_lists_these_files(
+def test_changed_manifest_is_rejected_or_lists_same_files(
     path: Path, position: int, value: int, truncate: bool
 ) -> None:
-    """A manifest vouches for the files, and nothing vouches for the manifest.
+    """A manifest has checksums of the files, and no checksum of itself.
 
-    What is refused: all that breaks it, a changed size, checksum or file name, and a value no manifest has. What is not
-    detected here, but by who obtained the artifact: another valid value, such as a label or a version of other letters.
+    Invalid JSON, invalid values, and changed sizes, checksums and file names are rejected. Another valid value, such as
+    a different label, is not detected.
     """
     original = (path / MANIFEST).read_bytes()
     before = open_artifact(path)
@@ -431,18 +431,18 @@ def test_a_changed_manifest_is_refused_or_still_lists_these_files(
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_changed_checksum_or_size_is_refused(path: Path, name: str) -> None:
+def test_open_artifact_rejects_changed_checksum_or_size(path: Path, name: str) -> None:
     edit(path, files_with(name, sha256="0" * 64))
-    assert refusal(path) == f"{name} was altered: its SHA-256 is not the one listed."
+    assert error_message(path) == f"{name} was altered: its SHA-256 is not the one listed."
     edit(path, files_with(name, size=999))
-    assert refusal(path) == f"{name} has {len(PARTS[name])} bytes, not 999."
+    assert error_message(path) == f"{name} has {len(PARTS[name])} bytes, not 999."
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [("version", "9"), ("labels", ["positif", "négatif"]), ("tolerance", 1e9), ("source", {}), ("max_tokens", 512)],
 )
-def test_another_valid_value_is_taken_at_its_word(path: Path, key: str, value: Any) -> None:
+def test_manifest_accepts_other_valid_values(path: Path, key: str, value: Any) -> None:
     edit(path, settings_of(**{key: value}))
     opened: Artifact = open_artifact(path)
     assert getattr(opened.manifest, key) == (tuple(value) if key == "labels" else value)
@@ -458,11 +458,11 @@ def test_another_valid_value_is_taken_at_its_word(path: Path, key: str, value: A
         max_leaves=20,
     )
 )
-def test_any_json_is_refused_with_a_sentence(path: Path, document: Any) -> None:
+def test_manifest_rejects_arbitrary_json(path: Path, document: Any) -> None:
     original = (path / MANIFEST).read_bytes()
     (path / MANIFEST).write_text(json.dumps(document), "utf-8")
     try:
-        assert refusal(path).startswith("manifest.json")
+        assert error_message(path).startswith("manifest.json")
     finally:
         (path / MANIFEST).write_bytes(original)
 
@@ -476,7 +476,7 @@ def test_any_json_is_refused_with_a_sentence(path: Path, document: Any) -> None:
         max_leaves=8,
     ),
 )
-def test_any_value_of_a_field_is_refused_or_kept(path: Path, key: str, value: Any) -> None:
+def test_manifest_rejects_or_keeps_arbitrary_value(path: Path, key: str, value: Any) -> None:
     original = (path / MANIFEST).read_bytes()
     edit(path, settings_of(**{key: value}))
     try:

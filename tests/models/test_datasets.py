@@ -1,4 +1,4 @@
-"""Readers of data files: every format as it is published, and a sentence that names the file where it is another."""
+"""Readers of data files: every published format, and the errors for other formats."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_sst2_has_a_label_and_a_sentence(tmp_path):
+def test_labelled_reads_sst2(tmp_path):
     file = write(tmp_path / "dev.tsv", 'label\tsentence\n1\ta "warm, funny film\n0\tno\n')
 
     assert labelled(file) == [Labelled('a "warm, funny film', 1), Labelled("no", 0)]
 
 
-def test_nsmc_has_an_id_a_document_and_a_label(tmp_path):
+def test_labelled_reads_nsmc(tmp_path):
     file = write(tmp_path / "test.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t\t0\n")
 
     assert labelled(file) == [Labelled("아름다운 영화", 1), Labelled("", 0)]
 
 
-def test_cola_has_four_columns_and_no_header(tmp_path):
+def test_labelled_reads_cola(tmp_path):
     file = write(tmp_path / "dev.tsv", "gj04\t1\t\tThe rain fell.\ngj04\t0\t*\tThe fell rain\tmore\n")
 
     assert labelled(file) == [Labelled("The rain fell.", 1), Labelled("The fell rain", 0)]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_lines_end_as_they_like(tmp_path, end):
+def test_labelled_accepts_both_line_endings(tmp_path, end):
     file = tmp_path / "dev.tsv"
     file.write_bytes(end.join(["sentence\tlabel", "one\t1", "two\t0"]).encode())
 
     assert labelled(file) == [Labelled("one", 1), Labelled("two", 0)]
 
 
-def test_a_text_may_be_long(tmp_path):
+def test_labelled_reads_long_text(tmp_path):
     (example,) = labelled(write(tmp_path / "dev.tsv", "label\tsentence\n1\t" + "so " * 100_000))
 
     assert len(example.text) == 300_000
 
 
-def test_a_file_of_nothing_has_no_examples(tmp_path):
+def test_labelled_accepts_empty_file(tmp_path):
     assert labelled(write(tmp_path / "dev.tsv", "")) == []
     assert labelled(write(tmp_path / "dev.tsv", "label\tsentence\n")) == []
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"label\twords\n1\tfine\n", "no text column. Name one sentence, content, document or text."),
         (b"label\tsentence\n1\tfine\n1\n", "line 3 has no label and text"),
@@ -74,21 +74,21 @@ def test_a_file_of_nothing_has_no_examples(tmp_path):
         (b"label\tsentence\n1\t\xff\xfe\n", "is not UTF-8 text"),
     ],
 )
-def test_a_table_of_another_kind_is_refused(tmp_path, content, said):
+def test_labelled_rejects_other_formats(tmp_path, content, message):
     file = tmp_path / "dev.tsv"
     file.write_bytes(content)
 
     with pytest.raises(DatasetError) as refused:
         labelled(file)
     assert str(refused.value).startswith("dev.tsv")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def squad(*entries: dict, context: str = "Rome was not built in a day.") -> str:
     return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": entries}]}]})
 
 
-def test_squad_1_has_answers(tmp_path):
+def test_questions_reads_squad_1(tmp_path):
     answers = [{"text": "Rome", "answer_start": 0}, {"text": "a day", "answer_start": 22}]
     file = write(tmp_path / "dev.json", squad({"id": "7", "question": "What?", "answers": answers}))
 
@@ -96,7 +96,7 @@ def test_squad_1_has_answers(tmp_path):
     assert questions(file) == [expected]
 
 
-def test_squad_2_has_questions_without_answers(tmp_path):
+def test_questions_reads_unanswerable_questions_of_squad_2(tmp_path):
     plausible = [{"text": "Rome", "answer_start": 0}]
     entry = {"id": 8, "question": "Who?", "answers": [], "is_impossible": True, "plausible_answers": plausible}
     (question,) = questions(write(tmp_path / "dev.json", squad(entry)))
@@ -126,7 +126,7 @@ def test_squad_2_has_questions_without_answers(tmp_path):
     ],
     ids=lambda content: content[:60],
 )
-def test_a_document_of_another_kind_is_refused(tmp_path, content):
+def test_questions_rejects_other_formats(tmp_path, content):
     with pytest.raises(DatasetError, match=r"^dev\.json is not in SQuAD's format"):
         questions(write(tmp_path / "dev.json", content))
 
@@ -142,17 +142,17 @@ Snow is white .
 """
 
 
-def test_articles_start_at_their_titles(tmp_path):
+def test_documents_splits_articles_at_titles(tmp_path):
     found = list(documents(write(tmp_path / "wiki.txt", ARTICLES)))
 
     assert found == ["Rain falls .\nIt falls on roofs .", "Snow is white ."]
 
 
-def test_every_line_is_a_document_where_nothing_has_a_title(tmp_path):
+def test_documents_splits_lines_without_titles(tmp_path):
     assert list(documents(write(tmp_path / "lines.txt", "one\n\n  two  \r\nthree"))) == ["one", "two", "three"]
 
 
-def test_every_text_of_a_table_is_a_document(tmp_path):
+def test_documents_reads_table(tmp_path):
     file = write(tmp_path / "train.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t \t0\n7\tno = good\t0\n")
 
     assert list(documents(file)) == ["아름다운 영화", "no = good"]
@@ -160,7 +160,7 @@ def test_every_text_of_a_table_is_a_document(tmp_path):
         list(documents(write(tmp_path / "other.tsv", "one\ntwo\n")))
 
 
-def test_compressed_text_reads_the_same(tmp_path):
+def test_documents_reads_compressed_text(tmp_path):
     file = tmp_path / "wiki.txt.xz"
     file.write_bytes(lzma.compress(b" = Rain =\nRain falls .\n"))
 
@@ -183,21 +183,21 @@ def _folder(name: str) -> tarfile.TarInfo:
     return entry
 
 
-def test_an_archive_holds_tables_with_the_text_last(tmp_path):
+def test_documents_reads_last_column_of_archived_tables(tmp_path):
     file = archive(tmp_path / "imdb.tar.xz", train_tsv=b"1\ta film<br />by two\n0\tno\n", README_md=b"read\tme\n")
 
     assert list(documents(file)) == ["a film by two", "no"]
 
 
 @pytest.mark.parametrize("name", ["wiki.txt", "wiki.txt.xz", "imdb.tar.xz"])
-def test_running_text_of_another_kind_is_refused(tmp_path, name):
+def test_documents_rejects_other_formats(tmp_path, name):
     (tmp_path / name).write_bytes(b"\xff\xfe\x00 no text at all")
 
     with pytest.raises(DatasetError, match=f"^{name} "):
         list(documents(tmp_path / name))
 
 
-def test_running_text_that_breaks_off_is_refused(tmp_path):
+def test_documents_rejects_truncated_file(tmp_path):
     (tmp_path / "wiki.txt.xz").write_bytes(lzma.compress(b"Rain falls .\n" * 1000)[:-20])
 
     with pytest.raises(DatasetError, match=r"^wiki\.txt\.xz "):
@@ -214,7 +214,7 @@ def test_running_text_that_breaks_off_is_refused(tmp_path):
         ("cola/in_domain_train.tsv", 8551),
     ],
 )
-def test_the_labelled_data_is_read_whole(name, count):
+def test_labelled_reads_whole_datasets(name, count):
     examples = labelled(DATA / name)
 
     assert len(examples) == count
@@ -223,7 +223,7 @@ def test_the_labelled_data_is_read_whole(name, count):
 
 
 @needs_data
-def test_korean_reviews_are_read_whole():
+def test_labelled_reads_whole_nsmc():
     examples = labelled(DATA / "nsmc/test.tsv")
 
     assert 22_000 < len(examples) < 24_000
@@ -241,7 +241,7 @@ def test_korean_reviews_are_read_whole():
         ("qa/covidqa.json", 1146, False),
     ],
 )
-def test_the_questions_are_read_whole(name, count, impossible):
+def test_questions_reads_whole_datasets(name, count, impossible):
     found = questions(DATA / name)
 
     assert count in (None, len(found))
@@ -258,7 +258,7 @@ def test_the_questions_are_read_whole(name, count, impossible):
 @pytest.mark.parametrize(
     "name", ["enwiki2015_cap8k.txt.xz", "kowiki_100MB.txt.xz", "gutenberg_120M.txt.xz", "imdb.tar.xz"]
 )
-def test_the_corpora_begin_with_documents(name):
+def test_documents_reads_corpora(name):
     found = list(islice(documents(DATA / "corpora" / name), 5))
 
     assert len(found) == 5

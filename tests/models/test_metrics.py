@@ -1,4 +1,4 @@
-"""Scores worked by hand, and the cases of SQuAD's own evaluation."""
+"""Metrics, compared with computations by hand and with SQuAD's evaluation script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from swiftlet_serve.models.metrics import (
 )
 
 
-def test_a_mean_has_its_interval():
+def test_mean_has_normal_interval():
     score = mean([1, 0.5, 0.5, 0])
 
     assert score.value == 50
@@ -47,7 +47,7 @@ def test_a_mean_has_its_interval():
         (1, 1, 20.65, 100),
     ],
 )
-def test_the_interval_of_a_share_is_wilsons(right, n, low, high):
+def test_mean_of_binary_values_has_wilson_interval(right, n, low, high):
     score = mean([1.0] * right + [0.0] * (n - right))
 
     assert score.value == pytest.approx(100 * right / n)
@@ -55,13 +55,13 @@ def test_the_interval_of_a_share_is_wilsons(right, n, low, high):
 
 
 @pytest.mark.parametrize(("values", "value"), [([0.25], 25), ([0.5] * 9, 50)])
-def test_parts_that_are_all_alike_have_no_interval(values, value):
+def test_mean_of_equal_fractions_has_empty_interval(values, value):
     score = mean(values)
 
     assert (score.value, score.low, score.high) == (value, value, value)
 
 
-def test_a_difference_has_the_interval_of_what_differs_and_not_of_what_is_hard():
+def test_difference_has_paired_interval():
     ones, others = [1.0, 0.0, 1.0, 0.5], [1.0, 0.0, 0.0, 0.5]
     deviation = math.sqrt((3 * 0.25**2 + 0.75**2) / 3)
 
@@ -74,20 +74,20 @@ def test_a_difference_has_the_interval_of_what_differs_and_not_of_what_is_hard()
     assert difference(others, ones).value == -25.0
 
 
-def test_what_is_not_of_the_same_cases_is_not_compared():
+def test_difference_rejects_different_lengths():
     with pytest.raises(ValueError, match="shorter"):
         difference([1.0, 0.0], [1.0])
     with pytest.raises(ValueError, match="no values to compare"):
         difference([], [])
 
 
-def test_nothing_has_no_mean():
+def test_mean_rejects_no_values():
     with pytest.raises(ValueError, match="no values to average"):
         mean([])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_a_mean_lies_in_its_interval_and_that_between_0_and_100(values):
+def test_mean_lies_in_its_interval(values):
     score = mean(values)
 
     assert -1e-9 <= score.low <= score.value + 1e-9
@@ -112,20 +112,20 @@ def test_a_mean_lies_in_its_interval_and_that_between_0_and_100(values):
         ),
     ],
 )
-def test_matthews_and_f1(predicted, actual, correlation, harmonic):
+def test_matthews_and_f1_equal_hand_computation(predicted, actual, correlation, harmonic):
     assert matthews(predicted, actual).value == pytest.approx(100 * correlation)
     assert f1(predicted, actual).value == pytest.approx(100 * harmonic)
     assert matthews(predicted, actual).n == f1(predicted, actual).n == len(actual)
 
 
 @pytest.mark.parametrize("score", [matthews, f1])
-def test_predictions_and_labels_come_in_pairs(score):
+def test_label_scores_reject_different_lengths(score):
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         score([1], [1, 0])
 
 
 @pytest.mark.parametrize("score", [matthews, f1])
-def test_no_predictions_have_no_score(score):
+def test_label_scores_reject_no_cases(score):
     with pytest.raises(ValueError, match="no cases to score"):
         score([], [])
 
@@ -139,7 +139,7 @@ def split(cases: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 @settings(max_examples=50)
 @given(pairs)
-def test_matthews_is_the_correlation_of_pearson(cases):
+def test_matthews_equals_pearson_correlation(cases):
     predicted, actual = split(cases)
     if len(set(predicted)) == len(set(actual)) == 2:
         assert matthews(predicted, actual).value == pytest.approx(100 * np.corrcoef(predicted, actual)[0, 1])
@@ -149,7 +149,7 @@ def test_matthews_is_the_correlation_of_pearson(cases):
 
 @settings(max_examples=50)
 @given(pairs)
-def test_scores_of_labels_have_their_bounds_and_symmetries(cases):
+def test_label_scores_have_bounds_and_symmetries(cases):
     predicted, actual = split(cases)
     for score, least in ((matthews(predicted, actual), -100), (f1(predicted, actual), 0)):
         assert least - 1e-9 <= score.low <= score.value <= score.high <= 100 + 1e-9
@@ -162,7 +162,7 @@ def test_scores_of_labels_have_their_bounds_and_symmetries(cases):
 
 @settings(max_examples=30)
 @given(pairs, st.randoms(use_true_random=False))
-def test_the_order_of_cases_does_not_matter(cases, chance):
+def test_label_scores_ignore_order(cases, chance):
     shuffled = chance.sample(cases, len(cases))
 
     assert matthews(*split(shuffled)) == matthews(*split(cases))
@@ -170,8 +170,8 @@ def test_the_order_of_cases_does_not_matter(cases, chance):
 
 
 @pytest.mark.parametrize(("score", "of_table"), [(matthews, _matthews), (f1, _f1)])
-def test_their_interval_is_that_of_cases_drawn_again(score, of_table):
-    """Cases drawn one by one, with replacement, give the interval that drawing the four counts gives."""
+def test_label_score_interval_equals_bootstrap_of_cases(score, of_table):
+    """A bootstrap of single cases gives the same interval as drawing the four counts."""
     predicted = [1] * 45 + [0] * 15 + [1] * 10 + [0] * 30
     actual = [1] * 60 + [0] * 40
     chance = np.random.default_rng(5)
@@ -184,8 +184,8 @@ def test_their_interval_is_that_of_cases_drawn_again(score, of_table):
     assert (found.low, found.high) == pytest.approx((low, high), abs=1)
 
 
-def test_the_interval_of_matthews_is_the_known_one_where_there_is_one():
-    """With margins of one half, 1.96 √((1 - φ²) / n) is its asymptotic half width."""
+def test_matthews_interval_equals_asymptotic_interval():
+    """If both labels are equally frequent, the asymptotic half width is 1.96 √((1 - φ²) / n)."""
     predicted = [1] * 400 + [0] * 100 + [1] * 100 + [0] * 400
     score = matthews(predicted, [1] * 500 + [0] * 500)
 
@@ -200,17 +200,17 @@ def test_the_interval_of_matthews_is_the_known_one_where_there_is_one():
         ("The Norman dynasty", "norman dynasty"),
         ("  a   dynasty, an era; the END. ", "dynasty era end"),
         ("theatre and anthem", "theatre and anthem"),
-        ("the-end", "theend"),  # punctuation goes first, so that no article is left here
+        ("the-end", "theend"),  # punctuation is removed first, so no article remains
         ("Beyoncé's", "beyoncés"),
         ("the", ""),
         ("...", ""),
         ("10,000", "10000"),
-        ("«the» end", "« » end"),  # only ASCII punctuation is any to SQuAD
+        ("«the» end", "« » end"),  # SQuAD removes ASCII punctuation only
         ("the\tend\n", "end"),
         ("an a the", ""),
     ],
 )
-def test_answers_are_compared_without_case_articles_and_punctuation(text, bare):
+def test_normalise_answer_removes_case_articles_and_punctuation(text, bare):
     assert normalise_answer(text) == bare
 
 
@@ -221,28 +221,28 @@ def test_answers_are_compared_without_case_articles_and_punctuation(text, bare):
         ("the Broncos!", ["Denver Broncos", "The Broncos"], 1, 1),
         ("Denver", ["Denver Broncos"], 0, 2 / 3),  # precision 1, recall 1/2
         ("the Denver Broncos of Colorado", ["Denver Broncos"], 0, 2 * (2 / 4) * 1 / (2 / 4 + 1)),
-        ("gold gold", ["gold"], 0, 2 / 3),  # a word counts as often as both have it
+        ("gold gold", ["gold"], 0, 2 / 3),  # a word counts as often as it is in both
         ("gold gold", ["gold gold anniversary"], 0, 4 / 5),
         ("silver", ["gold", "golden"], 0, 0),
         ("silver coin", ["silver cup", "copper coin and silver coin"], 0, 4 / 7),  # the best of the answers
-        ("", [], 1, 1),  # impossible, and said so
+        ("", [], 1, 1),  # unanswerable, and not answered
         ("anything", [], 0, 0),
-        ("the", [], 1, 1),  # an article alone is no answer either
+        ("the", [], 1, 1),  # an article alone equals the empty answer
         ("", ["gold"], 0, 0),
         ("the", ["a"], 1, 1),
-        ("", ["a", "..."], 1, 1),  # answers of nothing but what is not compared: nothing is right
+        ("", ["a", "..."], 1, 1),  # all references normalise to the empty answer
         ("gold", ["the"], 0, 0),
-        ("", ["a", "gold"], 0, 0),  # one that is left decides alone
+        ("", ["a", "gold"], 0, 0),  # only the non-empty reference counts
         ("the", ["the", "gold coin"], 0, 0),
         ("gold", ["a", "gold coin"], 0, 2 / 3),
     ],
 )
-def test_exact_match_and_f1_are_squads(predicted, answers, exact, overlap):
+def test_exact_match_and_f1_equal_squad_examples(predicted, answers, exact, overlap):
     assert exact_match(predicted, answers) == exact
     assert answer_f1(predicted, answers) == pytest.approx(overlap)
 
 
-# What the official script of SQuAD 2.0 does, written down again from its definition. There the answers are tokens.
+# The official script of SQuAD 2.0, written again from its definition.
 def official(predicted: str, answers: list[str]) -> tuple[float, float]:
     gold = [answer for answer in answers if normalise_answer(answer)] or [""]
     exact = max(int(normalise_answer(answer) == normalise_answer(predicted)) for answer in gold)
@@ -267,7 +267,7 @@ answers = st.lists(st.sampled_from(["the", "a", "red", "Red", "cup", "cups", "of
 
 
 @given(answers, st.lists(answers, max_size=4))
-def test_exact_match_and_f1_are_the_official_ones(predicted, gold):
+def test_exact_match_and_f1_equal_official_script(predicted, gold):
     exact, overlap = official(predicted, gold)
 
     assert exact_match(predicted, gold) == exact
@@ -275,7 +275,7 @@ def test_exact_match_and_f1_are_the_official_ones(predicted, gold):
     assert 0 <= exact_match(predicted, gold) <= answer_f1(predicted, gold) <= 1
 
 
-# Difference, score of the best answer, whether there is an answer.
+# Margin, score of the best answer, whether there is an answer.
 JUDGED = [
     (-4.0, 1.0, True),
     (-2.0, 0.0, False),
@@ -286,8 +286,8 @@ JUDGED = [
 ]
 
 
-def test_the_best_threshold_by_hand():
-    """Two of six are right from the start; the questions, in order, add 1, -1, 0.5, 1, -1 and 0.2: 3.5 is the most."""
+def test_best_threshold_equals_hand_computation():
+    """Without answers, two of six are right. The questions add 1, -1, 0.5, 1, -1 and 0.2 in order: at most 3.5."""
     found = best_threshold(*zip(*JUDGED, strict=True))
 
     assert found.value == 0.5
@@ -297,20 +297,24 @@ def test_the_best_threshold_by_hand():
 @pytest.mark.parametrize(
     ("judged", "value", "score"),
     [
-        ([(1.0, 0.0, False), (2.0, 0.0, False)], -math.inf, 100),  # never to answer is best
-        ([(1.0, 1.0, True), (2.0, 1.0, True)], 2.0, 100),  # always to answer is
-        ([(1.0, 1.0, False), (2.0, 1.0, True)], 2.0, 100),  # an empty answer is right either way
-        ([(1.0, 1.0, True), (1.0, 0.0, False)], -math.inf, 50),  # no threshold tells these apart
-        ([(1.0, 1.0, True), (2.0, 0.0, True), (3.0, 0.0, False)], 1.0, 200 / 3),  # the least of equally good ones
+        ([(1.0, 0.0, False), (2.0, 0.0, False)], -math.inf, 100),  # best is never to answer
+        ([(1.0, 1.0, True), (2.0, 1.0, True)], 2.0, 100),  # best is always to answer
+        ([(1.0, 1.0, False), (2.0, 1.0, True)], 2.0, 100),  # the best answer is empty, so it is right
+        ([(1.0, 1.0, True), (1.0, 0.0, False)], -math.inf, 50),  # no threshold separates equal margins
+        (
+            [(1.0, 1.0, True), (2.0, 0.0, True), (3.0, 0.0, False)],
+            1.0,
+            200 / 3,
+        ),  # the lowest of equally good thresholds
     ],
 )
-def test_thresholds_at_the_edges(judged, value, score):
+def test_best_threshold_handles_edge_cases(judged, value, score):
     found = best_threshold(*zip(*judged, strict=True))
 
     assert (found.value, found.score) == (value, pytest.approx(score))
 
 
-def test_no_questions_have_no_threshold():
+def test_best_threshold_rejects_no_questions():
     with pytest.raises(ValueError, match="no questions"):
         best_threshold([], [], [])
     with pytest.raises(ValueError, match="shorter"):
@@ -318,14 +322,14 @@ def test_no_questions_have_no_threshold():
 
 
 def at(threshold: float, judged: list[tuple[float, float, bool]]) -> float:
-    """The score, in percent, where this threshold is used."""
+    """Returns the score at this threshold, in percent."""
     given = [score if difference <= threshold else float(not answer) for difference, score, answer in judged]
     return 100 * sum(given) / len(given)
 
 
 @st.composite
 def judgements(draw: Any) -> list[tuple[float, float, bool]]:
-    """Questions as a model answers them, some with equal differences."""
+    """Draws graded questions, some with equal margins."""
     one = st.tuples(st.integers(-5, 5), st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans())
     return [
         (d, float(s == 1) if not answer else s, answer) for d, s, answer in draw(st.lists(one, min_size=1, max_size=12))
@@ -333,7 +337,7 @@ def judgements(draw: Any) -> list[tuple[float, float, bool]]:
 
 
 @given(judgements(), st.randoms(use_true_random=False))
-def test_no_threshold_is_better_than_the_best(judged, chance):
+def test_best_threshold_is_optimal(judged, chance):
     found = best_threshold(*zip(*judged, strict=True))
 
     assert found.score == pytest.approx(at(found.value, judged))
@@ -341,8 +345,8 @@ def test_no_threshold_is_better_than_the_best(judged, chance):
     assert best_threshold(*zip(*chance.sample(judged, len(judged)), strict=True)) == found
 
 
-def test_thresholds_are_the_official_ones():
-    """The script's loop beside ours, on questions that all differ."""
+def test_best_threshold_equals_official_script():
+    """Runs the loop of the script on questions with distinct margins."""
     chance = random.Random(3)
     for _ in range(100):
         judged = [(chance.gauss(0, 2), chance.choice([0.0, 0.5, 1.0]), chance.random() < 0.5) for _ in range(15)]

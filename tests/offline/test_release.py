@@ -1,4 +1,4 @@
-"""A release is an artifact that can be served and says how good it is, or it is nothing at all."""
+"""Releases: the artifact, the results in its card, and the reasons not to write it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("architecture", "task"), [("bert", "classify"), ("mobilebert", "qa"), ("albert", "fill-mask")]
 )
-def test_a_release_passes_swiftlet_check(out, architecture, task):
+def test_release_passes_check(out, architecture, task):
     artifact = make(out, draft(architecture, task))
     result = CliRunner().invoke(main, ["check", str(artifact.path)])
 
@@ -65,7 +65,7 @@ def test_a_release_passes_swiftlet_check(out, architecture, task):
     assert [path.name for path in out.iterdir()] == [f"{architecture}-{task}"]
 
 
-def test_the_tolerance_is_twice_what_int8_is_off_by_here(out):
+def test_release_tolerance_is_twice_the_deviation(out):
     artifact = make(out, draft("albert", "fill-mask"))
     model = load_model(artifact.path, "onnx_cpu")
 
@@ -73,7 +73,7 @@ def test_the_tolerance_is_twice_what_int8_is_off_by_here(out):
     assert artifact.manifest.tolerance == pytest.approx(2 * replay(artifact, model.engine), rel=1e-3)
 
 
-def test_golden_answers_are_those_of_the_fp32_network(out):
+def test_golden_answers_equal_fp32_network(out):
     plan = draft("mobilebert", "qa")
     with np.load(make(out, plan).path / "golden.npz") as file:
         rows = file["rows"]
@@ -83,7 +83,7 @@ def test_golden_answers_are_those_of_the_fp32_network(out):
     assert np.array_equal(rows, np.concatenate([answer(plan.network, encoding) for encoding in encodings]))
 
 
-def test_the_card_says_what_was_measured_and_where(out, reviews):
+def test_card_records_scores_and_latency(out, reviews):
     card = make(out, draft("bert", "classify"), Measure(reviews, limit=20, skip=5), max_loss=100).card()
 
     assert card["summary"] == "Random weights."
@@ -101,13 +101,15 @@ def test_the_card_says_what_was_measured_and_where(out, reviews):
     assert card["bytes"] == (out / "bert-classify" / ONNX).stat().st_size
 
 
-def test_a_release_is_measured_on_more_files_as_it_is_served(out, reviews, tmp_path):
-    """They decide nothing, and are scored once, in the precision of the artifact."""
+def test_card_records_scores_of_further_files(out, reviews, tmp_path):
+    """These files decide nothing. They are measured once, in the precision of the artifact."""
     more = [tmp_path / "good.tsv", tmp_path / "bad.tsv"]
     for label, path in enumerate(more):
         path.write_text("label\tsentence\n" + f"{label}\tword\n" * 4, "utf-8")
-    said: list[str] = []
-    card = make(out, draft("bert", "classify"), Measure(reviews), also=more, max_loss=100, report=said.append).card()
+    messages: list[str] = []
+    card = make(
+        out, draft("bert", "classify"), Measure(reviews), also=more, max_loss=100, report=messages.append
+    ).card()
 
     assert list(card["also"]) == ["good.tsv", "bad.tsv"]
     values = []
@@ -118,13 +120,13 @@ def test_a_release_is_measured_on_more_files_as_it_is_served(out, reviews, tmp_p
         assert measured["trivial"]["always the commonest label"]["value"] == 100
         values.append(score["value"])
     assert sorted(values) in ([0, 0], [0, 100])
-    assert said.count("measuring int8 on good.tsv") == 1
-    assert not any("fp32 on good.tsv" in line for line in said)
+    assert messages.count("measuring int8 on good.tsv") == 1
+    assert not any("fp32 on good.tsv" in line for line in messages)
     assert "also" not in make(out, draft("bert", "classify"), Measure(reviews), max_loss=100).card()
 
 
-def test_the_card_tells_an_upper_bound_from_the_scores(out, tmp_path):
-    """JSON knows no infinity: a threshold that is never to answer is none."""
+def test_card_separates_upper_bounds_from_scores(out, tmp_path):
+    """JSON has no infinity, so the threshold of a model that never answers is null."""
     for name, answers in (("never", []), ("mixed", ["a"])):
         asked = [
             {"id": str(i), "question": "what", "answers": [{"text": text, "answer_start": 0} for text in texts]}
@@ -145,7 +147,7 @@ def test_the_card_tells_an_upper_bound_from_the_scores(out, tmp_path):
     assert not any(name.startswith("best") for name in (*card["scores"]["int8"], *mixed["scores"]))
 
 
-def test_without_data_the_card_says_so(out):
+def test_card_without_data_file_says_so(out):
     card = make(out, draft("bert", "classify")).card()
 
     assert card["scores"] == {}
@@ -153,7 +155,7 @@ def test_without_data_the_card_says_so(out):
     assert "data" not in card
 
 
-def test_fp32_is_released_as_it_was_exported(out, reviews):
+def test_fp32_release_keeps_exported_graph(out, reviews):
     artifact = make(out, draft("bert", "classify", "fp32"), Measure(reviews))
 
     assert artifact.manifest.precision == "fp32"
@@ -162,7 +164,7 @@ def test_fp32_is_released_as_it_was_exported(out, reviews):
     assert "int8" not in artifact.card()["scores"]
 
 
-def test_the_fp32_weights_are_added_where_they_are_wanted(out):
+def test_release_adds_fp32_weights_on_request(out):
     from safetensors.torch import load_file
 
     artifact = make(out, draft("bert", "classify"), keep_fp32=True)
@@ -175,7 +177,7 @@ def test_the_fp32_weights_are_added_where_they_are_wanted(out):
 
 @pytest.fixture
 def scores(monkeypatch):
-    """Scores that fp32 and int8 shall have, and the native engine, by what `evaluate` is made to find."""
+    """Returns a function that sets the scores of fp32, int8 and the native engine."""
 
     def set_to(fp32: float, int8: float, native: float = 0.0) -> None:
         found = iter([fp32, int8, native])
@@ -191,7 +193,7 @@ def scores(monkeypatch):
 
 
 @pytest.mark.parametrize("allowed", [0.5, math.nan])
-def test_int8_that_loses_too_much_is_not_written(out, reviews, scores, allowed):
+def test_release_rejects_excessive_int8_loss(out, reviews, scores, allowed):
     scores(90.0, 89.4)
     with pytest.raises(ReleaseError, match=rf"^int8 loses 0\.60 points, and at most {allowed} are allowed"):
         make(out, draft("bert", "classify"), Measure(reviews), max_loss=allowed)
@@ -200,15 +202,15 @@ def test_int8_that_loses_too_much_is_not_written(out, reviews, scores, allowed):
 
 
 @pytest.mark.parametrize("int8", [89.5, 95.0])
-def test_int8_that_loses_as_much_as_it_may_is_written(out, reviews, scores, int8):
+def test_release_accepts_int8_loss_at_limit(out, reviews, scores, int8):
     scores(90.0, int8)
 
     assert make(out, draft("bert", "classify"), Measure(reviews)).card()["int8"]["loss"] == 90.0 - int8
 
 
 @needs_kernels
-def test_the_card_says_what_the_native_engine_loses(out, reviews, scores):
-    """It decides nothing: where there is no kernel, nobody would know."""
+def test_card_records_loss_of_native_engine(out, reviews, scores):
+    """This loss decides nothing, because other machines have no kernels and cannot measure it."""
     scores(90.0, 89.8, 88.0)
     told = make(out, draft("bert", "classify"), Measure(reviews)).card()["native"]
 
@@ -220,40 +222,42 @@ def test_the_card_says_what_the_native_engine_loses(out, reviews, scores):
 
 
 @needs_kernels
-def test_without_data_the_card_says_how_fast_the_native_engine_is(out):
+def test_card_without_data_file_records_native_latency(out):
     assert make(out, draft("bert", "classify")).card()["native"].keys() == {"engine", "latency"}
 
 
 @needs_kernels
-def test_an_artifact_that_the_native_engine_refuses_is_for_onnx_runtime(out):
-    said: list[str] = []
+def test_release_survives_rejection_by_native_engine(out):
+    messages: list[str] = []
     with mock.patch.object(native.Native, "extra_tolerance", -1.0):
-        card = make(out, draft("bert", "classify"), report=said.append).card()
+        card = make(out, draft("bert", "classify"), report=messages.append).card()
 
     assert "the engine's answers differ from the golden answers" in card["native"]["refused"]
-    assert any(line.startswith("the native engine rejects the artifact, so serve it with onnx_cpu") for line in said)
+    assert any(
+        line.startswith("the native engine rejects the artifact, so serve it with onnx_cpu") for line in messages
+    )
 
 
-def test_where_there_are_no_kernels_the_card_is_silent_about_them(out):
+def test_card_omits_native_engine_without_kernels(out):
     with mock.patch.object(native, "best", return_value=None):
         assert "native" not in make(out, draft("bert", "classify")).card()
 
 
 def scramble(proto):
-    """int8 with other words in the places of words."""
+    """Quantises a graph and permutes its word embeddings."""
     result = quantize(proto)
     (tensor,) = (t for t in result.graph.initializer if t.name == "encoder.embeddings.word.weight.int8")
     tensor.raw_data = np.roll(np.frombuffer(tensor.raw_data, np.uint8), 64 * 40).tobytes()
     return result
 
 
-def test_where_there_are_data_the_scores_decide_and_not_how_far_numbers_are_apart(out, reviews, scores):
+def test_release_with_data_file_ignores_deviation(out, reviews, scores):
     scores(90.0, 89.8)
     with mock.patch("swiftlet_serve.models.graphs.quantize.quantize", scramble):
         assert make(out, draft("bert", "classify"), Measure(reviews)).card()["int8"]["loss"] == pytest.approx(0.2)
 
 
-def test_int8_that_is_another_network_is_not_written_even_without_data(out):
+def test_release_without_data_file_rejects_large_deviation(out):
     with (
         mock.patch("swiftlet_serve.models.graphs.quantize.quantize", scramble),
         pytest.raises(ReleaseError, match=r"^int8 answers differ from fp32 ones by up to"),
@@ -263,7 +267,7 @@ def test_int8_that_is_another_network_is_not_written_even_without_data(out):
     assert list(out.iterdir()) == []
 
 
-def test_a_graph_that_does_not_compute_what_torch_does_is_not_written(out):
+def test_release_rejects_graph_that_differs_from_torch(out):
     plan = draft("bert", "classify")
     other = copy.deepcopy(plan.network)
     other.head.output.bias.data += 0.1
@@ -273,7 +277,7 @@ def test_a_graph_that_does_not_compute_what_torch_does_is_not_written(out):
     assert list(out.iterdir()) == []
 
 
-def test_a_failed_release_leaves_the_artifact_that_was_there(out, reviews, scores):
+def test_failed_release_keeps_previous_artifact(out, reviews, scores):
     before = contents(make(out, draft("bert", "classify")).path)
     scores(90.0, 80.0)
     with pytest.raises(ReleaseError):
@@ -284,7 +288,7 @@ def test_a_failed_release_leaves_the_artifact_that_was_there(out, reviews, score
     open_artifact(out / "bert-classify")
 
 
-def test_a_release_takes_the_place_of_the_artifact_that_was_there(out):
+def test_release_replaces_previous_artifact(out):
     make(out, draft("bert", "classify"), keep_fp32=True)
     plan = draft("bert", "classify")
     artifact = make(out, replace(plan, manifest=replace(plan.manifest, version="2")))
@@ -295,7 +299,7 @@ def test_a_release_takes_the_place_of_the_artifact_that_was_there(out):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_is_no_artifact_is_not_overwritten(out, kind):
+def test_release_overwrites_no_other_files(out, kind):
     place = out / "bert-classify"
     place.mkdir(parents=True) if kind == "folder" else out.mkdir()
     work = place / "thesis.txt" if kind == "folder" else place
@@ -306,7 +310,7 @@ def test_what_is_no_artifact_is_not_overwritten(out, kind):
     assert work.read_text() == "years of work"
 
 
-def test_a_tokenizer_that_cannot_serve_the_task_is_refused(out, tmp_path):
+def test_release_rejects_tokenizer_without_mask(out, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(token for token in VOCABULARY if token != "[MASK]") + "\n", "utf-8")
     plan = replace(draft("albert", "fill-mask"), tokenizer=Tokenizer.from_directory(tmp_path))
 
@@ -317,14 +321,14 @@ def test_a_tokenizer_that_cannot_serve_the_task_is_refused(out, tmp_path):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    """A BERT classifier as transformers writes it."""
+    """A BERT classifier in the format of transformers."""
     directory = tmp_path_factory.mktemp("checkpoints") / "Tiny_BERT"
     reference(SMALL["bert"], "classify", num_hidden_layers=1).save_pretrained(directory)
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
     return directory
 
 
-def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
+def test_import_command_writes_artifact(checkpoint, out, reviews):
     result = CliRunner().invoke(
         main,
         [
@@ -354,7 +358,7 @@ def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "message"),
     [
         ("", ["--task", "fill-mask"], "is not in the checkpoint"),
         ("", ["--task", "classify", "--name", "Not a name"], "Set one with --name"),
@@ -370,9 +374,7 @@ def test_a_checkpoint_is_imported_by_one_command(checkpoint, out, reviews):
         ),
     ],
 )
-def test_a_checkpoint_that_cannot_be_imported_is_refused_in_a_sentence(
-    checkpoint, tmp_path, out, change, arguments, said
-):
+def test_import_command_rejects_unusable_checkpoint(checkpoint, tmp_path, out, change, arguments, message):
     source = tmp_path / "source"
     source.mkdir()
     for file in checkpoint.iterdir():
@@ -381,13 +383,13 @@ def test_a_checkpoint_that_cannot_be_imported_is_refused_in_a_sentence(
     result = CliRunner().invoke(main, ["import", str(source), "--out", str(out), *arguments])
 
     assert result.exit_code != 0
-    assert said in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
     assert isinstance(result.exception, SystemExit)
     assert not out.exists() or list(out.iterdir()) == []
 
 
-def test_a_tokenizer_larger_than_the_network_is_another_checkpoints(checkpoint, tmp_path, out):
+def test_import_command_rejects_larger_tokenizer(checkpoint, tmp_path, out):
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     more = [*VOCABULARY, *(f"word{number}" for number in range(200))]
@@ -398,15 +400,15 @@ def test_a_tokenizer_larger_than_the_network_is_another_checkpoints(checkpoint, 
     assert "belongs to another checkpoint" in result.output
 
 
-def test_import_explains_itself():
+def test_import_command_has_help():
     result = CliRunner().invoke(main, ["import", "--help"])
 
     assert result.exit_code == 0
-    for said in ("SOURCE", "--task [classify|fill-mask|qa]", "--keep-fp32", "--max-loss", "Hugging Face hub"):
-        assert said in result.output
+    for text in ("SOURCE", "--task [classify|fill-mask|qa]", "--keep-fp32", "--max-loss", "Hugging Face hub"):
+        assert text in result.output
 
 
-def test_a_card_is_json_that_keeps_every_script(out):
+def test_card_keeps_non_ascii_text(out):
     plan = replace(draft("bert", "classify"), card={"summary": "서울 – naïve"})
 
     assert "서울 – naïve" in (make(out, plan).path / CARD).read_text("utf-8")

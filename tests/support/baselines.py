@@ -1,11 +1,11 @@
-"""Measures what takes no network: logistic regression on TF-IDF, for the sentiment of SST-2 and of NSMC.
+"""Measures a baseline without a network: logistic regression on TF-IDF features, on SST-2 and NSMC.
 
     python -m venv /tmp/baselines
     /tmp/baselines/bin/pip install --editable . scikit-learn==1.9.1
     /tmp/baselines/bin/python tests/support/baselines.py
 
-English is read as words and pairs of words. Korean puts endings on its words, so it is read as one to four characters
-of each word. Nothing is tuned: C is scikit-learn's default, and the evaluation files are looked at once.
+The features are words and pairs of words for English. For Korean they are one to four characters within a word,
+because words have endings. Nothing is tuned: C is scikit-learn's default, and the evaluation files are read once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def measure(name: str) -> Score:
-    """Accuracy on the evaluation file of a model fitted to the training file."""
-    learn, test, reading = BASELINES[name]
-    model = make_pipeline(TfidfVectorizer(sublinear_tf=True, **reading), LogisticRegression(max_iter=1000))
-    known, asked = labelled(DATA / name / learn), labelled(DATA / name / test)
-    model.fit([one.text for one in known], [one.label for one in known])
-    found = model.predict([one.text for one in asked])
-    return mean([float(label == one.label) for label, one in zip(found, asked, strict=True)])
+    """Fits a model to the training file, and returns its accuracy on the evaluation file."""
+    training_file, evaluation_file, features = BASELINES[name]
+    model = make_pipeline(TfidfVectorizer(sublinear_tf=True, **features), LogisticRegression(max_iter=1000))
+    training, evaluation = labelled(DATA / name / training_file), labelled(DATA / name / evaluation_file)
+    model.fit([one.text for one in training], [one.label for one in training])
+    predicted = model.predict([one.text for one in evaluation])
+    return mean([float(label == one.label) for label, one in zip(predicted, evaluation, strict=True)])
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ class Service:
         """Returns the only connection, once it is open."""
         await until(lambda: self.table.connections)
         (connection,) = self.table.connections
+        assert isinstance(connection, Connection)
         return connection
 
     async def until_settled(self, connections: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -124,10 +124,11 @@ def encoding(length: int, focus: Sequence[int], seed: int) -> Encoding:
 @torch.no_grad()
 def torch_rows(model: Model, batch: Batch) -> np.ndarray:
     """Returns the rows that torch computes, (N, O)."""
-    return model(*(torch.from_numpy(array) for array in batch.padded())).numpy()
+    rows: torch.Tensor = model(*(torch.from_numpy(array) for array in batch.padded()))
+    return rows.numpy()
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
@@ -149,7 +150,8 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
         deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + f.epsilon)
-        return centred / deviation * v[name + ".weight"] + v[name + ".bias"]
+        normed: np.ndarray = centred / deviation * v[name + ".weight"] + v[name + ".bias"]
+        return normed
 
     def add_and_norm(name: str, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
         y = apply(p[name], x)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Remote(Library):
     """A library in another process, which `command` starts."""
 
     def __init__(self, *command: str) -> None:
-        self.c = Calls(*command)
+        self.c = cast(ctypes.CDLL, Calls(*command))  # it has the same functions, in the other process
 
     def __enter__(self) -> Self:
         return self
@@ -57,15 +57,18 @@ class Calls:
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
 
     def __getattr__(self, name: str) -> Callable[..., int | bytes]:
         return partial(self._call, name)
 
     def _call(self, name: str, *arguments: Any) -> int | bytes:
-        self._process.stdin.write(_sized(name.encode()) + struct.pack("<Q", len(arguments)))
+        self._requests.write(_sized(name.encode()) + struct.pack("<Q", len(arguments)))
         for argument in arguments:
-            self._process.stdin.write(_packed(argument))
-        self._process.stdin.flush()
+            self._requests.write(_packed(argument))
+        self._requests.flush()
         result = self._read()
         for argument in arguments:
             if not isinstance(argument, int | float | None):
@@ -77,8 +80,8 @@ class Calls:
         return result if name == "swiftlet_kernel" else int.from_bytes(result, "little", signed=True)
 
     def _read(self) -> bytes:
-        (size,) = struct.unpack("<Q", self._process.stdout.read(8))
-        return self._process.stdout.read(size)
+        (size,) = struct.unpack("<Q", self._replies.read(8))
+        return self._replies.read(size)
 
     def close(self) -> None:
         self._process.communicate()

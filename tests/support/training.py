@@ -101,7 +101,7 @@ def wordpiece(pieces: list[str] = PIECES, *, template: bool = True) -> tokenizer
 def teacher_package(directory: Path, name: str) -> None:
     """Writes a package with a small BERT under `model/`, like a recipe's teacher."""
     model = directory / name / "model"
-    settings = {"vocab_size": len(dict.fromkeys(PIECES)), "hidden_size": 32, "intermediate_size": 64}
+    settings: dict[str, Any] = {"vocab_size": len(dict.fromkeys(PIECES)), "hidden_size": 32, "intermediate_size": 64}
     settings |= {"num_hidden_layers": 2, "max_position_embeddings": 128, "layer_norm_eps": 1e-12}
     reference(SMALL["bert"], "fill-mask", **settings).save_pretrained(model)
     wordpiece().save(str(model / "tokenizer.json"))
@@ -194,7 +194,7 @@ def make_workshop(folder: Path) -> None:
 def tiny(project: Path, **changes: Any) -> Recipe:
     """Returns the recipe with another pre-training, of a MobileBERT, which shares no layers."""
     recipe = load_recipe(str(project / "tiny.toml"))
-    config = recipe.config | {"intra_bottleneck_size": 16, "num_feedforward_networks": 1}
+    config = {**recipe.config, "intra_bottleneck_size": 16, "num_feedforward_networks": 1}
     work = replace(recipe.pretraining, **{"steps": 6, "knowledge_transfer": None} | changes)
     return replace(recipe, architecture="mobilebert", config=config, pretraining=work)
 

@@ -1,4 +1,4 @@
-"""The tasks answer as transformers 4.57.1's pipelines did; `goldens/write.py` recorded those.
+"""Compares the tasks with the pipelines of transformers 4.57.1, whose answers `goldens/write.py` recorded.
 
 Both sides read their logits from the same made-up network (`goldens/cases.py`), which hashes every token id, position
 and type it is given: one wrong token anywhere and the answers differ.
@@ -72,7 +72,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Toke
 
 
 def golden(name: str, found: Iterator[Case]) -> Golden:
-    """Each case with the rows recorded for it."""
+    """Returns each case with the rows recorded for it."""
     if name.endswith("-data") and not cases.DATA.is_dir():
         pytest.skip("the data sets are not here")
     recorded = np.load(cases.HERE / f"{name}.npz")
@@ -98,7 +98,7 @@ def flatten(nested: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "found"), [("classify-own", cases.classify_own), ("classify-data", cases.classify_data)]
 )
-def test_classify_answers_as_the_pipeline(
+def test_classify_equals_pipeline(
     name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
 ) -> None:
     for case, expected in golden(name, found()):
@@ -117,7 +117,7 @@ def test_classify_answers_as_the_pipeline(
 
 
 @pytest.mark.parametrize(("name", "found"), [("fill_mask-own", cases.fill_own), ("fill_mask-data", cases.fill_data)])
-def test_fill_mask_answers_as_the_pipeline(
+def test_fill_mask_equals_pipeline(
     name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
 ) -> None:
     for case, expected in golden(name, found()):
@@ -136,14 +136,14 @@ def test_fill_mask_answers_as_the_pipeline(
 
 
 @pytest.mark.parametrize(("name", "found"), [("qa-own", cases.qa_own), ("qa-data", cases.qa_data)])
-def test_qa_answers_as_the_pipeline(
+def test_qa_equals_pipeline(
     name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
 ) -> None:
     compared = 0
     for case, expected in golden(name, found()):
         task = qa.create(tokenizers(case.tokenizer), manifest("qa", 2))
         if expected == [[-1, -1, -1]]:
-            # The pipeline fails where the stride does not fit beside the question; for us that is a bad request.
+            # The pipeline fails if the stride does not fit beside the question. The task rejects the request.
             if "doc_stride" in case.parameters:
                 with pytest.raises(Unprocessable):
                     ask(task, case, qa_row)
@@ -170,7 +170,7 @@ AUTO: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Networks this small lose more to waiting threads than they gain."""
+    """Runs torch on one thread: for networks of this size, more threads only cost time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -179,8 +179,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("task", list(AUTO))
 @pytest.mark.parametrize("network", list(cases.NETWORKS))
-def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any, tmp_path: Path) -> None:
-    """From a directory as transformers writes it to an answer: our tokenizer, our network, our task."""
+def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path: Path) -> None:
+    """The tokenizer, the network and the task are all ours. The checkpoint is written by transformers."""
     vocabulary, settings = cases.NETWORKS[network]
     file = {"vocab": "vocab.txt", "spiece": "spiece.model"}[vocabulary]
     shutil.copy(cases.HERE / file, tmp_path / file)
@@ -214,6 +214,6 @@ def test_a_converted_checkpoint_answers_as_the_pipeline(network: str, task: Any,
         np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
 
 
-def test_the_goldens_stay_small() -> None:
+def test_golden_files_are_small() -> None:
     files = [file for file in Path(cases.HERE).iterdir() if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 500_000

@@ -28,7 +28,7 @@ TOKENIZER = make_tokenizer()
 
 @st.composite
 def asked(draw: st.DrawFn) -> Question:
-    """A context of words and spaces, and an answer somewhere in it that begins and ends with a letter."""
+    """Draws a question with a context of words and spaces. Its answer starts and ends with a letter."""
     words = draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=60))
     gaps = draw(st.lists(st.sampled_from([" ", "  ", "\n "]), min_size=len(words), max_size=len(words)))
     context = "".join(gap + word for gap, word in zip(gaps, words, strict=True))

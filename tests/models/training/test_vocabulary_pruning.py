@@ -65,7 +65,7 @@ def test_prune_keeps_frequent_pieces_and_splits_other_words():
 
 
 def test_prune_keeps_all_characters_in_both_positions():
-    """`q` began the only word that it was seen in, `x` only went on with it, and no letter of `snow` was seen alone."""
+    """In the corpus `q` only starts a word, `x` only continues one, and the letters of `snow` occur in words only."""
     _, small, _ = pruned(40)
 
     assert "[UNK]" not in tokens(small, "q qx won")

@@ -1,0 +1,70 @@
+"""Fill-mask: valid and invalid requests, and their answers. `test_pipeline_parity.py` compares the scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.tasks import fill_mask
+from swiftlet_serve.service.types import Batch
+from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
+
+
+def fill(filler: fill_mask.FillMask, inputs: object, wanted: str, **parameters: object) -> Any:
+    """Returns the answer of a network that is certain of one token."""
+    request = filler.Request.model_validate({"inputs": inputs, "parameters": parameters})
+    encodings = filler.encode(request)
+    tokenizer = filler.tokenizer
+    rows = [np.zeros((len(encoding.focus), tokenizer.vocab_size), np.float32) for encoding in encodings]
+    for row in rows:
+        row[:, tokenizer.tokenize([wanted])[0].ids[-1]] = 20
+    return filler.decode(request, encodings, Batch.of(encodings).split_rows(np.concatenate(rows)))
+
+
+def test_fill_mask_returns_flat_list_for_one_mask(filler: fill_mask.FillMask) -> None:
+    found = fill(filler, "and [MASK] river", "the", top_k=2)
+    assert len(found) == 2
+    assert found[0]["token_str"] == "the"
+    assert found[0]["sequence"] == "and the river"
+    assert found[0]["score"] > 0.99
+    assert fill(filler, ["and [MASK] river"], "the", top_k=2) == found
+
+
+def test_fill_mask_returns_one_list_for_each_mask(filler: fill_mask.FillMask) -> None:
+    found = fill(filler, "the [MASK] and [MASK].", "river", top_k=3)
+    assert [len(each) for each in found] == [3, 3]
+    assert "[MASK]" in found[0][0]["sequence"]
+    several = fill(filler, ["the [MASK] and [MASK].", "a [MASK]"], "river", top_k=3)
+    assert several[0] == found
+    assert isinstance(several[1][0], dict)
+
+
+def test_fill_mask_scores_targets_over_whole_vocabulary(filler: fill_mask.FillMask) -> None:
+    found = fill(filler, "a [MASK]", "river", targets=["the", "bread", "the"], top_k=50)
+    assert 1 <= len(found) <= 2
+    assert sum(each["score"] for each in found) < 1e-5
+    (single,) = fill(filler, "a [MASK]", "river", targets="river")
+    assert single["score"] > 0.99
+
+
+def test_fill_mask_rejects_invalid_requests(filler: fill_mask.FillMask) -> None:
+    far = "a " * MAX_TOKENS + "[MASK]"
+    assert rejection(filler, "no mask") == ("no_mask", "/inputs", None)
+    assert rejection(filler, ["a [MASK]", "[mask] <mask>"]) == ("no_mask", "/inputs/1", None)
+    assert rejection(filler, "[MASK] " * 65) == ("too_many_masks", "/inputs", fill_mask.MAX_MASKS)
+    assert rejection(filler, far) == ("input_too_long", "/inputs", MAX_TOKENS)
+    assert rejection(filler, ["[MASK]", f"[MASK] {far}"]) == ("input_too_long", "/inputs/1", MAX_TOKENS)
+    assert rejection(filler, "a " * 100_000 + "[MASK]") == ("input_too_long", "/inputs", MAX_TOKENS)
+    assert rejection(filler, "[MASK] " + "a " * 99, truncation=False) == ("input_too_long", "/inputs", MAX_TOKENS)
+    assert rejection(filler, "[MASK]", targets=["", ""]) == ("validation_failed", "/parameters/targets", None)
+    assert len(encode(filler, "[MASK] " + "a " * 99)[0].input_ids) == MAX_TOKENS
+
+
+def test_fill_mask_rejects_tokenizer_without_mask(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    with pytest.raises(ValueError, match="mask"):
+        fill_mask.create(Tokenizer.from_directory(tmp_path), manifest("fill-mask", 5))
