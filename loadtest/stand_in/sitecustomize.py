@@ -6,6 +6,7 @@ STAND_IN_ADMISSION_POLICY sets the admission policy: `deadline` (the default) or
 
 import os
 from pathlib import Path
+from typing import cast
 
 import swiftlet_serve.service.engines
 
@@ -19,5 +20,6 @@ if os.environ.get("STAND_IN_WITHOUT_STATS"):
 
 if policy := os.environ.get("STAND_IN_ADMISSION_POLICY"):
     from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+    from swiftlet_serve.service.scheduling.load import AdmissionPolicy
 
-    setattr(Dispatcher, "policy", policy)
+    Dispatcher.policy = cast("AdmissionPolicy", policy)

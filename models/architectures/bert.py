@@ -121,7 +121,7 @@ if not describing(__name__):
             return features
 
 
-# How transformers names these parameters, as (pattern, replacement) applied in order. Heads go under their task's name.
+# The names of the parameters in transformers, as (pattern, replacement), applied in order. A head has its own prefix.
 NAMES: Final = (
     (r"^(bert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
     (r"^(bert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
@@ -141,7 +141,7 @@ NAMES: Final = (
     (r"^cls\.seq_relationship\.", r"pretraining.sentence."),
 )
 
-# Settings of a transformers config that change what is computed, with the only values this file computes.
+# Settings of transformers that change the computation, with the only values that are implemented here.
 FIXED: Final[Mapping[str, Any]] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -149,11 +149,11 @@ FIXED: Final[Mapping[str, Any]] = {
     "tie_word_embeddings": True,
 }
 
-# What a missing setting means to transformers, where that is not our default.
+# Defaults of transformers that differ from those above.
 IMPLIED: Final[Mapping[str, Any]] = {}
 
-# Parameters that the reference makes in every shape but does not read in every shape.
+# Parameters that the reference always has but does not always read.
 UNREAD: Final[tuple[str, ...]] = ()
 
-# Parameters, named as above, that the reference keeps transposed.
+# Parameters, by their new names, that the reference stores transposed.
 TRANSPOSED: Final[tuple[str, ...]] = ()

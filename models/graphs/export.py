@@ -1,8 +1,8 @@
-"""A torch model becomes one ONNX file, and its golden answers.
+"""Exports a torch model to one ONNX file, and computes its golden answers.
 
-The graph is left as torch writes it, unoptimised: every parameter is one initializer under the parameter's own name,
-so that a shared layer is stored once, `quantize.py` can find what it replaces, and the weights can be read back out of
-the file. ONNX Runtime optimises it when it loads it.
+The graph is not optimised: every parameter is one initializer under its own name. A shared layer is stored once,
+`quantize.py` finds the parameters, and the weights can be read from the file. ONNX Runtime optimises the graph when it
+loads it.
 
 Inputs: `input_ids` and `token_type_ids` (B, S) int64, padded with 0; `lengths` (B,) int64; `focus` (N,) int64,
 positions b * S + s. Output: `rows` (N, O) float32.
@@ -27,18 +27,18 @@ from swiftlet_serve.models.tokenizer import Encoding
 
 OPSET: Final = 20
 INPUTS: Final = ("input_ids", "token_type_ids", "lengths", "focus")
-GOLDEN_COLUMNS: Final = 512  # of a head's outputs, what a golden answer keeps: a vocabulary would make it megabytes
+GOLDEN_COLUMNS: Final = 512  # of an output; with the whole vocabulary the golden answers would take megabytes
 
 
 class ExportError(ModelError):
-    """The graph is not what was asked for; the message is one sentence."""
+    """Raised when a model cannot be exported. The message is one sentence."""
 
 
 def export(model: Model) -> onnx.ModelProto:
-    """The model as an ONNX graph, fp32.
+    """Returns the model as an ONNX graph in fp32.
 
     Raises:
-        ExportError: a parameter did not arrive in the graph under its name.
+        ExportError: a parameter is not in the graph under its name.
     """
     dynamic = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     ids = torch.ones((2, 5), dtype=torch.int64)
@@ -58,7 +58,7 @@ def export(model: Model) -> onnx.ModelProto:
             verbose=False,
         )
     if program is None:
-        raise ExportError("torch gave no graph.")
+        raise ExportError("torch returned no graph.")
     graph = program.model_proto
     _forget_origin(graph)
     stored = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
@@ -70,7 +70,7 @@ def export(model: Model) -> onnx.ModelProto:
 
 
 def golden(model: Model, encodings: Sequence[Encoding]) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """What `golden.npz` holds: encodings end to end, and what the model answers to each of them alone."""
+    """Returns the arrays of `golden.npz`: sequences end to end, and the model's outputs for each of them alone."""
     rows = np.concatenate([answer(model, encoding) for encoding in encodings])
     columns = np.unique(np.linspace(0, rows.shape[1] - 1, GOLDEN_COLUMNS).astype(np.int64))
     return {
@@ -86,7 +86,7 @@ def golden(model: Model, encodings: Sequence[Encoding]) -> dict[str, np.ndarray[
 
 @torch.no_grad()
 def answer(model: Model, encoding: Encoding) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The model's row for one encoding, (F, O)."""
+    """Returns the model's row for one sequence, (F, O)."""
     ids, types, focus = (
         torch.from_numpy(array) for array in (encoding.input_ids, encoding.token_type_ids, encoding.focus)
     )
@@ -102,7 +102,7 @@ def write(graph: onnx.ModelProto, path: Path) -> None:
 
 
 def _forget_origin(graph: onnx.ModelProto) -> None:
-    """Drops what the exporter notes of the code it traced: file names, lines, stack traces."""
+    """Removes the exporter's notes about the traced code: file names, lines and stack traces."""
     graph.ClearField("metadata_props")
     for part in (graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.initializer, *graph.functions):
         part.ClearField("doc_string")
@@ -110,8 +110,8 @@ def _forget_origin(graph: onnx.ModelProto) -> None:
     graph.graph.ClearField("value_info")
 
 
-class _quiet:  # noqa: N801  # reads as a function
-    """Silences one logger for a while; the exporter warns of libraries that nobody here needs."""
+class _quiet:  # noqa: N801  # used like a function
+    """Silences one logger within a block. The exporter warns about libraries that are not needed."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)

@@ -1,12 +1,12 @@
-"""An fp32 graph becomes int8: weights once, at rest; activations row by row, as they come.
+"""Quantises an fp32 graph to int8: the weights in the file, and the activations row by row at run time.
 
-Weights get one scale for each block of 128 numbers of an output's row, symmetric about the stored value 128. ONNX
-Runtime's `MatMulNBits` (com.microsoft, accuracy level 4) quantises each activation row by itself, so no answer depends
-on the rows beside it; the residual stream, softmax and normalisation stay in fp32. (Stock dynamic quantisation takes
-one scale for a whole batch, and leaves shared weights, and so all of ALBERT, in fp32.)
+Weights have one scale per block of 128 numbers of an output, symmetric around the stored value 128. ONNX Runtime's
+`MatMulNBits` (com.microsoft, accuracy level 4) quantises each row of activations by itself, so that no row depends on
+the rest of the batch. Residuals, softmax and norms stay in fp32. (Stock dynamic quantisation uses one scale for a whole
+batch. It leaves shared weights, and so all of ALBERT, in fp32.)
 
-A quantised parameter NAME of (N, K) is stored as `NAME.int8` (N, K / b, b) uint8 and `NAME.scale` (N, K / b) float32,
-once, however often the graph uses it, and in whatever way: as a matrix, as a table of embeddings, or as both.
+A quantised parameter NAME (N, K) is stored once as `NAME.int8` (N, K / b, b) uint8 and `NAME.scale` (N, K / b) float32.
+The graph may use it several times, as a matrix, as a table of embeddings, or as both.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from onnx import helper, numpy_helper
 
 from swiftlet_serve.models.graphs.reader import INT8, SCALE, ZERO, block_of, merge, pack
 
-MIN_ROWS: Final = 16  # a table or matrix of fewer rows has nothing to gain
+MIN_ROWS: Final = 16  # smaller matrices and tables stay in fp32
 CONTRIB: Final = "com.microsoft"
 Array = NDArray[Any]
 
 
 def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same network with every matrix and table of embeddings in int8.
+    """Returns the network with every matrix and table of embeddings in int8.
 
-    Only graphs that `export` wrote are understood: a matrix is an initializer under a `Transpose` (or in a `Gemm` that
-    transposes it), a table one under a `Gather`.
+    The graph must be one that `export` wrote: a matrix is an initializer of a `Transpose`, or of a `Gemm` that
+    transposes it. A table is an initializer of a `Gather`.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -78,19 +78,19 @@ def quantize(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def read_weights(model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-    """The parameters of a graph that `export` or `quantize` wrote, by name, in fp32."""
+    """Returns the parameters of a graph that `export` or `quantize` wrote, by name, in fp32."""
     return merge({tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
 
 
 def _block(tensor: onnx.TensorProto) -> int | None:
-    """The block that a row is cut into; None where the tensor is to stay as it is."""
+    """Returns the size of the blocks of a row, or None if the tensor stays in fp32."""
     if len(tensor.dims) != 2 or tensor.data_type != onnx.TensorProto.FLOAT or tensor.dims[0] < MIN_ROWS:
         return None
     return block_of(tensor.dims[1])
 
 
 def _weight(node: onnx.NodeProto, transposed: dict[str, str]) -> str | None:
-    """The name of the parameter that a node multiplies with or looks up in."""
+    """Returns the name of the parameter that a node multiplies with or looks up in."""
     match node.op_type:
         case "MatMul":
             return transposed.get(node.input[1])
@@ -105,13 +105,13 @@ def _weight(node: onnx.NodeProto, transposed: dict[str, str]) -> str | None:
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    """How many dimensions each value has."""
+    """Returns the number of dimensions of each value."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     return {value.name: len(value.type.tensor_type.shape.dim) for value in (*graph.input, *graph.value_info)}
 
 
 def _table(node: onnx.NodeProto, name: str, rank: int) -> Iterable[onnx.NodeProto]:
-    """The nodes that look up what `node` did, by ids of `rank` dimensions, in the quantised parameter."""
+    """Yields the nodes that replace a look-up by ids of `rank` dimensions."""
     (output,), ids = node.output, node.input[1]
     yield helper.make_node("Gather", [name + INT8, ids], [f"{output}.int8"], axis=0)  # (..., K / b, b)
     yield helper.make_node("Cast", [f"{output}.int8"], [f"{output}.cast"], to=onnx.TensorProto.FLOAT)
@@ -123,7 +123,7 @@ def _table(node: onnx.NodeProto, name: str, rank: int) -> Iterable[onnx.NodeProt
 
 
 def _product(node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> Iterable[onnx.NodeProto]:
-    """The nodes that multiply as `node` did, with the quantised parameter of `shape` (N, K / b, b)."""
+    """Yields the nodes that replace a product. The quantised parameter has the shape (N, K / b, b)."""
     (output,) = node.output
     rows, blocks, block = shape
     biased = node.op_type == "Gemm" and len(node.input) == 3

@@ -1,7 +1,7 @@
-"""The parameters in an artifact's `model.onnx`, read without a runtime and without the `onnx` package.
+"""Reads the parameters in an artifact's `model.onnx` without a runtime and without the `onnx` package.
 
-An ONNX file is a protobuf message. Of it only the graph's initializers are read, which takes three of the fields of
-two messages: https://protobuf.dev/programming-guides/encoding and onnx/onnx.proto say where they are.
+An ONNX file is a protobuf message. Only the initializers of the graph are read. The format is documented at
+https://protobuf.dev/programming-guides/encoding, and the numbers of the fields are those of onnx/onnx.proto.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ INT8: Final = ".int8"
 SCALE: Final = ".scale"
 ZERO: Final = 128
 BLOCK: Final = 128
-SMALLEST_BLOCK: Final = 16  # what MatMulNBits accepts
+SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits accepts
 
 Array = NDArray[Any]
 
-# Numbers of fields, and of the kinds of tensors that `export` and `quantize` write.
+# The numbers of fields, and of the data types that `export` and `quantize` write.
 _GRAPH, _INITIALIZER = 7, 5
 _DIMS, _DATA_TYPE, _NAME, _RAW = 1, 2, 8, 9
 _TYPES: Final[Mapping[int, np.dtype[Any]]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 7: np.dtype("<i8")}
 
 
 class WeightsError(ModelError):
-    """The file is no ONNX graph, or not one whose parameters can be read; the message is one sentence."""
+    """Raised when the parameters of a file cannot be read. The message is one sentence."""
 
 
 def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
-    """The parameters by name, in fp32; those that `quantize` made int8 are converted back.
+    """Returns the parameters by name in fp32. Parameters in int8 are converted back.
 
     Raises:
-        WeightsError: the file is no ONNX graph, or not one that `export` or `quantize` wrote.
+        WeightsError: the file is not an ONNX graph that `export` or `quantize` wrote.
     """
     try:
         weights = merge(dict(_initializers(memoryview(path.read_bytes()))))
     except (ValueError, IndexError, KeyError) as error:
-        raise WeightsError(f"{path.name} is no graph whose parameters can be read: {error}") from None
+        raise WeightsError(f"{path.name} has no readable parameters: {error}") from None
     if not weights:
-        raise WeightsError(f"{path.name} is no graph whose parameters can be read: it has no parameters.")
+        raise WeightsError(f"{path.name} has no readable parameters: it is empty.")
     return weights
 
 
 def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
-    """Of a graph's initializers those that are parameters, in fp32, and those that are two arrays as one.
+    """Returns the parameters among a graph's initializers, in fp32. A parameter in int8 is two arrays.
 
     Raises:
-        ValueError, IndexError, KeyError: one of two arrays is missing, or they do not belong together.
+        ValueError, IndexError, KeyError: one of the two arrays is missing, or their shapes do not match.
     """
     weights = {}
     for name, array in arrays.items():
@@ -65,7 +65,7 @@ def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
 
 
 def block_of(columns: int) -> int | None:
-    """The largest power of two up to BLOCK that divides a row; None where there is none of use."""
+    """Returns the largest power of two up to BLOCK that divides a row, or None if it is too small."""
     block = BLOCK
     while columns % block:
         block //= 2
@@ -73,22 +73,22 @@ def block_of(columns: int) -> int | None:
 
 
 def pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(N, K) to (N, K / b, b) about ZERO, and (N, K / b) scales."""
+    """Returns a matrix (N, K) in 8 bits around ZERO, (N, K / b, b), and its scales (N, K / b)."""
     blocks = weight.reshape(len(weight), -1, block)
     scales = np.abs(blocks).max(axis=2) / 127
-    scales[scales < np.finfo(np.float32).tiny] = 1  # too small for float32 to hold a step of it: as good as zeros
+    scales[scales < np.finfo(np.float32).tiny] = 1  # float32 cannot hold a step: the block becomes zeros
     values = np.rint(blocks / scales[:, :, None]) + ZERO
     return values.astype(np.uint8), scales.astype(np.float32)
 
 
 def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
-    """(N, K / b, b) and (N, K / b) back to (N, K)."""
+    """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
     values: NDArray[np.float32] = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
     return values.reshape(len(packed), -1)
 
 
 def _initializers(content: memoryview) -> Iterator[tuple[str, Array]]:
-    """Name and copy of each. Raises ValueError, IndexError."""
+    """Yields the name and a copy of each initializer. Raises ValueError and IndexError."""
     for field, graph in _fields(content):
         if field != _GRAPH:
             continue
@@ -101,7 +101,7 @@ def _tensor(message: memoryview) -> tuple[str, Array]:
     dims: list[int] = []
     name, kind, raw = "", 0, memoryview(b"")
     for field, value in _fields(message):
-        if field == _DIMS:  # one each, or all packed into a message
+        if field == _DIMS:  # one number per field, or all in one message
             dims += [value] if isinstance(value, int) else _varints(value)
         elif field == _DATA_TYPE and isinstance(value, int):
             kind = value
@@ -110,14 +110,14 @@ def _tensor(message: memoryview) -> tuple[str, Array]:
         elif field == _RAW:
             raw = _message(value)
     if kind not in _TYPES:
-        return name, np.empty(0, np.bool_)  # nothing that a parameter is
+        return name, np.empty(0, np.bool_)  # no parameter has this type
     array: Array = np.frombuffer(raw, _TYPES[kind])
     return name, array.reshape(dims).copy()
 
 
 def _message(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise ValueError("it has a number in the place of a message.")  # noqa: TRY004  # one kind of error for every fault
+        raise ValueError("a message is expected instead of a number.")  # noqa: TRY004  # one class for all errors
     return value
 
 
@@ -130,7 +130,7 @@ def _varints(content: memoryview) -> list[int]:
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field: a number as it is, what has a length as a view."""
+    """Yields the number and the value of each field. A value with a length is a view."""
     at = 0
     while at < len(content):
         key, at = _varint(content, at)
@@ -146,15 +146,15 @@ def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             case 5:
                 size = 4
             case _:
-                raise ValueError("it has a field of an unknown kind.")
+                raise ValueError("a field has an unknown type.")
         if size > len(content) - at:
-            raise ValueError("it ends in the middle of a field.")
+            raise ValueError("the file ends within a field.")
         yield key >> 3, content[at : at + size]
         at += size
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and where it ends."""
+    """Returns a number with 7 bits per byte, lowest first, and the offset of its end."""
     value = shift = 0
     while shift < 64:
         byte = content[at]
@@ -163,4 +163,4 @@ def _varint(content: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise ValueError("it has a number that does not end.")
+    raise ValueError("a number has no end.")

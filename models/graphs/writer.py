@@ -1,6 +1,6 @@
-"""An ONNX graph as it is written, node after node, without the `onnx` package: serving does without it.
+"""Writes an ONNX graph node by node, without the `onnx` package, which the server does not need.
 
-An ONNX file is a protobuf message; `models/graphs/reader.py` reads such files and cites the format.
+An ONNX file is a protobuf message. `models/graphs/reader.py` reads such files and cites the format.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 OPSET: Final = 20
 IR_VERSION: Final = 10
-CONTRIB: Final = "com.microsoft"  # operators of ONNX Runtime's own
+CONTRIB: Final = "com.microsoft"  # the operators of ONNX Runtime
 CONTRIB_OPSET: Final = 1
 
 _TYPES: Final = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9}
-_FLOAT, _INT, _STRING, _GRAPH = 1, 2, 3, 5  # kinds of attributes
+_FLOAT, _INT, _STRING, _GRAPH = 1, 2, 3, 5  # types of attributes
 
 Attribute: TypeAlias = "float | int | str | Graph"
 
 
 class Graph:
-    """Nodes, the arrays that they read, and what goes in and out."""
+    """Nodes, the arrays that they read, the inputs and the outputs."""
 
     def __init__(self, outer: Graph | None = None) -> None:
-        """One that is inside another graph's node can read the values of that graph, and leaves its arrays there."""
+        """Creates a graph. A graph within a node of `outer` reads the values of `outer` and stores its arrays there."""
         self._outer = outer
         self._nodes: list[bytes] = []
         self._arrays: dict[str, bytes] = {}
@@ -35,17 +35,17 @@ class Graph:
         self._names = 0
 
     def input(self, name: str, kind: str, rank: int) -> str:
-        """Declares an input of any size in every dimension."""
+        """Declares an input with any size in every dimension. Returns its name."""
         self._inputs.append(_value(name, kind, rank))
         return name
 
     def output(self, name: str, kind: str, rank: int, given: str) -> None:
-        """Declares that the value `given` comes out under a name."""
+        """Declares the value `given` as an output with another name."""
         self._node("Identity", [given], name, "", {})
         self._outputs.append(_value(name, kind, rank))
 
     def array(self, name: str, array: NDArray[Any]) -> str:
-        """An array that nodes can read. One that is there already under this name stays as it is."""
+        """Adds an array that nodes can read, unless the name exists. Returns the name."""
         if self._outer is not None:
             return self._outer.array(name, array)
         if name not in self._arrays:
@@ -55,13 +55,13 @@ class Graph:
     def add(
         self, operator: str, inputs: Sequence[str], *, domain: str = "", called: str = "", **attributes: Attribute
     ) -> str:
-        """A node with one output, whose name is given back. An input that is left out is the empty name."""
+        """Adds a node with one output and returns its name. An empty name leaves out an optional input."""
         name = called or f"{operator}.{self._next()}"
         self._node(operator, inputs, name, domain, attributes)
         return name
 
     def content(self) -> bytes:
-        """The graph as a message of its own."""
+        """Returns the graph as a protobuf message."""
         return b"".join(
             (
                 *(_field(1, node) for node in self._nodes),
@@ -73,12 +73,12 @@ class Graph:
         )
 
     def file(self) -> bytes:
-        """What an ONNX file with this graph holds."""
+        """Returns the content of an ONNX file with this graph."""
         opsets = (_field(1, domain.encode()) + _number(2, version) for domain, version in _OPSETS)
         return _number(1, IR_VERSION) + _field(7, self.content()) + b"".join(_field(8, opset) for opset in opsets)
 
     def _next(self) -> int:
-        """One that no other node has."""
+        """Returns a new node number."""
         if self._outer is not None:
             return self._outer._next()
         self._names += 1
@@ -133,7 +133,7 @@ def _key(number: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """7 bits a byte, lowest first; a negative number as its two's complement of 64 bits."""
+    """Encodes a number with 7 bits per byte, lowest first. A negative number is its 64-bit two's complement."""
     value &= 2**64 - 1
     parts = bytearray()
     while value > 127:

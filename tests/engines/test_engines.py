@@ -1,4 +1,4 @@
-"""Engines give each encoding its own rows, whatever it shares a batch with, and open only what they should."""
+"""Tests of every engine: a row does not depend on the rest of the batch, and invalid files are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encodings(draw: st.DrawFn) -> Encoding:
 
 
 @given(st.lists(encodings(), min_size=1, max_size=8))
-def test_a_batch_holds_its_encodings(given_encodings):
+def test_batch_restores_its_encodings(given_encodings):
     restored = Batch.of(given_encodings).encodings()
 
     for before, after in zip(given_encodings, restored, strict=True):
@@ -67,7 +67,7 @@ def made(artifact_dir):
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino", "echo"])
 @given(batch=st.lists(encodings(), min_size=1, max_size=8))
-def test_a_row_in_a_batch_equals_the_row_alone(name, batch, made):
+def test_engine_computes_a_row_in_a_batch_as_alone(name, batch, made):
     engine = made[name]
     together = engine.run(Batch.of(batch))
 
@@ -79,7 +79,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(name, batch, made):
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
-def test_rows_are_those_of_the_network(name, made):
+def test_engine_computes_the_rows_of_the_network(name, made):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
     (row,) = made[name].run(Batch.of([encoding]))
 
@@ -87,7 +87,7 @@ def test_rows_are_those_of_the_network(name, made):
 
 
 @pytest.mark.parametrize("name", ["onnx_cpu", "openvino"])
-def test_rows_do_not_share_memory(name, made):
+def test_engine_rows_do_not_share_memory(name, made):
     encoding = Encoding(np.array([2, 9, 3]), np.zeros(3, np.int64), np.array([1, 2]))
     first, second = made[name].run(Batch.of([encoding, encoding]))
 
@@ -95,7 +95,7 @@ def test_rows_do_not_share_memory(name, made):
     assert first.base is None
 
 
-def test_echo_rows_tell_ids_positions_and_columns_apart():
+def test_echo_rows_depend_on_ids_positions_and_columns():
     ids = np.arange(2, 12)
     row = echo(Encoding(ids, np.zeros_like(ids), np.arange(10)), 7)
     other = echo(Encoding(ids[::-1].copy(), np.zeros_like(ids), np.arange(10)), 7)
@@ -104,7 +104,7 @@ def test_echo_rows_tell_ids_positions_and_columns_apart():
     assert not np.allclose(row, other)
 
 
-def test_an_engine_is_made_from_an_artifact_by_name(artifact_dir):
+def test_plugins_load_an_engine_by_name(artifact_dir):
     artifact = open_artifact(artifact_dir / "tiny-qa")
     for name in ("onnx_cpu", "openvino", "echo"):
         engine = plugins.load(engines, name).create(artifact, threads=1)
@@ -119,7 +119,7 @@ RUNTIMES = pytest.mark.parametrize("create", [PaddedOnnx, partial(OpenVino, call
 
 
 @RUNTIMES
-def test_a_network_with_data_outside_itself_is_refused(create, tmp_path: Path):
+def test_engine_rejects_external_data(create, tmp_path: Path):
     outside = tmp_path / "outside.onnx"
     onnx.save(network(3), outside, save_as_external_data=True, location="data.bin", size_threshold=0)
 
@@ -129,7 +129,7 @@ def test_a_network_with_data_outside_itself_is_refused(create, tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"not a network", b""])
 @RUNTIMES
-def test_a_file_that_is_no_network_is_refused_by_name(create, content, tmp_path: Path):
+def test_engine_rejects_an_invalid_file(create, content, tmp_path: Path):
     file = tmp_path / ONNX
     file.write_bytes(content)
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_network_is_refused_by_name(create, content, tmp_path:
 
 
 @RUNTIMES
-def test_a_network_of_another_interface_is_refused(create, tmp_path: Path):
+def test_engine_rejects_unexpected_inputs_and_outputs(create, tmp_path: Path):
     model = network(3)
     model.graph.output[0].name = "read"
     model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
@@ -149,7 +149,7 @@ def test_a_network_of_another_interface_is_refused(create, tmp_path: Path):
         create(tmp_path / ONNX, threads=1)
 
 
-def test_a_tampered_artifact_reaches_no_engine(tmp_path: Path):
+def test_open_artifact_rejects_an_altered_network(tmp_path: Path):
     artifact = make_artifact(tmp_path, "classify")
     with artifact.file(ONNX).open("r+b") as file:
         file.seek(100)
@@ -159,12 +159,12 @@ def test_a_tampered_artifact_reaches_no_engine(tmp_path: Path):
         open_artifact(artifact.path)
 
 
-IN_CI = {"CI", "TF_BUILD", "JENKINS_URL"}  # where OpenVINO keeps quiet by itself
+IN_CI = {"CI", "TF_BUILD", "JENKINS_URL"}  # with these variables, OpenVINO sends no telemetry
 
 
 @pytest.mark.parametrize("engine", ["onnx_cpu", "openvino"])
-def test_a_runtime_reports_to_nobody(engine, artifact_dir, tmp_path):
-    """Where it does, it makes itself an id in the home directory first."""
+def test_engine_sends_no_telemetry(engine, artifact_dir, tmp_path):
+    """A runtime with telemetry first creates an id in the home directory."""
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
     environment = {name: value for name, value in os.environ.items() if name not in IN_CI} | home
     command = [

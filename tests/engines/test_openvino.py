@@ -1,4 +1,4 @@
-"""OpenVINO computes what ONNX Runtime computes from the same artifact, as far as the CPU's own precision goes."""
+"""Tests of the OpenVINO engine: it computes the rows of ONNX Runtime, within the precision of the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each = pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 
 @pytest.fixture(scope="module")
 def artifact_dir(tmp_path_factory) -> Path:
-    """Each network as int8 and as fp32. Do not write into it."""
+    """Artifacts of each network in int8 and fp32. Tests must not change them."""
     directory = tmp_path_factory.mktemp("openvino")
     for architecture, task in NETWORKS:
         for precision in ("int8", "fp32"):
@@ -30,8 +30,8 @@ def artifact_dir(tmp_path_factory) -> Path:
     return directory
 
 
-def far(engine: OpenVino) -> float:
-    """By how much its rows may be off: by the order of sums, or by what bf16 keeps."""
+def tolerance(engine: OpenVino) -> float:
+    """Returns the tolerance of the engine's rows, for the order of sums or for bf16."""
     return 1e-5 if engine.extra_tolerance == 0 else 0.02
 
 
@@ -44,16 +44,16 @@ def joined(parts: list[np.ndarray]) -> torch.Tensor:
 
 
 @each
-def test_it_answers_as_onnx_runtime_does(artifact_dir, architecture, task):
+def test_openvino_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, task):
     artifact = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
     engine = OpenVino(artifact.file(ONNX), threads=1, calls=1)
 
-    assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= far(engine)
+    assert relative_error(joined(rows(engine, task)), answers(artifact, "onnx_cpu")) <= tolerance(engine)
 
 
 @each
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_golden_answers_hold_in_openvino(artifact_dir, architecture, task, precision):
+def test_openvino_reproduces_golden_answers(artifact_dir, architecture, task, precision):
     model = load_model(artifact_dir / precision / f"{architecture}-{task}", "openvino")
 
     assert model.deviation is not None
@@ -61,16 +61,16 @@ def test_golden_answers_hold_in_openvino(artifact_dir, architecture, task, preci
 
 
 @each
-def test_a_row_in_a_batch_is_nearly_the_row_alone(artifact_dir, architecture, task):
+def test_openvino_computes_a_row_in_a_batch_nearly_as_alone(artifact_dir, architecture, task):
     engine = OpenVino(artifact_dir / "int8" / f"{architecture}-{task}" / ONNX, threads=1, calls=1)
     together = rows(engine, task)
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
 
     assert [row.shape for row in together] == [row.shape for row in alone]
-    assert relative_error(joined(together), joined(alone)) <= far(engine)
+    assert relative_error(joined(together), joined(alone)) <= tolerance(engine)
 
 
-def test_calls_at_the_same_time_have_their_own_rows(artifact_dir):
+def test_openvino_runs_several_calls_at_once(artifact_dir):
     engine = OpenVino(artifact_dir / "int8" / "bert-qa" / ONNX, threads=1, calls=2)
     given = encodings("qa")
     alone = [engine.run(Batch.of([one]))[0].tolist() for one in given]

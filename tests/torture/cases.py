@@ -210,7 +210,7 @@ def _expected(model: Any, request: Any) -> Any:
 def restarts(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Replaces servers behind a load balancer, one after the other, at 70 % of the load that two servers take."""
     rounds = _scaled(20, scale, 2)
-    rate = 0.7 * asyncio.run(peak(artifact_dir, seconds=max(1.0, 3 * scale)))
+    rate = 0.7 * asyncio.run(peak(artifact_dir))
     tally, statuses = asyncio.run(roll(artifact_dir, rounds, rate))
     lost, failed_exits = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
     shown = f"{lost} lost, {tally.answered} answered at {rate:.0f} requests/s"

@@ -1,4 +1,4 @@
-"""A torch model becomes one ONNX file that computes the same, holds each weight once, and says nothing of its maker."""
+"""Tests of the export: the ONNX file computes the same rows, stores each weight once, and names no local paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = ([1], [2], [17], [512], [1, 1], [5, 1, 9, 3], [40, 512, 1])
 
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_onnx_computes_what_torch_computes(architecture, task, lengths):
+def test_exported_graph_computes_the_rows_of_torch(architecture, task, lengths):
     given = batch(task, lengths)
     expected = our_rows(network(architecture, task), given)
 
@@ -32,7 +32,7 @@ def test_onnx_computes_what_torch_computes(architecture, task, lengths):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_a_row_in_a_batch_equals_the_row_alone(architecture, task):
+def test_exported_graph_computes_a_row_in_a_batch_as_alone(architecture, task):
     given = batch(task, [9, 1, 33, 512, 2])
     alone = torch.cat([run(graph(architecture, task), row) for row in given.alone()])
 
@@ -40,7 +40,7 @@ def test_a_row_in_a_batch_equals_the_row_alone(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_every_parameter_is_stored_once_under_its_own_name(architecture, task):
+def test_export_stores_every_parameter_once_under_its_name(architecture, task):
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph(architecture, task).graph.initializer}
     own = network(architecture, task).state_dict()
 
@@ -50,15 +50,15 @@ def test_every_parameter_is_stored_once_under_its_own_name(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_the_file_is_as_large_as_the_weights(architecture, task):
-    """ALBERT applies its layer twice, and a constant of the graph could hide a copy of it."""
+def test_export_stores_little_besides_the_weights(architecture, task):
+    """ALBERT applies its layer twice: a constant of the graph could be a copy of its weights."""
     weights = sum(4 * parameter.numel() for parameter in network(architecture, task).parameters())
 
     assert weights < len(graph(architecture, task).SerializeToString()) < weights + 60_000
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_a_graph_is_whole_and_says_nothing_of_where_it_was_made(architecture, task):
+def test_export_is_self_contained_and_names_no_local_paths(architecture, task):
     made = graph(architecture, task)
     content = made.SerializeToString()
 
@@ -70,7 +70,7 @@ def test_a_graph_is_whole_and_says_nothing_of_where_it_was_made(architecture, ta
         assert trace.encode() not in content
 
 
-def test_a_graph_is_written_as_one_file_and_the_same_each_time(tmp_path):
+def test_write_is_deterministic_and_writes_one_file(tmp_path):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         write(graph("bert", "qa"), tmp_path / name / "model.onnx")
@@ -81,7 +81,7 @@ def test_a_graph_is_written_as_one_file_and_the_same_each_time(tmp_path):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_golden_answers_are_those_of_each_encoding_alone(architecture, task):
+def test_golden_answers_are_computed_for_each_encoding_alone(architecture, task):
     encodings = _encodings(task)
     arrays = golden(network(architecture, task), encodings)
     rows, columns = arrays.pop("rows"), arrays.pop("columns")
@@ -94,7 +94,7 @@ def test_golden_answers_are_those_of_each_encoding_alone(architecture, task):
     assert np.array_equal(rows, torch.cat(expected).numpy()[:, columns])
 
 
-def test_golden_answers_of_a_wide_head_keep_some_columns_from_end_to_end():
+def test_golden_answers_of_a_wide_head_keep_some_columns():
     class Wide(nn.Module):
         def forward(self, input_ids: Tensor, types: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
             return torch.arange(5000.0).repeat(len(focus), 1)
@@ -107,7 +107,7 @@ def test_golden_answers_of_a_wide_head_keep_some_columns_from_end_to_end():
     assert arrays["rows"][3].tolist() == arrays["columns"].tolist()
 
 
-def test_a_parameter_that_the_graph_lacks_is_refused_by_name():
+def test_export_rejects_a_graph_that_lacks_a_parameter():
     class Forgetful(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""int8: every matrix and table once, whatever uses it; each row by itself; and the weights can be read back."""
+"""Tests of quantisation: matrices and tables are stored once in int8, and the weights can be restored."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from swiftlet_serve.models.graphs.reader import INT8, SCALE, SMALLEST_BLOCK, pac
 from tests.support.checkpoints import our_rows, relative_error, untrained
 from tests.support.networks import CONFIGS, NETWORKS, batch, graph, network, run
 
-# Measured on these networks, which have no trained weights to be kind to them: 0.023 to 0.040.
-OFF_FROM_FP32 = 0.08
+TOLERANCE = 0.08  # relative error from fp32; measured on these networks with random weights: 0.023 to 0.040
 
 
 @cache
@@ -39,7 +38,7 @@ def is_large(name: str, shape: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_every_matrix_and_table_is_int8_and_stored_once(architecture, task):
+def test_quantize_stores_every_matrix_and_table_once_in_int8(architecture, task):
     stored = tensors(quantised(architecture, task))
     names = Counter(tensor.name for tensor in quantised(architecture, task).graph.initializer)
 
@@ -55,8 +54,8 @@ def test_every_matrix_and_table_is_int8_and_stored_once(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_no_product_with_a_weight_is_left_in_fp32(architecture, task):
-    """Stock quantisation leaves all of ALBERT so, because its weights are used more than once."""
+def test_quantize_leaves_no_product_in_fp32(architecture, task):
+    """Stock quantisation leaves ALBERT in fp32, because its weights are used more than once."""
     model = quantised(architecture, task)
     stored = tensors(model)
     made_by = {output: node for node in model.graph.node for output in node.output}
@@ -74,7 +73,7 @@ def test_no_product_with_a_weight_is_left_in_fp32(architecture, task):
         assert node.op_type not in {"DynamicQuantizeLinear", "DynamicQuantizeMatMul"}  # one scale for a whole batch
 
 
-def test_a_shared_layer_is_stored_once_and_used_in_every_application():
+def test_quantize_stores_a_shared_layer_once():
     uses = Counter(name for node in quantised("albert", "fill-mask").graph.node for name in node.input)
     config = albert.Config(**CONFIGS["albert"])
 
@@ -83,7 +82,7 @@ def test_a_shared_layer_is_stored_once_and_used_in_every_application():
 
 
 @pytest.mark.parametrize("architecture", ["albert", "mobilebert"])
-def test_the_tied_word_table_is_read_by_both_ends_of_the_network(architecture):
+def test_quantize_keeps_the_word_table_tied(architecture):
     name = f"encoder.embeddings.word.weight{INT8}"
     users = [node.op_type for node in quantised(architecture, "fill-mask").graph.node if name in node.input]
 
@@ -91,7 +90,7 @@ def test_the_tied_word_table_is_read_by_both_ends_of_the_network(architecture):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_int8_is_a_quarter_of_the_weights_and_their_scales(architecture, task):
+def test_quantize_shrinks_the_weights_to_a_quarter_plus_scales(architecture, task):
     parameters = [tuple(p.shape) for p in network(architecture, task).parameters()]
     numbers = sum(np.prod(shape) for shape in parameters if is_large("", shape))
     kept = sum(4 * np.prod(shape) for shape in parameters if not is_large("", shape))
@@ -101,8 +100,8 @@ def test_int8_is_a_quarter_of_the_weights_and_their_scales(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_a_row_does_not_depend_on_its_batch(architecture, task):
-    """They are equal to the last bit here; another CPU may sum in another order."""
+def test_quantised_graph_computes_a_row_in_a_batch_as_alone(architecture, task):
+    """The rows are equal to the last bit here, but another CPU may sum in another order."""
     given_rows = batch(task, [9, 1, 33, 200, 2])
     together = run(quantised(architecture, task), given_rows)
     alone = torch.cat([run(quantised(architecture, task), row) for row in given_rows.alone()])
@@ -111,16 +110,16 @@ def test_a_row_does_not_depend_on_its_batch(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_int8_is_near_fp32(architecture, task):
+def test_quantised_graph_is_near_fp32(architecture, task):
     given_rows = batch(task, [9, 1, 33, 200, 2])
     expected = our_rows(network(architecture, task), given_rows)
     off = relative_error(run(quantised(architecture, task), given_rows), expected)
 
-    assert 0 < off <= OFF_FROM_FP32
+    assert 0 < off <= TOLERANCE
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_weights_can_be_read_back_from_fp32_exactly(architecture, task):
+def test_read_weights_restores_fp32_exactly(architecture, task):
     read = read_weights(graph(architecture, task))
     own = network(architecture, task).state_dict()
 
@@ -129,7 +128,7 @@ def test_weights_can_be_read_back_from_fp32_exactly(architecture, task):
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_weights_can_be_read_back_from_int8_within_half_a_step(architecture, task):
+def test_read_weights_restores_int8_within_half_a_step(architecture, task):
     stored, read = tensors(quantised(architecture, task)), read_weights(quantised(architecture, task))
     own = network(architecture, task).state_dict()
 
@@ -145,8 +144,8 @@ def test_weights_can_be_read_back_from_int8_within_half_a_step(architecture, tas
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_the_int8_graph_computes_with_the_weights_that_are_read_back(architecture, task):
-    """What is left between the two is the rounding of activations."""
+def test_quantised_graph_computes_with_the_restored_weights(architecture, task):
+    """The remaining difference is the rounding of activations."""
     model = untrained(architecture, CONFIGS[architecture], task)
     weights = read_weights(quantised(architecture, task))
     model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
@@ -156,14 +155,14 @@ def test_the_int8_graph_computes_with_the_weights_that_are_read_back(architectur
     assert relative_error(run(quantised(architecture, task), given_rows), expected) <= 0.05
 
 
-def test_the_graph_given_is_left_as_it_was():
+def test_quantize_does_not_change_its_argument():
     before = graph("bert", "qa").SerializeToString()
     quantize(graph("bert", "qa"))
 
     assert graph("bert", "qa").SerializeToString() == before
 
 
-# (rows, columns) of a matrix and a table, and the block that each gets.
+# (rows, columns) of a matrix, and its block.
 WIDTHS = [
     ((64, 256), 128),
     ((17, 128), 128),
@@ -182,7 +181,7 @@ WIDTHS = [
 @pytest.mark.parametrize(("shape", "block"), WIDTHS, ids=str)
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("kind", ["MatMul", "Gemm", "Gemm without bias"])
-def test_any_width_works_and_awkward_ones_stay_fp32(kind, rank, shape, block):
+def test_quantize_leaves_unsuitable_widths_in_fp32(kind, rank, shape, block):
     weight, model = _tied(kind, rank, shape)
     result = quantize(model)
     stored = tensors(result)
@@ -200,7 +199,7 @@ def test_any_width_works_and_awkward_ones_stay_fp32(kind, rank, shape, block):
     assert np.allclose(read_weights(result)["weight"], weight, atol=np.abs(weight).max() / 250)
 
 
-def test_a_gemm_that_does_more_than_multiply_and_add_stays_fp32():
+def test_quantize_leaves_a_scaled_gemm_in_fp32():
     _, model = _tied("Gemm", 1, (64, 128), alpha=2.0)
     result = quantize(model)
 
@@ -208,7 +207,7 @@ def test_a_gemm_that_does_more_than_multiply_and_add_stays_fp32():
     assert np.abs(_compute(result, np.arange(6)) / _compute(model, np.arange(6)) - 1).max() < 0.5
 
 
-def test_a_weight_that_something_else_reads_too_stays_for_that():
+def test_quantize_keeps_a_weight_that_other_nodes_read():
     _, model = _tied("MatMul", 1, (64, 64))
     model.graph.node.append(helper.make_node("ReduceSum", ["weight"], ["sum"], keepdims=0))
     model.graph.node.append(helper.make_node("Add", ["rows", "sum"], ["more"]))
@@ -219,7 +218,7 @@ def test_a_weight_that_something_else_reads_too_stays_for_that():
 
 
 def _tied(kind: str, rank: int, shape: tuple[int, int], **settings: float) -> tuple[np.ndarray, onnx.ModelProto]:
-    """A graph that looks ids up in a table, and multiplies what it finds with the table again."""
+    """Returns a graph that looks ids up in a table, and multiplies the result with the table again."""
     weight = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     bias = np.random.default_rng(4).normal(size=shape[:1]).astype(np.float32)
     if kind == "MatMul":
@@ -260,8 +259,8 @@ def _compute(model: onnx.ModelProto, ids: np.ndarray) -> np.ndarray:
     )
 )
 @example(np.zeros((1, SMALLEST_BLOCK), np.float32))
-@example(np.full((1, SMALLEST_BLOCK), 190 * 2.0**-149, np.float32))  # a step would be less than float32 can tell apart
-def test_packing_loses_at_most_half_a_step(weight):
+@example(np.full((1, SMALLEST_BLOCK), 190 * 2.0**-149, np.float32))  # float32 cannot represent a step
+def test_pack_rounds_by_at_most_half_a_step(weight):
     packed, scales = pack(weight, SMALLEST_BLOCK)
     off = np.abs(unpack(packed, scales).astype(np.float64) - weight)
 
@@ -275,8 +274,8 @@ def test_packing_loses_at_most_half_a_step(weight):
     hnp.arrays(np.uint8, (3, 2, SMALLEST_BLOCK), elements=st.integers(1, 255)),
     hnp.arrays(np.float32, (3, 2), elements=st.floats(2**-20, 2**20, width=32)),
 )
-def test_packing_what_was_unpacked_changes_nothing(packed, scales):
-    packed[:, :, 0] = 255  # every block reaches its own scale's end
+def test_pack_inverts_unpack(packed, scales):
+    packed[:, :, 0] = 255  # every block uses its whole range
     again, same = pack(unpack(packed, scales), SMALLEST_BLOCK)
 
     assert np.array_equal(again, packed)

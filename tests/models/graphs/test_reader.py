@@ -1,4 +1,4 @@
-"""Parameters are read as the `onnx` package reads them, and a file of any content is refused rather than misread."""
+"""Tests of the reader: it reads parameters as the `onnx` package does, and rejects invalid files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def check_same(file: Path, model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("path", list(find_artifacts(BUNDLED)), ids=lambda path: path.name)
-def test_embedded_models_are_read_as_onnx_reads_them(path):
+def test_reader_reads_bundled_models_as_onnx_does(path):
     check_same(path / ONNX, onnx.load(path / ONNX))
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
-def test_graphs_of_fp32_are_read_as_onnx_reads_them(architecture, task, tmp_path):
+def test_reader_reads_fp32_graphs_as_onnx_does(architecture, task, tmp_path):
     onnx.save(graph(architecture, task), tmp_path / ONNX)
 
     check_same(tmp_path / ONNX, graph(architecture, task))
@@ -51,7 +51,7 @@ def small() -> bytes:
     return helper.make_model(helper.make_graph([], "small", [], [], tensors)).SerializeToString()
 
 
-def test_a_small_file_is_read(tmp_path):
+def test_reader_reads_a_small_file(tmp_path):
     (tmp_path / ONNX).write_bytes(small())
     weights = read_weights(tmp_path / ONNX)
 
@@ -61,18 +61,18 @@ def test_a_small_file_is_read(tmp_path):
 
 
 @given(st.integers(0, len(small()) - 1), st.integers(0, 255), st.booleans())
-def test_a_mangled_file_is_read_or_refused(tmp_path_factory, at, byte, cut):
+def test_reader_reads_or_rejects_a_corrupted_file(tmp_path_factory, at, byte, cut):
     content = bytearray(small())
     content[at] = byte
-    file = tmp_path_factory.getbasetemp() / "mangled.onnx"
+    file = tmp_path_factory.getbasetemp() / "corrupted.onnx"
     file.write_bytes(content[: at + 1] if cut else content)
     with contextlib.suppress(WeightsError):
         assert all(array.dtype == np.float32 for array in read_weights(file).values())
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f", b"\x0b", b"not a network"])
-def test_what_is_no_graph_is_refused(tmp_path, content):
+def test_reader_rejects_a_file_without_a_graph(tmp_path, content):
     (tmp_path / ONNX).write_bytes(content)
 
-    with pytest.raises(WeightsError, match=r"model\.onnx is no graph"):
+    with pytest.raises(WeightsError, match=r"model\.onnx has no readable parameters"):
         read_weights(tmp_path / ONNX)
