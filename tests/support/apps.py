@@ -7,9 +7,8 @@ from typing import Any
 
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.workers.hosted_model import HostedModel
-from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import ManualEngine
+from tests.support.gated_runtime import gate_classify
 
 SECRET = "xyzzyplugh"  # part of bad requests; no response to them may contain it
 TASKS = ("classify", "qa", "fill-mask")
@@ -25,10 +24,7 @@ def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **set
 def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
     runtime = make_runtime(artifact_dir)
-    engine = ManualEngine()
-    assert isinstance(runtime._executor, ThreadExecutor)
-    runtime._executor._models["tiny-classify"] = HostedModel(engine, 2)
-    return runtime, engine
+    return runtime, gate_classify(runtime, width=2)
 
 
 def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:

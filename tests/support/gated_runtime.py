@@ -14,7 +14,12 @@ from tests.support.fakes import ManualEngine
 def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime that serves tiny-classify, and its engine."""
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
+    return runtime, gate_classify(runtime, width=3)
+
+
+def gate_classify(runtime: Runtime, width: int) -> ManualEngine:
+    """Gives tiny-classify an engine that answers when the test says so, with `width` outputs. Returns the engine."""
     engine = ManualEngine()
     assert isinstance(runtime._executor, ThreadExecutor)
-    runtime._executor._models["tiny-classify"] = HostedModel(engine, 3)
-    return runtime, engine
+    runtime._executor._models["tiny-classify"] = HostedModel(engine, width)
+    return engine
