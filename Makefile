@@ -18,9 +18,9 @@ run: $(SERVICE)/ready ## serve the bundled models on this machine
 # Two processes, because many tests wait. More need more memory, since each loads torch. The tests of a file share
 # fixtures that are slow to make, so they stay in one process.
 test: $(DEVELOPMENT)/ready ## run the tests
-	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile
+	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile $(TESTS)
 
-# Separate from `make test`: before Python 3.12, tracing doubles the time of the tests.
+# Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run
 	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile --cov --cov-report term:skip-covered $(TESTS)
 

@@ -199,7 +199,7 @@ def _option(option: click.Option) -> list[str]:
 
 @cache
 def server() -> Runtime:
-    """Returns a runtime of the embedded models that computes nothing."""
+    """Returns a runtime of the bundled models that computes nothing."""
     return Runtime.load(Settings(engine="echo"))
 
 

@@ -9,8 +9,8 @@ the median round, and the lowest and highest rate. A measurement begins when the
 `--seconds`, or as long as the slowest server needs to answer each caller three times. Long bodies delay short ones, so
 a workload with both is also sent by the generator in Python, which measures the short ones apart.
 
-The baselines are `baseline_fastapi_onnx.py` and, for a `--checkpoint` that classifies,
-`baseline_transformers_pipeline.py`.
+The baselines are `baseline_fastapi_onnx.py`, `baseline_fastapi_openvino.py` if openvino is installed, and for a
+`--checkpoint` that classifies `baseline_transformers_pipeline.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
+from swiftlet_serve.service.benchmark.baselines import ENGINES, missing_package
 from swiftlet_serve.service.benchmark.plan import BUNDLED
 from swiftlet_serve.service.offline.environment import Environment, current_environment, load_warnings
 from swiftlet_serve.service.percentile import percentile
@@ -46,6 +47,10 @@ WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3
 SERVER_OPTIONS: Final = ("--log-level", "error", "--timeout-ms", "60000")
 FILE_NAME: Final = "http"
+BASELINES: Final = {  # by the engine of `swiftlet bench`: the name that the table shows, and the module
+    "ort_stock": ("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx"),
+    "openvino": ("FastAPI and OpenVINO", "loadtest.baseline_fastapi_openvino"),
+}
 PIPELINE: Final = "transformers pipeline"
 HEAD: Final = ("workload", "c", "server", "requests/s", "p50 ms", "p99 ms", "p99 of short ones", "failed")
 
@@ -252,7 +257,10 @@ def main() -> None:
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed.")
     models = _models(arguments)
-    where = current_environment("tokenizers", "torch", *(["transformers"] if arguments.checkpoint else []))
+    left_out = {engine: package for engine in BASELINES if (package := missing_package(ENGINES[engine]))}
+    baselines = [engine for engine in BASELINES if engine not in left_out]
+    packages = dict.fromkeys(package for engine in baselines for package in ENGINES[engine].packages)
+    where = current_environment("tokenizers", "torch", *packages, *(["transformers"] if arguments.checkpoint else []))
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files = workload_files(arguments.workloads, arguments.only, temporary)
@@ -262,8 +270,9 @@ def main() -> None:
         for name, engine in {"swiftlet": "native", "swiftlet, no network": "echo"}.items():
             server = stack.enter_context(serving(models, engine, *SERVER_OPTIONS))
             servers.append(Server(name, server.url, server.pid))
-        onnx = baseline("FastAPI and ORT int8", "loadtest.baseline_fastapi_onnx", *models)
-        servers.append(stack.enter_context(onnx))
+        for engine, package in left_out.items():
+            print(f"{BASELINES[engine][0]} is left out: {package} is not installed.")
+        servers += [stack.enter_context(baseline(*BASELINES[engine], *models)) for engine in baselines]
         if arguments.checkpoint:
             pipeline = baseline(PIPELINE, "loadtest.baseline_transformers_pipeline", arguments.checkpoint)
             servers.append(stack.enter_context(pipeline))

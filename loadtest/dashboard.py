@@ -3,7 +3,7 @@
     python -m loadtest.dashboard docker/grafana/dashboard.png
 
 Prometheus scrapes a server of the bundled models during a load of all three tasks. The load is low, then above the
-server's capacity, then low again while the engine process is killed. Needs Prometheus (`apt-get install prometheus`)
+server's capacity, then low again while the worker process is killed. Needs Prometheus (`apt-get install prometheus`)
 and the extra `plot`, and no Grafana: the queries, legends and titles are the dashboard's own.
 """
 
@@ -72,7 +72,7 @@ async def send_load(url: str, seconds: float, rate: float, draw: random.Random) 
 
 
 async def run_phases(server: ServerProcess) -> None:
-    """Sends the load of each phase, and kills the engine process in one of them."""
+    """Sends the load of each phase, and kills the worker process in one of them."""
     draw = random.Random(0)
     for number, (seconds, rate) in enumerate(PHASES):
         phase = asyncio.ensure_future(send_load(server.url, seconds, rate, draw))

@@ -232,7 +232,7 @@ def _openvino(model: Any) -> Engine:
 def openvino_fp32(subject: Subject) -> Engine:
     import openvino
 
-    return _openvino(openvino.Core().read_model(subject.exported))
+    return _openvino(openvino.convert_model(subject.exported))
 
 
 def openvino_int8(subject: Subject) -> Engine:
@@ -247,7 +247,8 @@ def openvino_int8(subject: Subject) -> Engine:
         return np.concatenate(fp32.run(batch))
 
     subject.calibrate(CallEngine(observe))
-    graph = openvino.Core().read_model(subject.exported)
+    # `read_model` would leave weights that are transposed at run time, and NNCF would leave these in fp32.
+    graph = openvino.convert_model(subject.exported)
     kind = nncf.ModelType.TRANSFORMER
     return _openvino(nncf.quantize(graph, nncf.Dataset(samples), model_type=kind, subset_size=len(samples)))
 

@@ -20,22 +20,12 @@ DOCKER = Path(__file__).parent.parent / "docker"
 CONFIG = DOCKER / "prometheus" / "prometheus.yml"
 RULES = DOCKER / "prometheus" / "rules.yml"
 DASHBOARD = DOCKER / "grafana" / "dashboard.json"
-UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 START_S = 60.0
 
 
 def installed() -> bool:
     """Whether Prometheus and its tool are on the PATH."""
     return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
-
-
-def accelerated(rules: str, factor: float) -> str:
-    """Returns the rules with all durations divided by a factor."""
-
-    def shorter(found: re.Match[str]) -> str:
-        return f"{found[1]}{max(1, round(1000 * int(found[2]) * UNIT_S[found[3]] / factor))}ms"
-
-    return re.sub(r"(\[|for: )(\d+)([smhd])\b", shorter, rules)
 
 
 class Prometheus:
@@ -69,8 +59,8 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, factor: float = 1.0) -> Iterator[Prometheus]:
-    """Scrapes the ports of each job and evaluates the rules, every `interval_s`. Accelerates the rules by a factor."""
+def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float) -> Iterator[Prometheus]:
+    """Scrapes the ports of each job and evaluates the rules, every `interval_s`."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         jobs = [
@@ -81,7 +71,7 @@ def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float, factor: 
         settings = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
         config = {"global": settings, "rule_files": ["rules.yml"], "scrape_configs": jobs}
         (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        (directory / "rules.yml").write_text(accelerated(RULES.read_text(), factor))
+        (directory / "rules.yml").write_text(RULES.read_text())
         command = [
             shutil.which("prometheus") or "prometheus",
             f"--config.file={directory / 'prometheus.yml'}",

@@ -7,7 +7,7 @@ Two differences from transformers are deliberate:
 - The input is cut before it is tokenised, to `CHARACTERS_PER_TOKEN` characters for each token of the limit.
 
 A `Tokenizer` is immutable, so threads may share it. All calls use `encode_batch` of the tokenizers library, which
-releases the GIL; `encode` does not.
+releases the GIL; `encode` does not. Only the texts that `word_pieces` can split do not need the library.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, read_directory
+from swiftlet_serve.models.word_pieces import WordPieces
 
 CHARACTERS_PER_TOKEN: Final = 32  # English prose has 4 to 5
 
@@ -118,7 +119,11 @@ class Tokenizer:
         self._document = document | {"truncation": None, "padding": None}
         self._whole = _build(self._document)
         self._text = _build(_without_specials(self._document, keep=None))
+        self._word_pieces = WordPieces.of(self._document)
         self._templates = {False: self._derive_template(pair=False), True: self._derive_template(pair=True)}
+        self._special_counts = {
+            pair: sum(slot.special is not None for slot in template) for pair, template in self._templates.items()
+        }
         self.special_ids = frozenset(token["id"] for token in self._document["added_tokens"] if token["special"])
         self.mask = self._first_known("[MASK]", "<mask>")
         self.mask_id = None if self.mask is None else self._whole.token_to_id(self.mask)
@@ -164,15 +169,15 @@ class Tokenizer:
         max_characters = CHARACTERS_PER_TOKEN * max_tokens
         parts = [(text,) if isinstance(text, str) else text for text in texts]
         flat = [part[:max_characters] for pair in parts for part in pair]
-        encoded = iter((self._masked if mask else self._text).encode_batch_fast(flat, add_special_tokens=False))
+        encoded = iter(self._ids(flat, mask=mask))
         encodings = []
         for index, pair in enumerate(parts):
-            ids = [next(encoded).ids for _ in pair]
-            kept = self._truncate(ids, max_tokens)
-            complete = all(len(part) <= max_characters for part in pair) and list(map(len, ids)) == list(map(len, kept))
-            if not (truncate or complete):
+            ids = [next(encoded) for _ in pair]
+            limit = max_tokens - self._special_counts[len(pair) == 2]
+            tokens = sum(map(len, ids))
+            if not truncate and (tokens > limit or any(len(part) > max_characters for part in pair)):
                 raise TextTooLong(index)
-            encodings.append(self._encoding(kept, mask=mask))
+            encodings.append(self._encoding(ids if tokens <= limit else _truncate(ids, limit), mask=mask))
         return encodings
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
@@ -203,7 +208,7 @@ class Tokenizer:
 
     def special_count(self, *, pair: bool) -> int:
         """Returns the number of special tokens that surround a text, or a pair."""
-        return sum(slot.special is not None for slot in self._templates[pair])
+        return self._special_counts[pair]
 
     def token_to_id(self, token: str) -> int | None:
         """Returns the id of a token, or None if the vocabulary lacks it."""
@@ -240,15 +245,25 @@ class Tokenizer:
                 slots.append(slot)
         return slots
 
-    def _truncate(self, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
-        limit = max_tokens - self.special_count(pair=len(ids) == 2)
-        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
-        return [part[:length] for part, length in zip(ids, lengths, strict=True)]
+    def _ids(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
+        """Returns the ids of each text, without special tokens."""
+        if self._word_pieces is not None and not mask:
+            found = [ids for text in texts if (ids := self._word_pieces.encode(text)) is not None]
+            if len(found) == len(texts):
+                return found
+        encoded = (self._masked if mask else self._text).encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
 
-    def _encoding(self, parts: Sequence[Sequence[int]], *, mask: bool) -> Encoding:
-        input_ids, token_type_ids, _ = self._assemble(parts)
+    def _encoding(self, parts: Sequence[list[int]], *, mask: bool) -> Encoding:
+        ids: list[int] = []
+        token_types: list[int] = []
+        for slot in self._templates[len(parts) == 2]:
+            piece = parts[slot.text_index] if slot.special is None else [slot.special]
+            ids += piece
+            token_types += [slot.token_type] * len(piece)
+        input_ids = _array(ids)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
-        return Encoding(input_ids, token_type_ids, focus)
+        return Encoding(input_ids, _array(token_types), focus)
 
     def _window(
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int
@@ -277,6 +292,12 @@ class Tokenizer:
             if slot.special is None:
                 starts.append(start)
         return input_ids, token_type_ids, starts
+
+
+def _truncate(ids: Sequence[list[int]], limit: int) -> list[list[int]]:
+    """Cuts the ids of a text, or of a pair of texts, to `limit` tokens."""
+    lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
+    return [part[:length] for part, length in zip(ids, lengths, strict=True)]
 
 
 def _array(values: Any) -> Ids:

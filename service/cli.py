@@ -108,7 +108,7 @@ def key(name: str) -> None:
 def check(artifacts: tuple[str, ...], engine: str) -> None:
     """Verifies artifacts and replays their golden answers.
 
-    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of an bundled model. Default:
+    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of a bundled model. Default:
     all bundled models. The exit status is 1 if an artifact cannot be served.
     """
     from swiftlet_serve.service.loading import load_model, locate

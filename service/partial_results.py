@@ -8,9 +8,8 @@ the request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Internal, SwiftletError, Unprocessable
@@ -20,8 +19,7 @@ INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask"})
 """Error codes that concern one input alone."""
 
 
-@dataclass(frozen=True)
-class Input(Generic[RequestT, EncodingT]):
+class Input(NamedTuple, Generic[RequestT, EncodingT]):
     """One input, as a request of its own, with its sequences or the reason why it has none."""
 
     request: RequestT

@@ -12,19 +12,25 @@ from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import partial_results, tasks
-from swiftlet_serve.service.errors import FieldError, Internal, Unprocessable, deadline_exceeded
+from swiftlet_serve.service.deadlines import Deadlines
+from swiftlet_serve.service.errors import FieldError, Internal, Unprocessable
 from swiftlet_serve.service.loading import ServedModel
 from swiftlet_serve.service.partial_results import Input
 from swiftlet_serve.service.scheduling.admission import AdmissionController
-from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.topk import Ranked
-from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row, Submit
+from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
 MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
 MAX_SEQUENCES: Final = 256  # of one request, whose rows stay in memory until the last one is there
+
+Submit = Callable[[Sequence[Encoding], Deadline, Priority, RequestRecord | None], Sequence[Awaitable[Row]]]
+"""Queues all sequences of a request and returns an awaitable for the row of each.
+
+`Dispatcher.submit` is one, for a given model. The caller cancels the rows that it no longer needs.
+"""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +64,7 @@ class Pipeline:
         self._stats = stats
         self._threads = threads
         self._max_tokens = max_tokens
+        self._deadlines = Deadlines()
 
     async def answer(
         self,
@@ -79,21 +86,23 @@ class Pipeline:
             Unavailable: the request is not admitted.
             SwiftletError: the task or the engine failed.
         """
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                inputs = await self._encode(request)
-                sequences = [sequence for one in inputs for sequence in one.encodings]
-                self._admit(sequences, deadline, priority, record)
-                rows = self._submit(sequences, deadline, priority)
-                outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
-                return await self._decode(inputs, sequences, outcomes)
-        except TimeoutError:
-            raise deadline_exceeded() from None
+        with self._deadlines.limit(deadline):
+            inputs = await self._encode(request, record)
+            sequences = [sequence for one in inputs for sequence in one.encodings]
+            self._admit(sequences, deadline, priority, record)
+            rows = self._submit(sequences, deadline, priority, record)
+            outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
+            return await self._decode(inputs, sequences, outcomes, record)
 
-    async def _encode(self, request: BaseModel) -> list[Input[Any, Any]]:
-        with request_record.measure("encode"):
-            is_short = tasks.characters(request) <= MAX_INLINE_CHARACTERS
-            return await self._run(is_short, partial_results.encode, self.model.task, request)
+    async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
+        started = time.monotonic()
+        if tasks.characters(request) <= MAX_INLINE_CHARACTERS:
+            inputs = partial_results.encode(self.model.task, request)
+        else:
+            inputs = await self._run_in_thread(partial_results.encode, self.model.task, request)
+        if record is not None:
+            record.add_stage("encode", started, time.monotonic())
+        return inputs
 
     def _admit(
         self, sequences: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
@@ -113,16 +122,23 @@ class Pipeline:
             self._stats.accept(record)
 
     async def _decode(
-        self, inputs: Sequence[Input[Any, Any]], sequences: Sequence[Encoding], outcomes: Sequence[Outcome]
+        self,
+        inputs: Sequence[Input[Any, Any]],
+        sequences: Sequence[Encoding],
+        outcomes: Sequence[Outcome],
+        record: RequestRecord | None,
     ) -> object:
-        with request_record.measure("decode"):
-            is_short = sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES
-            return await self._run(is_short, partial_results.decode, self.model.task, inputs, outcomes)
+        started = time.monotonic()
+        if sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES:
+            answer = partial_results.decode(self.model.task, inputs, outcomes)
+        else:
+            answer = await self._run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
+        if record is not None:
+            record.add_stage("decode", started, time.monotonic())
+        return answer
 
-    async def _run(self, inline: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a function inline or on a thread. Long texts must not block the event loop."""
-        if inline:
-            return function(*args, **kwargs)
+    async def _run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function on a thread. Long texts must not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def _check_size(self, lengths: Sequence[int]) -> None:

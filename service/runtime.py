@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,8 @@ from swiftlet_serve.service.types import Executor
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+
+log = logging.getLogger(__name__)
 
 ModelT = TypeVar("ModelT", bound=ServedModel)
 
@@ -42,6 +45,7 @@ class Runtime:
         self.dispatcher = Dispatcher(executor, stats=self.stats)
         self.admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
         self.pipelines: dict[str, Pipeline] = {}  # by the name of the model, in the order given
+        self.tasks: dict[str, Pipeline] = {}  # the default pipeline of each task, for requests that name no model
         self._executor = executor
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         for model in served:
@@ -57,6 +61,7 @@ class Runtime:
                 self._threads,
                 settings.max_queued_tokens,
             )
+            self.tasks.setdefault(model.manifest.task, self.pipelines[name])
 
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
@@ -106,6 +111,12 @@ class Runtime:
         """Starts to supervise the engines, on the event loop that answers requests."""
         self.loop = asyncio.get_running_loop()
         await self._executor.open()
+        for title in dict.fromkeys(map(self.engine_title, self.pipelines)):
+            log.info("serving on %s", title)
+
+    def engine_title(self, name: str) -> str:
+        """Returns the title of the engine that serves a model now: the runtime that it chose."""
+        return self._executor.runtime(name)
 
     @property
     def draining(self) -> bool:
@@ -123,14 +134,6 @@ class Runtime:
             raise draining()
         if not self._executor.ready:
             raise engine_unavailable()
-
-    @property
-    def tasks(self) -> dict[str, Pipeline]:
-        """The default pipeline of each task, which answers requests that name no model."""
-        defaults: dict[str, Pipeline] = {}
-        for pipeline in self.pipelines.values():
-            defaults.setdefault(pipeline.model.manifest.task, pipeline)
-        return defaults
 
     def pipeline(self, task: str, name: str | None) -> Pipeline:
         """Returns the pipeline for a task and the name of a model, or the task's default pipeline.
@@ -155,6 +158,7 @@ class Runtime:
             self._executor.size,
             self._executor.ready,
             self._executor.restarts,
+            self._executor.wrong_sums,
         )
 
     async def close(self) -> None:

@@ -96,10 +96,10 @@ def test_wheel_holds_the_kernels_of_its_architecture_and_suits_later_pythons(whe
     kernels = {Path(name).name.partition(".")[0] for name in names_in(wheel) if name.endswith(".abi3.so")}
 
     assert "-cp311-abi3-linux_" in wheel.name
-    assert kernels in ({"avx2", "avxvnni", "avx512vnni", "avx512bf16"}, {"neon"})
+    assert kernels in ({"avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"}, {"neon", "neon_i8mm"})
 
 
-def test_installed_wheel_serves_the_embedded_models_from_another_folder(installed, tmp_path):
+def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWIFTLET_", "PYTHON"))}
     with subprocess.Popen(
         [installed / "swiftlet", "serve", "--port", "0"],

@@ -17,7 +17,6 @@ from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks.classify import ClassifyRequest
 from swiftlet_serve.service.tasks.qa import QaRequest
-from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from tests.support.fakes import ManualExecutor, Scheduler, soon
@@ -26,7 +25,7 @@ from tests.support.fakes import ManualExecutor, Scheduler, soon
 def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
     """Returns a pipeline over an idle executor. `submit(encoding, deadline)` answers each of its sequences."""
 
-    def submit_all(encodings, deadline, priority):
+    def submit_all(encodings, deadline, priority, record):
         return [submit(encoding, deadline) for encoding in encodings]
 
     model = load_model(artifact_dir / f"tiny-{task}", "echo")
@@ -39,8 +38,8 @@ def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
     async def scenario():
         runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
         pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
-        with request_record.recording(RequestRecord(model="tiny-classify")) as record:
-            answer = await pipeline.answer(body, soon(), record=record)
+        record = RequestRecord(model="tiny-classify")
+        answer = await pipeline.answer(body, soon(), record=record)
         await runtime.close()
 
         assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from starlette.testclient import TestClient
 
 from swiftlet_serve.models.artifact import CARD
 from swiftlet_serve.service import loading
+from swiftlet_serve.service import runtime as runtime_module
+from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.errors import NotFound, SetupError
+from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
+from tests.support.apps import TASKS
 from tests.support.artifacts import make_artifact, reseal
 
 
@@ -47,3 +52,22 @@ def test_runtime_rejects_two_models_with_the_same_name(artifact_dir):
 
     with pytest.raises(SetupError, match="have the name 'tiny-qa'"):
         Runtime.load(Settings(models=(path, path), cores=1))
+
+
+def test_runtime_logs_each_title_once_and_reports_the_current_one(artifact_dir, caplog, monkeypatch):
+    caplog.set_level("INFO", runtime_module.__name__)
+    settings = Settings(models=tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS), engine="echo", cores=1)
+    runtime = Runtime.load(settings)
+    monkeypatch.setattr(Echo, "wrong_sums", 0, raising=False)
+    with TestClient(create_app(runtime)) as client:
+        before = client.get("/metrics").text
+        monkeypatch.setattr(Echo, "title", "echo (slower)")
+        monkeypatch.setattr(Echo, "wrong_sums", 2)
+        titles = {model["runtime"] for model in client.get("/models").json()}
+        after = client.get("/metrics").text
+
+    own = [record.message for record in caplog.records if record.name == runtime_module.__name__]
+    assert own == ["serving on echo"]
+    assert titles == {"echo (slower)"}
+    assert "swiftlet_kernel_wrong_sums_total 0.0" in before
+    assert "swiftlet_kernel_wrong_sums_total 2.0" in after

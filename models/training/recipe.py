@@ -67,7 +67,7 @@ class KnowledgeTransfer:
     init_from_teacher: bool = field(default=False, kw_only=True)
     """Initialises the student from this teacher."""
     teacher_model: str = field(default="", kw_only=True)
-    """The artifact that is the teacher: the name of an embedded model, or a directory."""
+    """The artifact that is the teacher: the name of a bundled model, or a directory."""
     mean_weight: float = field(default=0.0, kw_only=True)
     """The weight of the features' means. The paper's code uses 100 for features, 5000 for means, 5 for variances and 1
     for attention."""

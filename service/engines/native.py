@@ -6,6 +6,10 @@ into a library without Python's global lock. It allocates no memory once its thr
 The weights are packed once and shared by all threads. `service/native/` holds the C++, with a small file for each
 instruction set. `models/folding.py` makes the parameters from those of `model.onnx`.
 
+Where the CPU has AMX, products run on tiles. The operating system may refuse them, and virtual machines exist that lose
+their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
+sum the process uses no tiles. The engine's title gives the kernel, and why a faster one does not serve.
+
 If no kernel is compiled for this CPU, or folding does not support the network, `onnx_cpu` serves the artifact, and a
 warning gives the reason.
 """
@@ -15,11 +19,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +36,18 @@ from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError
 from swiftlet_serve.models.folding import Folded, FoldingError, Product, fold
 from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
 from swiftlet_serve.service.engines import onnx_cpu
-from swiftlet_serve.service.types import Batch, Cost, Engine, Row
+from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
 
 LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
-KERNELS: Final = ("avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon")  # the fastest first
+KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
 ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
+WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
+TEST_SECONDS: Final = 0.25  # of the self-test
+TEST_ROUNDS: Final = 100
 ERRORS: Final = {1: "there is not enough memory", 2: "the batch is invalid", 3: "a parameter is missing"}
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
@@ -66,6 +76,7 @@ class Library:
 
     def __init__(self, file: Path) -> None:
         """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
+        self.file = file
         self.c = ctypes.CDLL(str(file))
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
         self.c.swiftlet_create.restype = ctypes.c_void_p
@@ -78,6 +89,7 @@ class Library:
         self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
+        self.c.swiftlet_wrong_sums.restype = number
         self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats]
         self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
         self.c.swiftlet_peak.restype = number
@@ -92,6 +104,36 @@ class Library:
     def supported(self) -> bool:
         """Whether this CPU has the instruction set."""
         return bool(self.c.swiftlet_supported())
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the operating system lets this process use the instruction set's registers."""
+        return bool(self.c.swiftlet_permitted())
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the kernel multiplies tiles."""
+        return bool(self.c.swiftlet_tiles())
+
+    @property
+    def wrong_sums(self) -> int:
+        """The wrong sums that this process found in tiles."""
+        count: int = self.c.swiftlet_wrong_sums()
+        return count
+
+    def test_tiles(self, seconds: float) -> None:
+        """Multiplies tiles in more threads than there are cores, so that threads interrupt each other."""
+        end = time.monotonic() + seconds
+
+        def work() -> None:
+            while time.monotonic() < end and not self.c.swiftlet_test_tiles(TEST_ROUNDS):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(2 * (os.cpu_count() or 1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def multiply_at_peak(self, rounds: int) -> int:
         """Multiplies and adds at the upper bound of the kernels' speed. Returns the number of multiply-adds."""
@@ -111,10 +153,10 @@ class Native:
     # The artifact's tolerance is that of weights with one scale per block. Here they have one scale per output.
     extra_tolerance: ClassVar[float] = 0.05
 
-    def __init__(self, library: Library, folded: Folded) -> None:
-        """Raises MemoryError."""
-        self._c = library.c
-        self.title = f"native ({library.kernel})"
+    def __init__(self, library: Library, folded: Folded, passed_over: Sequence[str] = ()) -> None:
+        """Raises MemoryError. `passed_over` holds faster kernels that do not serve, each with the reason."""
+        self._library, self._c = library, library.c
+        self._kernel = "; ".join((library.kernel, *passed_over))
         self._outputs = folded.outputs
         order = (ctypes.c_int * len(folded.order))(*folded.order)
         self._model: int | None = self._c.swiftlet_create(ctypes.byref(_shape(folded)), order)
@@ -129,6 +171,15 @@ class Native:
             _check(self._c.swiftlet_add_vector(self._model, name.encode(), vector.size, vector))
         _check(self._c.swiftlet_add_words(self._model, *quantise(Product(folded.words, folded.words[:, 0]))))
         _check(self._c.swiftlet_finish(self._model))
+
+    @property
+    def title(self) -> str:
+        wrong = self._library.wrong_sums
+        return f"native ({self._kernel}{'; without tiles, which computed a wrong sum' if wrong else ''})"
+
+    @property
+    def wrong_sums(self) -> int:
+        return self._library.wrong_sums
 
     @property
     def bytes(self) -> int:
@@ -154,7 +205,13 @@ class Native:
         counts = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
         given = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
-        _check(self._c.swiftlet_run(self._model, *counts, given, numbers))
+        status = self._c.swiftlet_run(self._model, *counts, given, numbers)
+        if status == WRONG_SUM:
+            log.error(
+                "AMX tiles computed a wrong sum. The call was computed again. This process uses no tiles any more."
+            )
+        else:
+            _check(status)
         ends = [0, *accumulate(read * width for read, width in shapes)]
         return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]
 
@@ -180,7 +237,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
 
 def _native(artifact: Artifact) -> Native:
     manifest = artifact.manifest
-    library = best()
+    library, passed_over = select()
     if library is None:
         raise FoldingError("no kernel is compiled for this CPU")
     if manifest.precision != "int8":
@@ -189,27 +246,79 @@ def _native(artifact: Artifact) -> Native:
         weights = read_weights(artifact.file(ONNX))
     except WeightsError as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
-    return Native(library, fold(manifest.architecture, manifest.config, weights))
+    network = Native(library, fold(manifest.architecture, manifest.config, weights), passed_over)
+    if passed_over:
+        _warn_once(library.kernel, passed_over)
+    return network
+
+
+@cache
+def _warn_once(kernel: str, passed_over: tuple[str, ...]) -> None:
+    """Logs a warning, once in a process, however many models it loads."""
+    log.warning("the native engine serves on %s, because better kernels do not: %s", kernel, "; ".join(passed_over))
+
+
+class Selection(NamedTuple):
+    """The kernels that serve on this machine."""
+
+    library: Library | None
+    passed_over: tuple[str, ...]  # better kernels that do not serve, each with the reason
 
 
 def best() -> Library | None:
-    """Returns the fastest compiled kernels that this CPU supports, or those that the environment variable selects.
+    """Returns the fastest kernels that serve on this machine, or None if there are none."""
+    return select().library
 
-    Returns None if there are no such kernels.
+
+def select() -> Selection:
+    """Selects the kernels that the environment variable names, or else the fastest compiled ones that work here.
+
+    A kernel that this CPU lacks is passed over silently, unless the variable names it.
     """
-    selected = os.environ.get(CHOICE)
-    for kernel in sorted(KERNELS, key=lambda name: name != selected):
-        for suffix in EXTENSION_SUFFIXES:
-            file = LIBRARIES / f"{kernel}{suffix}"
-            if not file.exists():
-                continue
+    named = os.environ.get(CHOICE)
+    passed_over = [f"{named}: {CHOICE} names no kernel"] if named and named not in KERNELS else []
+    for kernel in sorted(KERNELS, key=lambda name: name != named):
+        reason = "it is not compiled for this platform"
+        for library in _libraries(kernel):
+            if not library.supported:
+                reason = "the CPU lacks its instructions"
+            elif obstacle := _obstacle(library):
+                passed_over.append(f"{kernel}: {obstacle}")
+                break
+            else:
+                return Selection(library, tuple(passed_over))
+        else:
+            if kernel == named:
+                passed_over.append(f"{kernel}: {reason}")
+    return Selection(None, tuple(passed_over))
+
+
+def _libraries(kernel: str) -> Iterator[Library]:
+    for suffix in EXTENSION_SUFFIXES:
+        file = LIBRARIES / f"{kernel}{suffix}"
+        if file.exists():
             try:
-                library = Library(file)
+                yield Library(file)
             except (OSError, AttributeError):  # of another platform or version
                 continue
-            if library.supported:
-                return library
+
+
+def _obstacle(library: Library) -> str | None:
+    """Returns the reason why a kernel cannot serve although the CPU has its instructions, or None."""
+    if not library.permitted:
+        return "the operating system does not permit AMX tiles"
+    if library.tiles and os.environ.get(EARLIER_WRONG_SUMS):
+        return "an earlier worker process found a wrong sum"
+    if library.tiles:
+        _test_once(library.file)
+    if library.wrong_sums:
+        return "its self-test found a wrong sum"
     return None
+
+
+@cache
+def _test_once(file: Path) -> None:
+    Library(file).test_tiles(TEST_SECONDS)
 
 
 def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

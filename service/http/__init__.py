@@ -6,12 +6,12 @@ A request passes these modules, from top to bottom:
 2. `request_parser` parses the head and `request_head` validates it.
 3. `request_tracker` creates the request's record. `request_guard` checks the API key, the rate limit, the deadline and
    the expected wait. A refused request gets its response here; neither a route nor its body is looked at.
-4. `middleware` starts the application with the record as a context variable. It turns exceptions into problem details.
-5. `app` routes the request to `task_endpoint`, which reads and validates the body with `bodies` and calls
-   `Pipeline.answer`: encode, admit, submit to the dispatcher, decode. The pipeline marks the record of an admitted
-   request as accepted and counts it.
-6. `middleware` adds headers to the response and has the tracker finish the record for statistics, access log and
-   traces. `response_transport` writes the response.
+4. `exchange` runs the request. `task_routes` finds the endpoint of an ordinary request to a task. The ASGI application
+   runs all others: `middleware`, the routes of `app`, and the same endpoints.
+5. `task_endpoint` validates the body with `bodies` and calls `Pipeline.answer`: encode, admit, submit to the
+   dispatcher, decode. The pipeline marks the record of an admitted request as accepted and counts it.
+6. An error becomes problem details. The tracker adds headers to the response and finishes the record for statistics,
+   access log and traces. The connection writes the response.
 
 `server` runs it all: the ports, start-up, draining and shutdown.
 """

@@ -53,7 +53,7 @@ async def read(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse(model: type[RequestT], body: bytes) -> RequestT:
+def parse(model: type[RequestT], body: bytes | bytearray) -> RequestT:
     """Validates a body against a pydantic model.
 
     Raises:

@@ -3,7 +3,7 @@
 uvicorn's own protocol has no limit on the time for a request or for reading a response, on the size of headers, or on
 pipelined requests. It accepts several Host headers or none, treats trailers as headers, and answers errors in plain
 text. Its limit on connections counts the idle ones, so that idle connections can lock out every client. `Connection`
-therefore replaces it, and keeps uvicorn's `RequestResponseCycle`, which runs the application.
+therefore replaces it. An `Exchange` runs each request.
 
 A connection is in one phase at a time:
 
@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 import math
 import socket
 import time
 import urllib.parse
 import uuid
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import httptools
 from starlette.responses import Response
@@ -32,16 +31,13 @@ from starlette.responses import Response
 from swiftlet_serve.service.errors import InvalidRequest, RequestTimeout, SwiftletError, Unavailable
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.connection_table import Admission, ConnectionTable
+from swiftlet_serve.service.http.exchange import AsgiExchange, Exchange, RefusedExchange, TaskExchange
 from swiftlet_serve.service.http.request_parser import RequestParser
-from swiftlet_serve.service.http.response_transport import ResponseTransport
 from swiftlet_serve.service.http.socket_info import client_address, kernel_wait_s, server_address
-from swiftlet_serve.service.http.uvicorn_internals import FlowControl, RequestResponseCycle
+from swiftlet_serve.service.http.uvicorn_internals import FlowControl
 
 CLOSE: Final = (b"connection", b"close")
-MAX_BUFFERED_BODY_BYTES: Final = 65_536
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-UVICORN_LOG: Final = logging.getLogger("uvicorn.error")
-ACCESS_LOG: Final = logging.getLogger("uvicorn.access")
 
 
 class Phase(enum.Enum):
@@ -71,8 +67,7 @@ class Connection(asyncio.Protocol):
         self._limits = table.limits
         self._loop = asyncio.get_running_loop()
         self._parser = RequestParser(table.limits, self)
-        self._cycle: RequestResponseCycle = None  # type: ignore[assignment]  # None until the first request
-        self._response: ResponseTransport = None  # type: ignore[assignment]  # likewise
+        self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
         self._socket: socket.socket | None = None
         self._is_last_request = False
         # Times of the current request.
@@ -115,10 +110,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.phase = CLOSING
         self._table.remove(self)
-        if (cycle := self._cycle) is not None:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-            cycle.message_event.set()
+        if self._exchange is not None:
+            self._exchange.disconnect()
         self.flow.resume_writing()
         if exc is None:
             self.transport.close()
@@ -126,7 +119,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         # Breaks the reference cycles, which spares the garbage collector the work.
         self._parser.close()
-        self._timer = self._cycle = self._response = self._parser = None  # type: ignore[assignment]
+        self._timer = self._exchange = self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Schedules the read of a head. The rest of an admitted request is read at once."""
@@ -156,7 +149,8 @@ class Connection(asyncio.Protocol):
         start = 0
         try:
             while start < len(data) and self.phase in RECEIVING:
-                start = self._parse_body(data, start) if self.phase is BODY else self._parse_head(data, start)
+                parse = self._parser.feed_body if self.phase is BODY else self._parse_head
+                start = parse(data, start)
         except SwiftletError as error:
             self._refuse(error)
         except httptools.HttpParserError as error:
@@ -178,49 +172,54 @@ class Connection(asyncio.Protocol):
         self._table.waiting[self] = None
         return self._parser.feed_head(data, start)
 
-    def _parse_body(self, data: bytes, start: int) -> int:
-        end = self._parser.feed_body(data, start)
-        if self.phase is BODY:
-            if len(self._cycle.body) > MAX_BUFFERED_BODY_BYTES and not self._cycle.response_complete:
-                self.flow.pause_reading()
-            self._cycle.message_event.set()
-        return end
-
     # Callbacks of the parser
 
     def head_received(self) -> None:
-        """Starts the request: sends a refusal if there is one, and otherwise runs the application."""
-        scope, cycle = self._begin_request()
+        """Starts the request: sends a refusal if there is one, and otherwise runs the request."""
+        parser, table = self._parser, self._table
+        scope = self._scope()
+        keep_alive = parser.keep_alive and not self._is_last_request
         self.phase = BODY
         self._deadline = self._first_read + self._limits.request_timeout_s
-        self._table.waiting.pop(self)
-        refusal = self._table.refuse(scope)
-        if refusal is None:
-            task = self._loop.create_task(cycle.run_asgi(self._table.app))
-            task.add_done_callback(self._table.tasks.discard)
-            self._table.tasks.add(task)
+        table.waiting.pop(self)
+        refusal = table.refuse(scope)
+        if refusal is not None:
+            self._exchange = RefusedExchange(keep_alive=keep_alive)
+            self.send_response(refusal, keep_alive=keep_alive, without_body=scope["method"] == "HEAD")
+            return
+        routes = None if parser.expects_continue else table.task_routes
+        endpoint = routes and routes.find(scope, parser.body_bytes)
+        if routes and endpoint:
+            self._exchange = TaskExchange(self, routes, endpoint, scope, table.tasks, keep_alive=keep_alive)
         else:
-            self._send_refusal(cycle, refusal, without_body=scope["method"] == "HEAD")
+            self._exchange = AsgiExchange(
+                self,
+                table.app,
+                scope,
+                table.tasks,
+                table.default_headers,
+                self._response_completed,
+                keep_alive=keep_alive,
+                expects_continue=parser.expects_continue,
+            )
 
     def body_received(self, data: bytes) -> None:
-        if not self._cycle.response_complete:
-            self._cycle.body += data
+        self._exchange.receive(data)
 
     def request_received(self) -> None:
-        if self._cycle.response_complete:
+        if self._exchange.response_complete:
             self._become_idle()
         else:
-            self._cycle.more_body = False
-            self._cycle.message_event.set()
+            self._exchange.end_body()
             self.phase = RESPONSE
             self._deadline = math.inf  # the application has its own deadline
 
-    def _begin_request(self) -> tuple[dict[str, Any], RequestResponseCycle]:
-        """Creates the ASGI scope of a request, and the cycle that runs the application for it."""
+    def _scope(self) -> dict[str, Any]:
+        """Creates the ASGI scope of a request."""
         parser = self._parser
         url = httptools.parse_url(parser.target)
         path = url.path.decode("ascii")
-        scope = {
+        return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": parser.version,
@@ -235,33 +234,28 @@ class Connection(asyncio.Protocol):
             "raw_path": url.path,
             "query_string": url.query or b"",
         }
-        self._response = ResponseTransport(self, self.transport.is_closing)
-        self._cycle = RequestResponseCycle(
-            scope=cast(Any, scope),
-            transport=cast(asyncio.Transport, self._response),
-            flow=self.flow,
-            logger=UVICORN_LOG,
-            access_logger=ACCESS_LOG,
-            access_log=False,
-            default_headers=self._table.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=parser.expects_continue,
-            keep_alive=parser.keep_alive and not self._is_last_request,
-            on_response=self._response_completed,
-        )
-        return scope, self._cycle
 
     # Responding
 
     @property
     def response_started(self) -> bool:
-        return self._cycle.response_started
+        return self._exchange.response_started
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
 
+    def send_response(self, response: Response, *, keep_alive: bool, without_body: bool = False) -> None:
+        """Sends the complete response to the current request. If its body is incomplete, the rest is discarded."""
+        if CLOSE in response.raw_headers:
+            keep_alive = False
+        elif not keep_alive:
+            response.raw_headers.append(CLOSE)
+        self._write_response(response, without_body=without_body)
+        if not keep_alive:
+            self._close(lingering=self.phase is BODY)
+        self._response_completed()
+
     def _response_completed(self) -> None:
-        self._response.flush()
         if self.phase is CLOSING or self.transport.is_closing():
             return
         if self.phase is RESPONSE:
@@ -278,27 +272,14 @@ class Connection(asyncio.Protocol):
         if self._is_last_request:
             self._close()
 
-    def _send_refusal(self, cycle: RequestResponseCycle, response: Response, *, without_body: bool) -> None:
-        """Responds to a request in place of the application. The rest of its body is read and discarded."""
-        cycle.response_started = cycle.response_complete = True
-        if CLOSE in response.raw_headers:
-            cycle.keep_alive = False
-        elif not cycle.keep_alive:
-            response.raw_headers.append(CLOSE)
-        self._write_response(response, without_body=without_body)
-        self._response_completed()
-        if not cycle.keep_alive:
-            self._close(lingering=True)
-
     def _refuse(self, error: SwiftletError) -> None:
         """Responds to the current request with an error and closes the connection."""
         self._table.count_refusal(error, self._loop.time())
         if self.phase is BODY:
-            if self._cycle.response_started:
+            if self._exchange.response_started:
                 self.transport.abort()  # a second response must not follow
                 return
-            self._cycle.disconnected = True
-            self._cycle.message_event.set()
+            self._exchange.disconnect()
         request_id = uuid.uuid4().hex
         response = problem_details.render(error, request_id)
         response.raw_headers += [(b"x-request-id", request_id.encode()), CLOSE]
@@ -320,8 +301,8 @@ class Connection(asyncio.Protocol):
             unused_too: whether a connection that has not sent a byte counts as idle.
         """
         if self.phase is IDLE:
-            return unused_too or self._cycle is not None
-        return self.phase is BODY and self._cycle.response_complete
+            return unused_too or self._exchange is not None
+        return self.phase is BODY and self._exchange.response_complete
 
     def shutdown(self) -> None:
         """Closes the connection once its current request is answered. Closes an idle one at once."""
@@ -329,7 +310,7 @@ class Connection(asyncio.Protocol):
         if self.phase is IDLE and not self.unread:
             self._close()
         elif self.phase in (BODY, RESPONSE):
-            self._cycle.keep_alive = False
+            self._exchange.keep_alive = False
 
     def evict(self) -> None:
         """Closes the connection to free its place. It must be waiting for its client."""

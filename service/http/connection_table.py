@@ -17,6 +17,7 @@ from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.limits import Limits
 from swiftlet_serve.service.http.proxies import is_trusted
 from swiftlet_serve.service.http.read_scheduler import Reader, ReadScheduler
+from swiftlet_serve.service.http.task_routes import TaskRoutes
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class ConnectionTable:
         limits: Limits,
         refuse: Callable[[Scope], Response | None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
+        task_routes: TaskRoutes | None = None,
     ) -> None:
         """Creates the table of a port.
 
@@ -65,14 +67,16 @@ class ConnectionTable:
             limits: the limits of each connection.
             refuse: returns a response to a request, given its scope, or None. Called before the application is.
             on_refused: called with the code of each error that a connection responds with itself.
+            task_routes: the routes of the requests that run without the application; None for no routes.
         """
         self.app = app
         self.limits = limits
         self.refuse = refuse
+        self.task_routes = task_routes
         self.read_scheduler = ReadScheduler()
         self.default_headers: list[tuple[bytes, bytes]] = []  # of every response
         self.connections: set[ManagedConnection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()  # one per request that the application handles
+        self.tasks: set[asyncio.Task[None]] = set()  # one per request in progress
         self.waiting: OrderedDict[ManagedConnection, None] = OrderedDict()  # for their clients; the longest wait first
         self.per_address: Counter[str] = Counter()
         self._on_refused = on_refused

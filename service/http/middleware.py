@@ -8,12 +8,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftlet_serve.service.http.request_tracker import RequestTracker
-from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 
 class RequestMiddleware:
-    """Runs the application for admitted requests, within the context of the request's record."""
+    """Runs the application for admitted requests, and finishes their records."""
 
     def __init__(self, app: ASGIApp, tracker: RequestTracker) -> None:
         self.app = app
@@ -38,8 +37,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            with request_record.recording(record):
-                await self.app(scope, receive, send_and_finish)
+            await self.app(scope, receive, send_and_finish)
         except ClientDisconnect:
             if record.status is None:
                 tracker.finish(record, scope, None)

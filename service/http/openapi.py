@@ -52,6 +52,10 @@ class ModelInfo(BaseModel):
     architecture: Annotated[str, Field(description="Architecture of the network.")]
     precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
     engine: Annotated[str, Field(description="Engine that runs the model.")]
+    runtime: Annotated[
+        str,
+        Field(description="What the engine runs the model on: its kernel, and why a better one does not serve."),
+    ]
     max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
     labels: Annotated[list[str], Field(description="Labels of a classify model; empty for other tasks.")]
     mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
@@ -70,7 +74,7 @@ class Ready(BaseModel):
     ready: Annotated[bool, Field(description="Always true. A service that is not ready responds with status 503.")]
 
 
-def describe(pipeline: Pipeline, default: bool) -> dict[str, Any]:
+def describe(pipeline: Pipeline, default: bool, runtime: str) -> dict[str, Any]:
     """Returns the description of a model in GET /models."""
     manifest = pipeline.model.manifest
     return ModelInfo(
@@ -81,6 +85,7 @@ def describe(pipeline: Pipeline, default: bool) -> dict[str, Any]:
         architecture=manifest.architecture,
         precision=manifest.precision,
         engine=pipeline.model.engine_name,
+        runtime=runtime,
         max_tokens=manifest.max_tokens,
         labels=list(manifest.labels),
         mask=getattr(pipeline.model.task, "mask", None),

@@ -16,6 +16,7 @@ from swiftlet_serve.service.http.connection import Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits
 from swiftlet_serve.service.http.listener import Listener
+from swiftlet_serve.service.http.task_routes import TaskRoutes
 from swiftlet_serve.service.settings import Settings
 
 UNUSED_S: Final = 1.0  # for a new connection to send its request while the port closes
@@ -33,10 +34,12 @@ class Port:
         settings: Settings,
         refuse: Callable[[Scope], Response | None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
+        task_routes: TaskRoutes | None = None,
     ) -> None:
-        """Creates a port; `refuse` and `on_refused` are those of its `ConnectionTable`."""
+        """Creates a port; `refuse`, `on_refused` and `task_routes` are those of its `ConnectionTable`."""
         self._listener = listener
-        self._table = ConnectionTable(app, Limits(proxies=settings.trusted_proxies), refuse, on_refused)
+        limits = Limits(proxies=settings.trusted_proxies)
+        self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes)
 
     @property
     def url(self) -> str:

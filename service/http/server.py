@@ -72,7 +72,8 @@ def serve(settings: Settings, announce: Announce) -> None:
         ]
         runtime = Runtime.start(settings)
         app = create_app(runtime, keys, observers)
-        public = Port(app, Listener(public_socket, tls_context), settings, app.state.refuse, runtime.stats.refuse)
+        listener = Listener(public_socket, tls_context)
+        public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
         admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
         server = Server(app, settings, runtime, public, admin, Watchdog(lambda: _exit(logs)))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

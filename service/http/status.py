@@ -38,7 +38,7 @@ class ModelStatus(BaseModel):
 class QueueStatus(BaseModel):
     """Sequences that wait for an engine."""
 
-    rows: Annotated[int, Field(description="Number of queued sequences.")]
+    sequences: Annotated[int, Field(description="Number of queued sequences.")]
     tokens: Annotated[int, Field(description="Number of queued tokens.")]
     age_ms: Annotated[float, Field(description="Time that the oldest sequence has waited, in milliseconds.")]
     wait_ms: Annotated[float, Field(description="Minimum wait of a new interactive request, in milliseconds.")]
@@ -48,7 +48,7 @@ class Status(BaseModel):
     """Status of the server."""
 
     ready: Annotated[bool, Field(description="Whether an engine is ready.")]
-    engine_restarts: Annotated[int, Field(description="Engine processes that were lost and replaced.")]
+    engine_restarts: Annotated[int, Field(description="Worker processes that were lost and replaced.")]
     cores: Annotated[int, Field(description="Maximum number of engine calls at a time.")]
     calls: Annotated[int, Field(description="Engine calls in progress.")]
     refused: Annotated[int, Field(description="Requests refused since the start.")]
@@ -66,7 +66,10 @@ def describe(snapshot: Snapshot, now: float) -> Status:
         calls=queue.running_batches,
         refused=snapshot.stats.refused.total(),
         queue=QueueStatus(
-            rows=queue.sequences, tokens=queue.tokens, age_ms=_ms(queue.oldest_age_s), wait_ms=_ms(queue.wait_s)
+            sequences=queue.sequences,
+            tokens=queue.tokens,
+            age_ms=_ms(queue.oldest_age_s),
+            wait_ms=_ms(queue.wait_s),
         ),
         models=[_model(name, stats, now) for name, stats in snapshot.stats.models.items()],
     )

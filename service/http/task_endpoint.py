@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic_core import to_json
@@ -15,15 +15,12 @@ from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.http import bodies
 from swiftlet_serve.service.http.request_guard import RequestContext
-from swiftlet_serve.service.http.routes import Endpoint
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.telemetry import request_record
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.request_record import RequestRecord, Stage
 
 MAX_RESPONSE_RATIO: Final = 16
 """The maximum size of a response, as a multiple of the body. 64 texts in fill-mask need seven or eight."""
 
-JSON: Final = "application/json"
 COMPUTE_HEADERS: Final = (
     "X-Compute-Type",
     "X-Compute-Time",
@@ -38,60 +35,85 @@ COMPUTE_HEADERS: Final = (
 T = TypeVar("T")
 
 
-def task_endpoint(runtime: Runtime, task: str) -> Endpoint:
-    """Returns the endpoint that answers requests to a task. The request guard has admitted them."""
-    model = runtime.tasks[task].model.task.Request
+class TaskEndpoint:
+    """Answers the requests to one task that the request guard has admitted."""
 
-    async def answer(request: Request) -> Response:
-        context: RequestContext = request.state.context
+    def __init__(self, runtime: Runtime, task: str) -> None:
+        self._runtime = runtime
+        self._task = task
+        self._model = runtime.tasks[task].model.task.Request
+
+    async def __call__(self, request: Request) -> Response:
+        """Responds to a request of the ASGI application.
+
+        Raises:
+            ClientDisconnect: the client disconnected.
+            SwiftletError: as `respond` and `bodies.read`.
+        """
         record: RequestRecord = request.state.record
-        record.task = task
-        raw = await bodies.read(request, runtime.settings.max_body_bytes)
-        record.body_bytes = len(raw)
-        runtime.admission.reserve(record, context.response_deadline - time.monotonic(), context.priority, complete=True)
-        with request_record.measure("parse"):
-            body = bodies.parse(model, raw)
-        pipeline = runtime.pipeline(task, body.model)
+        record.task = self._task
+        body = await bodies.read(request, self._runtime.settings.max_body_bytes)
+        return await _run_while_connected(request, self.respond(record, request.state.context, body))
+
+    async def respond(self, record: RequestRecord, context: RequestContext, body: bytes | bytearray) -> Response:
+        """Returns the response to a request with this body.
+
+        Raises:
+            SwiftletError: the request is invalid, is not admitted or failed.
+        """
+        runtime, deadline = self._runtime, context.response_deadline
+        started = time.monotonic()
+        record.task, record.body_bytes = self._task, len(body)
+        runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
+        request = bodies.parse(self._model, body)
+        record.add_stage("parse", started, time.monotonic())
+        pipeline = runtime.pipeline(self._task, request.model)
         record.model = pipeline.model.manifest.name
-        record.characters = tasks.characters(body.inputs)
-        work = pipeline.answer(body, context.response_deadline, context.priority, record)
-        answer = await _run_while_connected(request, work)
-        headers = _compute_headers(record, pipeline.model.engine_name)
-        response = Response(to_json(answer), headers=headers, media_type=JSON)
-        max_bytes = max(runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(raw))
-        _check_response_size(len(response.body), max_bytes)
+        record.characters = tasks.characters(request.inputs)
+        answer = to_json(await pipeline.answer(request, deadline, context.priority, record))
+        max_bytes = max(runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body))
+        _check_response_size(len(answer), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
-        return response
-
-    return answer
+        return TaskResponse(answer, _compute_headers(record, pipeline.model.engine_name))
 
 
-def _compute_headers(record: RequestRecord, engine: str) -> dict[str, str]:
+class TaskResponse(Response):
+    """The response to a successful request. Starlette's own constructor takes a multiple of the time."""
+
+    def __init__(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status_code, self.background = 200, None
+        self.body = body
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+            *headers,
+        ]
+
+
+def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:
     """Returns the headers that tell the cost of a response.
 
     X-Compute-Time is in seconds, as in Hugging Face's Inference API. The times of TEI's headers are in milliseconds.
     """
-    ms = {stage: 1000 * span.duration_s for stage, span in record.stages.items()}
+    ms = {stage: 1000 * (ended - started) for stage, (started, ended) in record.stages.items()}
     total_s = time.monotonic() - record.started
-    return {
-        "server-timing": ", ".join(
-            _server_timing(stage, ms[stage], record) for stage in request_record.STAGES if stage in ms
-        ),
-        "x-compute-type": engine,
-        "x-compute-time": f"{total_s:.3f}",
-        "x-compute-characters": str(record.characters),
-        "x-compute-tokens": str(record.tokens),
-        "x-total-time": f"{1000 * total_s:.0f}",
-        "x-tokenization-time": f"{ms.get('encode', 0):.0f}",
-        "x-queue-time": f"{ms.get('queue', 0):.0f}",
-        "x-inference-time": f"{ms.get('infer', 0):.0f}",
-    }
+    return [
+        (b"server-timing", _server_timing(ms, record.batch_size).encode()),
+        (b"x-compute-type", engine.encode()),
+        (b"x-compute-time", b"%.3f" % total_s),
+        (b"x-compute-characters", b"%d" % record.characters),
+        (b"x-compute-tokens", b"%d" % record.tokens),
+        (b"x-total-time", b"%.0f" % (1000 * total_s)),
+        (b"x-tokenization-time", b"%.0f" % ms.get("encode", 0.0)),
+        (b"x-queue-time", b"%.0f" % ms.get("queue", 0.0)),
+        (b"x-inference-time", b"%.0f" % ms.get("infer", 0.0)),
+    ]
 
 
-def _server_timing(stage: request_record.Stage, ms: float, record: RequestRecord) -> str:
-    """Returns a metric of the Server-Timing header. Its description holds the batch size, as it cannot hold counts."""
-    description = f';desc="rows={record.batch_size}"' if stage == "batch" else ""
-    return f"{stage};dur={ms:.2f}{description}"
+def _server_timing(ms: Mapping[Stage, float], batch_size: int) -> str:
+    """Returns the Server-Timing header. The description of the batch holds its size, as a metric cannot hold counts."""
+    size = f';desc="sequences={batch_size}"'
+    return ", ".join([f"{stage};dur={each:.2f}{size if stage == 'batch' else ''}" for stage, each in ms.items()])
 
 
 def _check_response_size(size: int, max_bytes: int) -> None:

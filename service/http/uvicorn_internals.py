@@ -3,7 +3,7 @@
 Documented, and imported where it is used, is `uvicorn.Config`. Everything else is imported here and nowhere else:
 
 - `RequestResponseCycle` runs the application for one request: it is the ASGI `receive` and `send`, and it writes the
-  response. `Connection` passes it a scope and a transport, feeds it the body, and reads its state.
+  response. `AsgiExchange` passes it a scope and a transport, feeds it the body, and reads its state.
 - `FlowControl` pauses and resumes a transport.
 - `Lifespan` sends the application its start-up and shutdown events.
 
@@ -34,7 +34,7 @@ USED: Final[dict[str, frozenset[str]]] = {
             "run_asgi",
         }
     ),
-    "flow": frozenset({"pause_reading", "pause_writing", "resume_reading", "resume_writing"}),
+    "flow": frozenset({"drain", "pause_reading", "pause_writing", "resume_reading", "resume_writing", "write_paused"}),
     "lifespan": frozenset({"should_exit", "shutdown", "startup"}),
 }
 """The attributes in use, by the name of the variable or attribute that holds the object."""

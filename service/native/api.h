@@ -11,7 +11,7 @@
 
 namespace {
 
-enum Status : int { ok, no_memory, bad_batch, missing_parameter };
+enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum };
 
 template <class Function>
 int guarded(Function&& function) {
@@ -59,7 +59,20 @@ bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
 
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
+// Whether the CPU has the instruction set.
 EXPORT int swiftlet_supported() { return Isa::supported(); }
+
+// Whether the operating system lets this process use its registers. Asks for the permission.
+EXPORT int swiftlet_permitted() { return Isa::permitted(); }
+
+// Tests tiles for some rounds. Returns the number of wrong results. Several threads may call it at the same time.
+EXPORT int swiftlet_test_tiles(int rounds) {
+    if constexpr (Isa::tiles) return test_tiles(rounds);
+    return 0;
+}
+
+// The wrong sums that this process found. After the first one it uses no tiles.
+EXPORT std::int64_t swiftlet_wrong_sums() { return wrong_sums; }
 
 // Creates a model; null if there is not enough memory. `order` has the number of the layer at each depth.
 EXPORT Model* swiftlet_create(const Shape* shape, const int* order) {
@@ -93,7 +106,8 @@ EXPORT std::int64_t swiftlet_workspace_bytes() { return static_cast<std::int64_t
 
 // Computes a batch and writes the outputs of the sequences one after another. `arrays` holds, one after another: offsets,
 // focus_offsets and candidate_offsets (sequences + 1 each), top_k (sequences), ids and token_types (tokens each), focus
-// (reads) and candidates. Several threads may call it at the same time.
+// (reads) and candidates. Several threads may call it at the same time. Returns `wrong_sum` if tiles computed one: then the
+// outputs come from a second computation on vectors.
 EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t tokens, std::int64_t reads,
                         std::int64_t candidates, const std::int64_t* arrays, float* out) {
     if (!model->ready()) return missing_parameter;
@@ -105,7 +119,15 @@ EXPORT int swiftlet_run(const Model* model, std::int64_t sequences, std::int64_t
     batch.top_k = next(sequences), batch.ids = next(tokens), batch.token_types = next(tokens);
     batch.focus = next(reads), batch.candidates = next(candidates);
     if (!batch_valid(model->shape(), batch, candidates)) return bad_batch;
-    return guarded([&] { return model->run(batch, out), ok; });
+    return guarded([&] {
+        try {
+            model->run(batch, out);
+        } catch (const WrongSum&) {
+            model->run(batch, out);
+            return wrong_sum;
+        }
+        return ok;
+    });
 }
 
 EXPORT void swiftlet_destroy(Model* model) { delete model; }
@@ -120,7 +142,8 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
         const int stride = static_cast<const Matrix&>(m).n;
         Buffer<Quantised> q;
         Buffer<float> s, o;
-        const std::size_t count = rows;
+        const std::size_t count = round_up(rows, block_rows);
+        const TileCall tiles;
         const QuantisedRows to{q.reserve(count * k), s.reserve(count), o.reserve(count)};
         quantise(x, k, rows, k, to);
         multiply(to, rows, m, out, stride, {static_cast<Activation>(activation), residual, stride, gain});
@@ -132,8 +155,9 @@ EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const fl
                            float* out) {
     return guarded([&] {
         Buffer<float> scratch;
+        const TileCall tiles;
         const int width = heads * depth;
-        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.reserve(AttentionScratch(keys, depth).size));
+        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.reserve(attention_scratch(keys, depth)));
         return ok;
     });
 }
@@ -143,25 +167,36 @@ EXPORT void swiftlet_top_k(float* x, int n, int k, const std::int64_t* candidate
 }
 
 EXPORT void swiftlet_layer_norm(int n, float* x, const float* weight, const float* bias, float epsilon) {
-    layer_norm(x, n, weight, bias, epsilon);
+    Floats low, high;
+    layer_norm(x, n, weight, bias, epsilon, low, high);
 }
 
-// Multiplies as many tiles as fit the registers, again and again, without reading a matrix: the upper bound of every
-// product's speed. Returns the number of multiply-adds. q holds one activation group per row of a tile, w the weights of
-// one group.
-EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Quantised* q, const std::int8_t* w, float* out) {
+namespace {
+
+template <class A>
+std::int64_t multiply_at_peak(std::int64_t rounds, const Quantised* q, const std::int8_t* w, float* out) {
+    if constexpr (A::tiles) return multiply_tiles_at_peak<A>(rounds);
     Accumulators sum[Isa::tile_rows][Isa::tile_vectors];
-    decltype(Isa::load_weights(w)) weights[Isa::tile_vectors];
-    unroll<Isa::tile_vectors>([&](auto c) {
-        weights[c] = Isa::load_weights(w + Isa::group * c * lanes);
-        unroll<Isa::tile_rows>([&](auto r) { sum[r][c] = Isa::zero_accumulators(); });
-    });
-    for (std::int64_t i = 0; i < rounds; i++) {
-        asm volatile("" : : "r"(q) : "memory");  // q may have changed, so that the compiler keeps every round
-        unroll<Isa::tile_rows>([&](auto r) {
-            const auto activations = Isa::broadcast_group(q + r * Isa::group);
-            unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = Isa::dot(sum[r][c], activations, weights[c]); });
+    if constexpr (A::rows_at_once > 1) {
+        typename A::template Sums<Isa::tile_rows, Isa::tile_vectors> sums;
+        for (std::int64_t i = 0; i < rounds; i++) {
+            asm volatile("" : : "r"(q) : "memory");
+            sums.add(q, Isa::group, w);
+        }
+        unroll<Isa::tile_rows>([&](auto r) { unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = sums.get(r, c); }); });
+    } else {
+        decltype(A::load_weights(w)) weights[Isa::tile_vectors];
+        unroll<Isa::tile_vectors>([&](auto c) {
+            weights[c] = A::load_weights(w + Isa::group * c * lanes);
+            unroll<Isa::tile_rows>([&](auto r) { sum[r][c] = A::zero_accumulators(); });
         });
+        for (std::int64_t i = 0; i < rounds; i++) {
+            asm volatile("" : : "r"(q) : "memory");  // q may have changed, so that the compiler keeps every round
+            unroll<Isa::tile_rows>([&](auto r) {
+                const auto activations = A::broadcast_group(q + r * Isa::group);
+                unroll<Isa::tile_vectors>([&](auto c) { sum[r][c] = A::dot(sum[r][c], activations, weights[c]); });
+            });
+        }
     }
     unroll<Isa::tile_rows>([&](auto r) {
         unroll<Isa::tile_vectors>([&](auto c) { Isa::store(out + (r * Isa::tile_vectors + c) * lanes, Isa::to_floats(sum[r][c])); });
@@ -169,7 +204,17 @@ EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Quantised* q, const
     return rounds * Isa::tile_rows * tile_columns * Isa::group;
 }
 
+}  // namespace
+
+// Multiplies as many tiles as fit the registers, again and again, without reading a matrix: the upper bound of every
+// product's speed. Returns the number of multiply-adds. q holds one activation group per row of a tile, w the weights of
+// one group.
+EXPORT std::int64_t swiftlet_peak(std::int64_t rounds, const Quantised* q, const std::int8_t* w, float* out) {
+    return multiply_at_peak<Isa>(rounds, q, w, out);
+}
+
 EXPORT int swiftlet_lanes() { return lanes; }
 EXPORT int swiftlet_lowest() { return Isa::lowest; }
 EXPORT int swiftlet_levels() { return Isa::levels; }
 EXPORT int swiftlet_floats_per_lane() { return Isa::floats_per_lane; }
+EXPORT int swiftlet_tiles() { return Isa::tiles; }

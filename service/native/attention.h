@@ -136,7 +136,7 @@ struct AttentionScratch {
 
 // The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
 // `memory` has the size of an AttentionScratch.
-inline void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
+inline void attend_on_vectors(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
                    int heads, int depth, float* out, int stride, float* memory) {
     const int width = packed_lanes(depth), all = round_up(keys, lanes);
     const int value_rows = Isa::floats_per_lane == 1 ? keys : packed_lanes(keys);

@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "floats256.h"
+#include "no_tiles.h"
 #include "x86.h"
 
 namespace {
 
-struct Isa : Floats256 {
+struct Isa : Floats256, NoTiles {
     static constexpr const char* name = "avx2";
     // The accumulators of a tile fit the registers, together with the operands.
     static constexpr int tile_rows = 6;

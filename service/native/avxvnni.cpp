@@ -3,11 +3,12 @@
 #include <cstdint>
 
 #include "floats256.h"
+#include "no_tiles.h"
 #include "x86.h"
 
 namespace {
 
-struct Isa : Floats256 {
+struct Isa : Floats256, NoTiles {
     static constexpr const char* name = "avxvnni";
     static constexpr int tile_rows = 6;
     static constexpr int tile_vectors = 2;

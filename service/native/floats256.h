@@ -9,6 +9,8 @@ namespace {
 struct Floats256 {
     static constexpr int lanes = 8;            // floats and 32-bit accumulators of a vector
     static constexpr int floats_per_lane = 1;  // numbers that a lane holds in attention: 1 in fp32, 2 in bf16
+    static constexpr bool stores_four = false;  // whether store_quantised takes four vectors, too
+    static constexpr int rows_at_once = 1;
 
     using Floats = __m256;
     using Accumulators = __m256i;

@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-#include "product.h"
+#include "multiply.h"
 
 namespace {
 
@@ -47,24 +47,27 @@ class Buffer {
     std::size_t size_ = 0;
 };
 
-constexpr int block_rows = 48;  // rows that pass through the products of a layer together, and stay in the cache
+constexpr int block_rows = Isa::tiles ? 128 : 48;  // rows that pass through the products of a layer together, and stay in the cache
 
 // The memory of a call besides the weights. Each thread has one workspace for all models.
 struct Workspace {
-    Buffer<float> hidden, key_value, query_residual, attended, inner, widened, focused, attention, scale, offset, logits;
+    Buffer<float> hidden, key_value, query_residual, attended, inner, widened, focused, attention, scale, offset, logits, low, high;
     Buffer<Quantised> quantised_rows;
     Buffer<int> index, queries;
 
     std::size_t bytes() const {
         std::size_t floats = 0;
-        for (const auto* b : {&hidden, &key_value, &query_residual, &attended, &inner, &widened, &focused, &attention, &scale, &offset, &logits})
+        for (const auto* b : {&hidden, &key_value, &query_residual, &attended, &inner, &widened, &focused, &attention, &scale, &offset, &logits, &low, &high})
             floats += b->bytes();
         return floats + quantised_rows.bytes() + index.bytes() + queries.bytes();
     }
-    // Quantises up to `block_rows` rows.
-    QuantisedRows quantised(const float* x, int stride, int rows, int k) {
+    // Returns memory for the ranges of up to `block_rows` rows.
+    Ranges ranges() { return {low.reserve(block_rows * lanes), high.reserve(block_rows * lanes)}; }
+
+    // Quantises up to `block_rows` rows. Their ranges need not be known.
+    QuantisedRows quantised(const float* x, int stride, int rows, int k, const Ranges* known = nullptr) {
         QuantisedRows to{quantised_rows.reserve(static_cast<std::size_t>(block_rows) * k), scale.reserve(block_rows), offset.reserve(block_rows)};
-        quantise(x, stride, rows, k, to);
+        quantise(x, stride, rows, k, to, known);
         return to;
     }
 };

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
+#include "attention_tiles.h"
 #include "memory.h"
 
 namespace {
@@ -50,6 +50,13 @@ struct Selection {
     const int* index;    // (count,) of T; null for all tokens
     const int* queries;  // (sequences + 1,): sequence b has queries[b] to queries[b + 1]
 };
+
+// Sequences of a batch.
+struct Span {
+    int first, last;  // the last one is not included
+};
+
+constexpr int span_tokens = 128;
 
 // Thrown when a parameter is missing.
 struct Missing {};
@@ -108,6 +115,7 @@ class Model {
     // Computes a valid batch. Writes the outputs of each sequence at each of its positions in focus, without gaps.
     void run(const Batch& batch, float* out) const {
         Workspace& space = workspace;
+        const TileCall tiles;
         int* index = space.index.reserve(batch.reads);
         int* queries = space.queries.reserve(2 * (batch.sequences + 1));
         int* all_queries = queries + batch.sequences + 1;
@@ -262,70 +270,95 @@ class Model {
         return focused;
     }
 
-    void normalise(float* x, int rows, int width, const Norm& norm) const {
-        for (int i = 0; i < rows; i++)
-            layer_norm(x + static_cast<std::size_t>(i) * width, width, norm.weight, norm.bias, shape_.epsilon);
+    // Applies LayerNorm to rows in place. Writes their ranges, unless `ranges` is null.
+    void normalise(float* x, int rows, int width, const Norm& norm, const Ranges* ranges = nullptr) const {
+        for (int i = 0; i < rows; i++) {
+            Floats low, high;
+            layer_norm(x + static_cast<std::size_t>(i) * width, width, norm.weight, norm.bias, shape_.epsilon, low, high);
+            if (ranges) Isa::store(ranges->from(i).low, low), Isa::store(ranges->from(i).high, high);
+        }
     }
 
-    // y (rows, width) = norm(product of x + residual)
+    // y (rows, width) = norm(product of x + residual), and its ranges.
     void add_and_norm(const QuantisedRows& x, int rows, const ResidualProduct& p, const float* residual,
-                      int residual_stride, float* y, int width) const {
-        multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain});
-        if (shape_.layer_norm) normalise(y, rows, width, p.norm);
+                      int residual_stride, float* y, int width, const Ranges& ranges) const {
+        multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain, &ranges});
+        if (shape_.layer_norm) normalise(y, rows, width, p.norm, &ranges);
     }
 
-    // Computes keys and values of all tokens, `query_residual` of the selected tokens, and attention. Returns (count, C).
-    const float* run_attention(const Layer& l, const Batch& batch, const float* hidden, const float* selected,
+    // The sequences from `first` on that pass through a layer together: their activations stay in the second-level cache,
+    // beside the layer's weights.
+    static Span next_span(const Batch& batch, int first) {
+        int last = first + 1;
+        while (last < batch.sequences && batch.offsets[last + 1] - batch.offsets[first] <= span_tokens) last++;
+        return {first, last};
+    }
+
+    // Computes keys and values of a span's tokens, `query_residual` of the selected ones, and attention. Returns (count, C).
+    const float* run_attention(const Layer& l, const Batch& batch, const Span& span, const float* hidden, const float* selected,
                                const Selection& selection, Workspace& space) const {
         const int h = shape_.hidden, c = shape_.inner, kv_stride = l.key_value->n, q_stride = l.query_residual->n;
-        const std::size_t tokens = batch.tokens, count = selection.count;
-        float *kv = space.key_value.reserve(tokens * kv_stride), *q = space.query_residual.reserve(count * q_stride);
-        for (int first = 0; first < batch.tokens; first += block_rows) {
-            const int n = std::min(block_rows, batch.tokens - first);
+        const int token = static_cast<int>(batch.offsets[span.first]), tokens = static_cast<int>(batch.offsets[span.last]) - token;
+        const int query = selection.queries[span.first], queries = selection.queries[span.last] - query;
+        float *kv = space.key_value.reserve(static_cast<std::size_t>(tokens) * kv_stride);
+        float* q = space.query_residual.reserve(static_cast<std::size_t>(queries) * q_stride);
+        hidden += static_cast<std::size_t>(token) * h, selected += static_cast<std::size_t>(query) * h;
+        for (int first = 0; first < tokens; first += block_rows) {
+            const int n = std::min(block_rows, tokens - first);
             const QuantisedRows x = space.quantised(hidden + static_cast<std::size_t>(first) * h, h, n, h);
             multiply(x, n, *l.key_value, kv + static_cast<std::size_t>(first) * kv_stride, kv_stride);
             if (!selection.index) multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
-        for (int first = 0; selection.index && first < selection.count; first += block_rows) {
-            const int n = std::min(block_rows, selection.count - first);
+        for (int first = 0; selection.index && first < queries; first += block_rows) {
+            const int n = std::min(block_rows, queries - first);
             const QuantisedRows x = space.quantised(selected + static_cast<std::size_t>(first) * h, h, n, h);
             multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
-        float* attended = space.attended.reserve(count * c);
+        float* attended = space.attended.reserve(static_cast<std::size_t>(queries) * c);
         const int depth = c / shape_.heads;
-        for (int b = 0; b < batch.sequences; b++) {
-            const std::size_t first = batch.offsets[b], query = selection.queries[b];
+        for (int b = span.first; b < span.last; b++) {
+            const std::size_t first = batch.offsets[b] - token, from = selection.queries[b] - query;
             const int keys = static_cast<int>(batch.offsets[b + 1] - batch.offsets[b]);
-            float* scratch = space.attention.reserve(AttentionScratch(keys, depth).size);
-            attend(q + query * q_stride, q_stride, selection.queries[b + 1] - selection.queries[b], kv + first * kv_stride,
-                   kv + first * kv_stride + c, kv_stride, keys, shape_.heads, depth, attended + query * c, c, scratch);
+            float* scratch = space.attention.reserve(attention_scratch(keys, depth));
+            attend(q + from * q_stride, q_stride, selection.queries[b + 1] - selection.queries[b], kv + first * kv_stride,
+                   kv + first * kv_stride + c, kv_stride, keys, shape_.heads, depth, attended + from * c, c, scratch);
         }
         return attended;
     }
 
     // Computes a layer, (T, H) to (T, H) in place, or to the selected tokens in other memory. Returns the output.
     float* run_layer(const Layer& l, const Batch& batch, float* hidden, const Selection& selection, Workspace& space) const {
+        float* selected = gather(hidden, shape_.hidden, selection, space);
+        for (Span span{0, 0}; span.last < batch.sequences;) {
+            span = next_span(batch, span.last);
+            const float* attended = run_attention(l, batch, span, hidden, selected, selection, space);
+            const int query = selection.queries[span.first];
+            run_feed_forward(l, attended, selected + static_cast<std::size_t>(query) * shape_.hidden, selection.queries[span.last] - query, space);
+        }
+        return selected;
+    }
+
+    // Computes the rest of a layer, in place: x is (count, H), `attended` (count, C).
+    void run_feed_forward(const Layer& l, const float* attended, float* x, int count, Workspace& space) const {
         const int h = shape_.hidden, c = shape_.inner, i = shape_.intermediate;
         const bool bottleneck = shape_.bottleneck;
-        float* selected = gather(hidden, h, selection, space);
-        const float* attended = run_attention(l, batch, hidden, selected, selection, space);
-        const float* residual = bottleneck ? space.query_residual.get() + c : selected;
+        const float* residual = bottleneck ? space.query_residual.get() + c : x;
         const int residual_stride = bottleneck ? 2 * c : h;
         float* inner = bottleneck ? space.inner.reserve(static_cast<std::size_t>(block_rows) * c) : nullptr;
         float* widened = space.widened.reserve(static_cast<std::size_t>(block_rows) * i);
-        for (std::size_t first = 0, count = selection.count; first < count; first += block_rows) {
-            const int n = static_cast<int>(std::min<std::size_t>(block_rows, count - first));
-            float* x = selected + first * h;
+        const Ranges ranges = space.ranges();
+        for (int first = 0; first < count; first += block_rows) {
+            const int n = std::min(block_rows, count - first);
             float* y = bottleneck ? inner : x;
-            add_and_norm(space.quantised(attended + first * c, c, n, c), n, l.output, residual + first * residual_stride,
-                         residual_stride, y, c);
+            add_and_norm(space.quantised(attended, c, n, c), n, l.output, residual, residual_stride, y, c, ranges);
             for (const FeedForward& f : l.feed_forward) {
-                multiply(space.quantised(y, c, n, c), n, *f.inner, widened, i, {activation()});
-                add_and_norm(space.quantised(widened, i, n, i), n, f.outer, y, c, y, c);
+                multiply(space.quantised(y, c, n, c, &ranges), n, *f.inner, widened, i, {activation(), nullptr, 0, nullptr, &ranges});
+                add_and_norm(space.quantised(widened, i, n, i, &ranges), n, f.outer, y, c, y, c, ranges);
             }
-            if (bottleneck) add_and_norm(space.quantised(y, c, n, c), n, l.leave, x, h, x, h);
+            if (bottleneck) add_and_norm(space.quantised(y, c, n, c, &ranges), n, l.leave, x, h, x, h, ranges);
+            const std::size_t rows = block_rows;
+            attended += rows * c, residual += rows * residual_stride, x += rows * h;
         }
-        return selected;
     }
 
     Activation activation() const { return static_cast<Activation>(shape_.activation); }

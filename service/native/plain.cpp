@@ -1,7 +1,8 @@
 // No instruction set: the reference kernels of the tests, in which vectors are arrays. They are slow and never serve.
 //
 // The tests build them in the shape of each instruction set: `SWIFTLET_LANES` lanes, quantised activations from
-// `SWIFTLET_LOWEST` to `SWIFTLET_LOWEST` + `SWIFTLET_LEVELS`, and `SWIFTLET_FLOATS_PER_LANE` numbers per lane in attention.
+// `SWIFTLET_LOWEST` to `SWIFTLET_LOWEST` + `SWIFTLET_LEVELS`, `SWIFTLET_FLOATS_PER_LANE` numbers per lane in attention, and
+// tiles in software if `SWIFTLET_TILES` is 1.
 
 #include <algorithm>
 #include <cmath>
@@ -15,18 +16,29 @@
 #define SWIFTLET_LOWEST 0
 #define SWIFTLET_LEVELS 1023
 #define SWIFTLET_FLOATS_PER_LANE 1
+#define SWIFTLET_TILES 0
+#endif
+
+#if SWIFTLET_TILES
+#include "tile_model.h"
+using Tiles = TileRegisters;
+#else
+#include "no_tiles.h"
+using Tiles = NoTiles;
 #endif
 
 namespace {
 
-struct Isa {
+struct Isa : Tiles {
     static constexpr const char* name = "plain";
     static constexpr int lanes = SWIFTLET_LANES;
     static constexpr int tile_rows = 3;  // other tiles than the instruction sets': their size changes no result
-    static constexpr int tile_vectors = 2;
+    static constexpr int tile_vectors = tiles ? 1 : 2;
     static constexpr int lowest = SWIFTLET_LOWEST;
     static constexpr int levels = SWIFTLET_LEVELS;
     static constexpr int floats_per_lane = SWIFTLET_FLOATS_PER_LANE;
+    static constexpr bool stores_four = false;
+    static constexpr int rows_at_once = 1;
 
     using Byte = std::conditional_t<(lowest < 0), std::int8_t, std::uint8_t>;
     using Quantised = std::conditional_t<(levels > 255), std::int16_t, Byte>;
@@ -124,6 +136,14 @@ struct Isa {
             return std::fma(half(a.x[i], 16), half(b.x[i], 16), high);
         });
     }
+    static Floats pair_neighbours(Floats a, Floats b) {
+        Floats even, odd;
+        for (int i = 0; i < lanes; i++) {
+            const Floats& from = i < lanes / 2 ? a : b;
+            even.x[i] = from.x[2 * i % lanes], odd.x[i] = from.x[2 * i % lanes + 1];
+        }
+        return pair(even, odd);
+    }
     static float sum_lanes(Floats x) {
         for (int half = lanes / 2; half; half /= 2)  // in the order of the instruction sets, so that all agree to the bit
             for (int i = 0; i < half; i++) x.x[i] += x.x[i + half];
@@ -158,6 +178,11 @@ struct Isa {
         for (int i = 0; i < lanes; i++)
             for (int j = 0; j < group; j++) sum.x[i] += a[group * i + j] * weights.x[group * i + j];
         return sum;
+    }
+    static Accumulators load_sums(const std::int32_t* p) {
+        Accumulators r;
+        std::copy(p, p + lanes, r.x);
+        return r;
     }
     static Floats to_floats(Accumulators x) {
         return each([&](int i) { return static_cast<float>(x.x[i]); });

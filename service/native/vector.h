@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <utility>
+
+#include "unroll.h"
 
 namespace {
 
@@ -19,28 +20,7 @@ using Quantised = Isa::Quantised;        // one quantised activation
 constexpr int lanes = Isa::lanes;
 constexpr int tile_columns = lanes * Isa::tile_vectors;
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// Calls f with 0, 1, ..., N - 1 as compile-time constants, so that arrays indexed with them can stay in registers.
-template <class Function, int... i>
-ALWAYS_INLINE void unroll_(Function&& f, std::integer_sequence<int, i...>) {
-    (f(std::integral_constant<int, i>{}), ...);
-}
-template <int N, class Function>
-ALWAYS_INLINE void unroll(Function&& f) {
-    unroll_(f, std::make_integer_sequence<int, N>{});
-}
-
-// Calls f with n as a compile-time constant, for n from 1 to N.
-template <int N, class Function>
-ALWAYS_INLINE void with_constant(int n, Function&& f) {
-    if constexpr (N > 1) {
-        if (n < N) return with_constant<N - 1>(n, f);
-    }
-    f(std::integral_constant<int, N>{});
-}
 
 // ---- element-wise functions
 
@@ -101,8 +81,8 @@ ALWAYS_INLINE void activate(Activation activation, float* x, int n) {
 
 // ---- reductions
 
-// Applies LayerNorm to n numbers in place.
-inline void layer_norm(float* x, int n, const float* weight, const float* bias, float epsilon) {
+// Applies LayerNorm to n numbers in place. Returns their range, lane by lane, in `low` and `high`. 0 lies within it.
+inline void layer_norm(float* x, int n, const float* weight, const float* bias, float epsilon, Floats& low, Floats& high) {
     Floats total = Isa::zero();
     for (int i = 0; i < n; i += lanes) total = Isa::add(total, Isa::load(x + i));
     const Floats mean = Isa::broadcast(Isa::sum_lanes(total) / static_cast<float>(n));
@@ -111,10 +91,13 @@ inline void layer_norm(float* x, int n, const float* weight, const float* bias, 
         Floats d = Isa::sub(Isa::load(x + i), mean);
         squares = Isa::fma(d, d, squares);
     }
+    low = high = Isa::zero();
     const Floats inverse = Isa::broadcast(1.0f / __builtin_sqrtf(Isa::sum_lanes(squares) / static_cast<float>(n) + epsilon));
     for (int i = 0; i < n; i += lanes) {
         Floats d = Isa::mul(Isa::sub(Isa::load(x + i), mean), inverse);
-        Isa::store(x + i, Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i)));
+        d = Isa::fma(d, Isa::load(weight + i), Isa::load(bias + i));
+        low = Isa::min(low, d), high = Isa::max(high, d);
+        Isa::store(x + i, d);
     }
 }
 

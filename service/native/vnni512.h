@@ -19,6 +19,8 @@ struct Vnni512 {
     static constexpr int levels = 255;
     static constexpr int group = 4;
     static constexpr int floats_per_lane = 1;
+    static constexpr int rows_at_once = 1;
+    static constexpr bool stores_four = true;
 
     using Floats = __m512;
     using Accumulators = __m512i;
@@ -56,6 +58,14 @@ struct Vnni512 {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(whole));
     }
 
+    static void store_quantised(Quantised* p, Floats a, Floats b, Floats c, Floats d) {
+        const __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+        const __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+        // Each 128 bits now hold four numbers of each vector.
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)));
+    }
+
     static Accumulators zero_accumulators() { return _mm512_setzero_si512(); }
     static Accumulators broadcast_group(const Quantised* p) {
         int word;
@@ -70,6 +80,7 @@ struct Vnni512 {
 #endif
         return sum;
     }
+    static Accumulators load_sums(const std::int32_t* p) { return _mm512_load_si512(p); }
     static Floats to_floats(Accumulators x) { return _mm512_cvtepi32_ps(x); }
 };
 

@@ -17,11 +17,12 @@ inline bool saved(unsigned parts) {
 struct Features {
     unsigned basic = 0;       // leaf 1, ecx
     unsigned b7 = 0, c7 = 0;  // leaf 7, ebx and ecx
+    unsigned d7 = 0;          // leaf 7, edx
     unsigned a71 = 0;         // leaf 7.1, eax
     Features() {
         unsigned a, b, c, d;
         __get_cpuid(1, &a, &b, &basic, &d);
-        __get_cpuid_count(7, 0, &a, &b7, &c7, &d);
+        __get_cpuid_count(7, 0, &a, &b7, &c7, &d7);
         __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     }
 };
@@ -41,5 +42,11 @@ inline bool avx512vnni() {
 }
 
 inline bool avx512bf16() { return avx512vnni() && (Features().a71 & 1u << 5); }
+
+// AMX with products of int8 and of bf16, and the state of tiles (bits 17 and 18 of XCR0).
+inline bool amx() {
+    constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, wanted = bf16 | tile | int8;
+    return avx512bf16() && saved(0x60000) && (Features().d7 & wanted) == wanted;
+}
 
 }  // namespace x86

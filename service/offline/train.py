@@ -137,7 +137,7 @@ def pretrain_recipe(
 
 
 def _load_teacher_model(name: str) -> tuple[Model, list[str]]:
-    """Loads the network and the vocabulary of an artifact: an embedded model, or a directory.
+    """Loads the network and the vocabulary of an artifact: a bundled model, or a directory.
 
     Raises:
         SetupError: there is no such artifact.

@@ -28,7 +28,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -38,7 +37,7 @@ from swiftlet_serve.service.scheduling.batch_planner import plan
 from swiftlet_serve.service.scheduling.latency_model import Utilization
 from swiftlet_serve.service.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
 from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
-from swiftlet_serve.service.telemetry import request_record
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState
 from swiftlet_serve.service.types import BatchResult, Deadline, Executor, Priority, Row, WorkerLost
@@ -100,21 +99,30 @@ class Dispatcher:
         return model
 
     def submit(
-        self, model: str, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"
+        self,
+        model: str,
+        encodings: Sequence[Encoding],
+        deadline: Deadline,
+        priority: Priority = "interactive",
+        record: RequestRecord | None = None,
     ) -> list[asyncio.Future[Row]]:
         """Queues the sequences of an admitted request and returns a future for the row of each.
+
+        The record of the request, if there is one, gets the stages of each sequence that has a row.
 
         A future's exception is DeadlineExceeded if its call could not start in time, or the engine's error. Nothing
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
-        queue, now, loop = self.models[model], self.clock(), asyncio.get_running_loop()
+        now, loop = self.clock(), asyncio.get_running_loop()
+        latency, queue = self.models[model].latency, self.models[model].by_priority[priority]
         arrival, rows = now, []
         for encoding in encodings:
-            item = QueuedSequence(encoding, deadline, priority, arrival, now, loop.create_future())
-            item.row.add_done_callback(partial(self._settle, queue, item))
-            queue.by_priority[priority].add(item)
-            rows.append(item.row)
-            arrival += queue.latency.backlog_s(1, len(item), len(item) ** 2)
+            length, row = len(encoding.input_ids), loop.create_future()
+            item = QueuedSequence(encoding, length, deadline, priority, arrival, now, row, queue, record)
+            row.add_done_callback(item.leave)  # its caller may cancel it
+            queue.add(item)
+            rows.append(row)
+            arrival += latency.backlog_s(1, length, length * length)
         if rows:
             self._schedule()
         return rows
@@ -158,15 +166,6 @@ class Dispatcher:
             await asyncio.wait(self._calls, timeout=left)
             self._dispatch()
         return not self._calls
-
-    def _settle(self, queue: ModelQueue, item: QueuedSequence, row: asyncio.Future[Row]) -> None:
-        """Removes a sequence that has a result or was cancelled. Runs in the context of its request."""
-        queue.by_priority[item.priority].discard(item)
-        if not row.cancelled() and row.exception() is None:
-            request_record.add_stage("queue", item.submitted, item.started)
-            request_record.add_stage("batch", item.started, item.finished - item.engine_s)  # as if all of it came first
-            request_record.add_stage("infer", item.finished - item.engine_s, item.finished)
-            request_record.add_batch(item.batch_rows)
 
     def _schedule(self) -> None:
         """Dispatches in the next iteration of the event loop, so that requests that arrive together form a batch."""
@@ -228,7 +227,7 @@ class Dispatcher:
         startable = []
         for item in list(islice(queue, max(LOOKAHEAD, model.latency.cost.max_rows))):
             left = item.deadline - load.now
-            in_time = not load.calls or not by_deadline or left >= model.latency.single_s(len(item))
+            in_time = not load.calls or not by_deadline or left >= model.latency.single_s(item.length)
             if not item.row.done() and left > 0 and in_time:
                 startable.append(item)
                 continue
@@ -238,7 +237,7 @@ class Dispatcher:
         batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
         if not batch and (others := [item for item in startable if not item.suspect]):
             left_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
-            chosen = plan([len(item) for item in others], left_s, model.latency, token_budget)
+            chosen = plan([item.length for item in others], left_s, model.latency, token_budget)
             batch = [others[i] for i in chosen]
         for item in batch:
             queue.discard(item)
@@ -247,7 +246,7 @@ class Dispatcher:
     def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:
         """Starts a call."""
         now = self.clock()
-        expected_s = model.latency.batch_s([len(item) for item in batch])
+        expected_s = model.latency.batch_s([item.length for item in batch])
         overdue_s = max(MIN_CALL_TIMEOUT_S, OVERDUE_FACTOR * expected_s) if model.latency.calibrated else math.inf
         timeout_s = min(self.call_timeout_s, overdue_s)
         call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
@@ -306,17 +305,19 @@ class Dispatcher:
     ) -> None:
         """Sets the row or the error of every sequence whose caller still waits."""
         for item, outcome in zip(batch, outcomes, strict=True):
-            item.finished, item.engine_s, item.batch_rows = now, engine_s, len(batch)
             if item.row.done():
                 continue
+            item.row.remove_done_callback(item.leave)  # it has left the queue
             if isinstance(outcome, SwiftletError):
                 item.row.set_exception(outcome)
-            else:
-                item.row.set_result(outcome)
+                continue
+            item.row.set_result(outcome)
+            if item.record is not None:
+                item.record.add_call(item.submitted, item.started, now, engine_s, len(batch))
 
     def _learn(self, call: RunningCall, seconds: float) -> None:
         """Updates the latency model and the statistics with a call that has ended."""
-        lengths = [len(item) for item in call.batch]
+        lengths = [item.length for item in call.batch]
         call.model.latency.learn(lengths, seconds)
         padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
         self._stats.add_batch(call.model.name, len(lengths), sum(lengths), padding)

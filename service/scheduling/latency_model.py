@@ -51,15 +51,17 @@ class LatencyModel:
             squares: sum of their squared lengths.
             longest: the largest length.
         """
-        return sum(self._parts(rows, tokens, squares, longest))
+        if self.cost.padded or self.cost.padded_attention:
+            return sum(self._parts(rows, tokens, squares, longest))
+        return self._fixed + tokens * self._token + squares * self._square
 
     def batch_s(self, lengths: Sequence[int]) -> float:
         """Predicts the seconds of one call with sequences of these lengths."""
-        return self.call_s(len(lengths), sum(lengths), sum(n * n for n in lengths), max(lengths))
+        return self.call_s(len(lengths), sum(lengths), sum([n * n for n in lengths]), max(lengths))
 
     def single_s(self, length: int) -> float:
-        """Predicts the seconds of a call with one sequence."""
-        return self.call_s(1, length, length * length, length)
+        """Predicts the seconds of a call with one sequence, which needs no padding."""
+        return self._fixed + length * self._token + length * length * self._square
 
     def backlog_s(self, rows: int, tokens: int, squares: int) -> float:
         """Predicts the seconds that one core needs for many sequences, in batches as full as the limits allow."""
@@ -68,7 +70,7 @@ class LatencyModel:
 
     def learn(self, lengths: Sequence[int], seconds: float) -> None:
         """Updates the model with the duration of a call with sequences of these lengths."""
-        parts = self._parts(len(lengths), sum(lengths), sum(n * n for n in lengths), max(lengths))
+        parts = self._parts(len(lengths), sum(lengths), sum([n * n for n in lengths]), max(lengths))
         predicted = sum(parts)
         shares = [part / predicted for part in parts]
         error = math.log(max(seconds, 1e-9) / predicted)

@@ -78,9 +78,9 @@ def _drain_s(
 
     Bulk work gets the share of the cores that interactive work leaves free, and at least one batch in `BULK_EVERY`.
     """
-    ahead_s = sum(call.remaining_s(load.now) for call in calls)
-    ahead_s += sum(model.backlog_s("interactive", arrival) for model in models)
+    ahead_s = sum([call.remaining_s(load.now) for call in calls])
+    ahead_s += sum([model.backlog_s("interactive", arrival) for model in models])
     if priority == "interactive":
         return ahead_s / cores
     free_share = max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
-    return (ahead_s + sum(model.backlog_s("bulk", arrival) for model in models) / free_share) / cores
+    return (ahead_s + sum([model.backlog_s("bulk", arrival) for model in models]) / free_share) / cores

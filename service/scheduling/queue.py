@@ -11,6 +11,7 @@ from functools import cached_property
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.scheduling.latency_model import LatencyModel
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Deadline, Executor, Priority, Row
 
 
@@ -19,19 +20,20 @@ class QueuedSequence:
     """A sequence that waits for its row. Times are in seconds of the dispatcher's clock."""
 
     encoding: Encoding
+    length: int  # tokens
     deadline: Deadline
     priority: Priority
     arrival: float  # virtual time of arrival, which decides the order
     submitted: float
     row: asyncio.Future[Row]
+    queue: SequenceQueue
+    record: RequestRecord | None  # of its request
     started: float = math.nan
-    finished: float = math.nan
-    engine_s: float = 0.0  # duration of the engine's own work in the call
-    batch_rows: int = 0
     suspect: bool = False  # whether this sequence may have caused the loss of a worker process
 
-    def __len__(self) -> int:
-        return len(self.encoding.input_ids)
+    def leave(self, _: object = None) -> None:
+        """Removes the sequence from its queue, if it is there."""
+        self.queue.discard(self)
 
 
 class SequenceQueue:
@@ -55,15 +57,17 @@ class SequenceQueue:
 
     def ahead_of(self, arrival: float) -> tuple[int, int, int]:
         """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
+        if not self._items or self._items[-1].arrival <= arrival:  # the usual case
+            return len(self._items), self.tokens, self.squares
         later = self._items[bisect_right(self._items, arrival, key=_arrival) :]
-        tokens, squares = sum(len(item) for item in later), sum(len(item) ** 2 for item in later)
-        return len(self) - len(later), self.tokens - tokens, self.squares - squares
+        tokens, squares = sum([item.length for item in later]), sum([item.length**2 for item in later])
+        return len(self._items) - len(later), self.tokens - tokens, self.squares - squares
 
     def add(self, item: QueuedSequence) -> None:
         """Inserts a sequence by its virtual arrival."""
         insort(self._items, item, key=_arrival)
-        self.tokens += len(item)
-        self.squares += len(item) ** 2
+        self.tokens += item.length
+        self.squares += item.length**2
 
     def discard(self, item: QueuedSequence) -> None:
         """Removes a sequence if it is in the queue."""
@@ -71,8 +75,8 @@ class SequenceQueue:
         while at < len(self._items) and self._items[at].arrival == item.arrival:
             if self._items[at] is item:
                 del self._items[at]
-                self.tokens -= len(item)
-                self.squares -= len(item) ** 2
+                self.tokens -= item.length
+                self.squares -= item.length**2
                 return
             at += 1
 
@@ -108,7 +112,7 @@ class ModelQueue:
 
     def work_s(self, lengths: Sequence[int]) -> float:
         """Predicts one core's seconds for sequences of these lengths, in batches as full as the limits allow."""
-        return self.latency.backlog_s(len(lengths), sum(lengths), sum(n * n for n in lengths))
+        return self.latency.backlog_s(len(lengths), sum(lengths), sum([n * n for n in lengths]))
 
 
 def _arrival(item: QueuedSequence) -> float:

@@ -186,7 +186,7 @@ def characters(inputs: object) -> int:
     if isinstance(inputs, str):
         return len(inputs)
     if isinstance(inputs, BaseModel):
-        return sum(map(characters, vars(inputs).values()))
+        return sum([characters(value) for value in vars(inputs).values() if value])
     return sum(map(characters, inputs)) if isinstance(inputs, list) else 0
 
 

@@ -7,12 +7,12 @@ Inference API. (The pipeline itself returns only the best label.)
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
@@ -21,7 +21,7 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, softmax
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "classification"
@@ -136,7 +136,7 @@ class Classify:
         del encodings
         parameters = request.parameters or DEFAULTS
         apply = FUNCTIONS[parameters.function_to_apply or self._default]
-        return [self._ranked(apply(row[0].astype(np.float64)), parameters.top_k) for row in rows]
+        return [self._ranked(apply(row[0].tolist()), parameters.top_k) for row in rows]
 
     def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
         """Returns one request for each text."""
@@ -147,9 +147,9 @@ class Classify:
         """Returns the labels of the only text."""
         return response[0]
 
-    def _ranked(self, scores: Floats, top_k: int | None) -> list[dict[str, Any]]:
-        best = (-scores).argsort(kind="stable")[:top_k]
-        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
+    def _ranked(self, scores: Sequence[float], top_k: int | None) -> list[dict[str, Any]]:
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equal scores keep their order
+        return [{"label": self.labels[i], "score": scores[i]} for i in best]
 
 
 def default_function(problem: Problem | None, labels: int) -> Function:
@@ -159,17 +159,32 @@ def default_function(problem: Problem | None, labels: int) -> Function:
     return "sigmoid" if problem == "multi_label" or labels == 1 else "softmax"
 
 
-def sigmoid(logits: Floats) -> Floats:
+# A row has few labels, for which lists of floats are faster than arrays.
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """Returns probabilities."""
+    largest = max(logits)
+    odds = [math.exp(logit - largest) for logit in logits]
+    total = sum(odds)
+    return [each / total for each in odds]
+
+
+def sigmoid(logits: Sequence[float]) -> list[float]:
     """Returns 1 / (1 + exp(-x)), in a form that does not overflow."""
-    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
+    return [0.5 + 0.5 * math.tanh(0.5 * logit) for logit in logits]
 
 
-def identity(logits: Floats) -> Floats:
+def identity(logits: Sequence[float]) -> list[float]:
     """Returns the logits unchanged."""
-    return logits
+    return list(logits)
 
 
-FUNCTIONS: Final = {"softmax": softmax, "sigmoid": sigmoid, "none": identity}
+FUNCTIONS: Final[dict[Function, Callable[[Sequence[float]], list[float]]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": identity,
+}
 
 
 def _text(item: str | Pair, pointer: str) -> Text:

@@ -172,6 +172,11 @@ class SnapshotCollector(Collector):
     def _engine(self) -> Iterator[Metric]:
         yield _gauge("engine_ready", "Whether an engine is available (1) or not (0).", self._snapshot.ready)
         yield _total("engine_restarts", "Total worker processes that died or were killed.", self._snapshot.restarts)
+        yield _total(
+            "kernel_wrong_sums",
+            "Total wrong sums that the engine found in its own work. The calls concerned were computed again.",
+            self._snapshot.wrong_sums,
+        )
         names = ["model", "task", "architecture", "precision", "engine", "version"]
         info = GaugeMetricFamily(PREFIX + "model_info", "Served models. The value is always 1.", labels=names)
         for model in self._snapshot.models:

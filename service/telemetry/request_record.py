@@ -15,9 +15,6 @@ The stages of a request:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -75,49 +72,20 @@ class RequestRecord:
     def add_stage(self, stage: Stage, started: float, ended: float) -> None:
         """Records a stage, unless another sequence took longer in it."""
         known = self.stages.get(stage)
-        if known is None or known.duration_s < ended - started:
+        if known is None or known.ended - known.started < ended - started:
             self.stages[stage] = Span(started, ended)
 
-    def add_batch(self, size: int) -> None:
-        """Records that a sequence ran in a batch of `size` sequences."""
+    def add_call(self, submitted: float, started: float, ended: float, engine_s: float, size: int) -> None:
+        """Records that a sequence ran in a batch.
+
+        Args:
+            submitted: when the sequence was queued.
+            started: when the batch's call started.
+            ended: when the call ended.
+            engine_s: the engine's own time. The rest of the call counts as the stage `batch`, as if it came first.
+            size: sequences of the batch.
+        """
+        self.add_stage("queue", submitted, started)
+        self.add_stage("batch", started, ended - engine_s)
+        self.add_stage("infer", ended - engine_s, ended)
         self.batch_size = max(self.batch_size, size)
-
-
-_current: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
-
-
-@contextmanager
-def recording(record: RequestRecord) -> Iterator[RequestRecord]:
-    """Makes `record` the current one inside the block and in tasks started there."""
-    token = _current.set(record)
-    try:
-        yield record
-    finally:
-        _current.reset(token)
-
-
-class measure:  # noqa: N801  # a class runs in a third of the time of a generator-based context manager
-    """Context manager that records the block as a stage of the current request, if there is one."""
-
-    __slots__ = ("_stage", "_started")
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        add_stage(self._stage, self._started, time.monotonic())
-
-
-def add_stage(stage: Stage, started: float, ended: float) -> None:
-    """Calls `RequestRecord.add_stage` on the current record, if there is one."""
-    if (record := _current.get()) is not None:
-        record.add_stage(stage, started, ended)
-
-
-def add_batch(size: int) -> None:
-    """Calls `RequestRecord.add_batch` on the current record, if there is one."""
-    if (record := _current.get()) is not None:
-        record.add_batch(size)

@@ -142,11 +142,12 @@ class RequestStats:
         stats = self.models[record.model]
         outcome = outcome_of(record)
         stats.in_flight -= 1
-        stats.durations[outcome].add(record.duration_s)
+        duration_s = record.duration_s
+        stats.durations[outcome].add(duration_s)
         for stage, span in record.stages.items():
-            stats.stages[stage].add(span.duration_s)
+            stats.stages[stage].add(span.ended - span.started)
         if outcome == "answered":
-            stats.recent.append((record.ended, record.duration_s))
+            stats.recent.append((record.ended, duration_s))
         elif outcome == "failed":
             self.failed[record.code] += 1
 

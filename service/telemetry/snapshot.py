@@ -42,6 +42,7 @@ class Snapshot:
     cores: int
     ready: bool  # whether an engine is available
     restarts: int  # worker processes that were lost and replaced
+    wrong_sums: int  # that engines found in their own work
 
 
 class SnapshotSource(Protocol):

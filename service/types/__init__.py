@@ -1,12 +1,13 @@
 """The data types and protocols that the packages of the service share."""
 
 from swiftlet_serve.service.types.batch import Batch, PaddedBatch, Row
-from swiftlet_serve.service.types.engine import Cost, Engine, TimedCall
+from swiftlet_serve.service.types.engine import EARLIER_WRONG_SUMS, Cost, Engine, TimedCall
 from swiftlet_serve.service.types.executor import BatchResult, Executor, Outcome, WorkerLost
-from swiftlet_serve.service.types.request import Deadline, Priority, Submit
+from swiftlet_serve.service.types.request import Deadline, Priority
 from swiftlet_serve.service.types.task import EncodingT, RequestT, Task
 
 __all__ = [
+    "EARLIER_WRONG_SUMS",
     "Batch",
     "BatchResult",
     "Cost",
@@ -19,7 +20,6 @@ __all__ = [
     "Priority",
     "RequestT",
     "Row",
-    "Submit",
     "Task",
     "TimedCall",
     "WorkerLost",

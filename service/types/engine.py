@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from swiftlet_serve.service.types.batch import Batch, Row
+
+EARLIER_WRONG_SUMS: Final = "SWIFTLET_EARLIER_WRONG_SUMS"
+"""Environment variable of a worker process whose predecessors found wrong sums: how many. An engine that can find them
+must then compute in a way that it trusts."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,17 @@ class Engine(Protocol):
 
     `service/engines/<name>.py` creates one with `create(artifact: Artifact, threads: int)`, where `threads` is the
     number of threads that one call may use.
+
+    An engine that checks its own sums counts the wrong ones in the property `wrong_sums: int`: all that were found in
+    this process since it was loaded, by any engine of its kind. Other engines have no such property.
     """
 
     @property
     def title(self) -> str:
-        """The runtime that the engine chose, for people: one engine may have several and fall back to another."""
+        """The runtime that the engine chose, for people: one engine may have several and fall back to another.
+
+        It changes only when the engine finds a wrong sum.
+        """
         ...
 
     @property

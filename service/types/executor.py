@@ -43,8 +43,17 @@ class Executor(Protocol):
         ...
 
     @property
+    def wrong_sums(self) -> int:
+        """Number of wrong sums that engines found in their own work so far. It never falls."""
+        ...
+
+    @property
     def ready(self) -> bool:
         """Whether the executor accepts calls now."""
+        ...
+
+    def runtime(self, model: str) -> str:
+        """Returns the title of the engine that serves a model now. The engine must be loaded."""
         ...
 
     def cost(self, model: str) -> Cost:

@@ -9,7 +9,7 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.types.batch import Row
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel  # not imported in an engine process, which needs no pydantic
+    from pydantic import BaseModel  # not imported in a worker process, which needs no pydantic
 
 RequestT = TypeVar("RequestT", bound="BaseModel")
 EncodingT = TypeVar("EncodingT", bound=Encoding)

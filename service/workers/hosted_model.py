@@ -26,6 +26,8 @@ ERROR_DETAILS: Final = {
     "invalid_engine_output": "The model returned an invalid result for this input.",
 }
 """Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
+MAX_TITLE: Final = 500  # characters
+MAX_WRONG_SUMS: Final = 1 << 53  # the largest number that a metric holds exactly
 
 
 class HostedModel(NamedTuple):
@@ -51,6 +53,25 @@ def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float
     deviation = replay(artifact, engine) if engine.runs_network else None
     timed = time_calls(artifact, engine) if engine.runs_network else []
     return HostedModel(engine, artifact.manifest.width, timed), deviation
+
+
+def runtime_title(engine: Engine) -> str:
+    """Returns the engine's title, or the name of its class if the title is not a line of text. Never raises."""
+    try:
+        title = engine.title
+    except Exception:  # the title is for people, so a fault in it must not stop the service
+        title = ""
+    valid = isinstance(title, str) and title.isprintable() and 0 < len(title) <= MAX_TITLE
+    return title if valid else type(engine).__name__
+
+
+def wrong_sums(engine: Engine) -> int:
+    """Returns the wrong sums found in this process, or 0 if the engine gives no valid number. Never raises."""
+    try:
+        count = getattr(engine, "wrong_sums", 0)
+    except Exception:  # as above
+        return 0
+    return count if type(count) is int and 0 <= count <= MAX_WRONG_SUMS else 0
 
 
 def run_timed(model: HostedModel, batch: Batch) -> BatchResult:

@@ -59,6 +59,15 @@ class ProcessExecutor:
     def restarts(self) -> int:
         return self.supervisor.restarts
 
+    @property
+    def wrong_sums(self) -> int:
+        return self.supervisor.wrong_sums
+
+    def runtime(self, model: str) -> str:
+        index, report = self._models[model]
+        serving = self.supervisor.serving
+        return (report if serving is None else serving.reports[index]).runtime
+
     def load(self) -> None:
         """Blocks until the worker process is ready.
 

@@ -3,6 +3,9 @@
 One process hosts all models, so that weights are in memory once. The spare has loaded the same models. If the serving
 process is lost, the spare takes over at once and the supervisor starts another process. A process is lost when it dies,
 when a call exceeds its time limit, or when the circuit breaker finds its engine broken.
+
+If a process finds a wrong sum in its own work, it goes on without the part of the kernel that computed it. Processes
+that start later must not trust that part either, so they are told. A spare that was not told is replaced.
 """
 
 from __future__ import annotations
@@ -43,10 +46,12 @@ class Supervisor:
     ) -> None:
         """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
+        self.wrong_sums = 0  # found by all processes so far
         self.serving: WorkerProcess | None = None
         self.spare: WorkerProcess | None = None
         self._wants_spare = spare
-        self._make_process = partial(WorkerProcess, engine, models, size, log_level, log_format, module, self._on_lost)
+        calls = self._on_lost, self._count_wrong_sums
+        self._make_process = partial(WorkerProcess, engine, models, size, log_level, log_format, module, *calls)
         self._processes: set[WorkerProcess] = set()  # not yet reaped
         self._start_failures = 0
         self._closed = False
@@ -68,6 +73,7 @@ class Supervisor:
         except BaseException:
             self.abandon()
             raise
+        self._count_wrong_sums(process)
         self.serving = process
         self._changed.set()
         return reports
@@ -128,6 +134,17 @@ class Supervisor:
         asyncio.get_running_loop().run_in_executor(None, self._reap, process)
         self._start_missing()
 
+    def _count_wrong_sums(self, process: WorkerProcess) -> None:
+        """Counts the wrong sums that a process has reported, and replaces a spare that was not told of any."""
+        if not (found := process.take_wrong_sums()):
+            return
+        self.wrong_sums += found
+        log.error(
+            "worker process %d found %d wrong sums. Later worker processes avoid their cause.", process.pid, found
+        )
+        if self.spare is not None and not self.spare.warned:
+            self.spare.kill()
+
     def _reap(self, process: WorkerProcess) -> None:
         process.reap(REAP_S)
         self._processes.discard(process)
@@ -150,6 +167,9 @@ class Supervisor:
                 await asyncio.sleep(BACK_OFF_S[min(self._start_failures, len(BACK_OFF_S)) - 1])
                 continue
             self._start_failures = 0
+            if self.wrong_sums and not process.warned:  # it was started before the first one was found
+                process.kill()
+                continue
             if self.serving is None:
                 self.serving = process
                 self._changed.set()
@@ -170,9 +190,10 @@ class Supervisor:
         except BaseException:
             process.kill()
             raise
+        self._count_wrong_sums(process)
         return process
 
     def _spawn(self) -> WorkerProcess:
-        process = self._make_process()
+        process = self._make_process(earlier_wrong_sums=self.wrong_sums)
         self._processes.add(process)
         return process

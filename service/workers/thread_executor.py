@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, TimedCall
-from swiftlet_serve.service.workers.hosted_model import HostedModel, run_timed
+from swiftlet_serve.service.workers.hosted_model import HostedModel, run_timed, runtime_title, wrong_sums
 
 
 class ThreadExecutor:
@@ -25,6 +25,16 @@ class ThreadExecutor:
         self._models = dict(models)
         self._threads = ThreadPoolExecutor(size, "core")
         self._running = 0
+        self._wrong_sums = 0
+
+    @property
+    def wrong_sums(self) -> int:
+        # Each engine counts for the whole process.
+        self._wrong_sums = max([self._wrong_sums, *(wrong_sums(model.engine) for model in self._models.values())])
+        return self._wrong_sums
+
+    def runtime(self, model: str) -> str:
+        return runtime_title(self._models[model].engine)
 
     def cost(self, model: str) -> Cost:
         return self._models[model].engine.cost

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from swiftlet_serve.service.memory import release_free_memory
 from swiftlet_serve.service.telemetry.logging_setup import make_formatter
 from swiftlet_serve.service.types import Cost, TimedCall
 from swiftlet_serve.service.workers import codec, golden
-from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model, run_timed
+from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class WorkerConfig:
     """Configuration of a worker process, passed to it as JSON."""
 
     parent_pid: int
-    control_fd: int  # the worker sends its `ModelReport`s here; end of file means that the parent is gone
+    control_fd: int  # a `Reporter` sends here; end of file means that the parent is gone
     connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
     engine: str
     models: Sequence[str]  # directories of artifacts
@@ -48,18 +48,51 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """Description of one loaded model, sent to the parent as JSON when all models are loaded."""
+    """Description of one loaded model, sent to the parent as JSON."""
 
     name: str
     cost: Cost
     timed_calls: Sequence[TimedCall]
     probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
+    runtime: str  # the engine's title
+    wrong_sums: int  # found in this process, according to the engine
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ModelReport:
         """Returns the report whose JSON object is `fields`."""
         timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
-        return cls(fields["name"], Cost(**fields["cost"]), timed_calls, fields["probe"])
+        runtime, found = str(fields["runtime"]), int(fields["wrong_sums"])
+        return cls(fields["name"], Cost(**fields["cost"]), timed_calls, fields["probe"], runtime, found)
+
+
+class Reporter:
+    """Sends the reports of all models to the parent: when they are loaded, and again after each wrong sum.
+
+    A wrong sum is rare and changes the runtime of every model, so that the results of calls carry neither.
+    """
+
+    def __init__(self, control: socket.socket, models: Sequence[HostedModel], reports: Sequence[ModelReport]) -> None:
+        self._control, self._models, self._reports = control, models, reports
+        self._wrong_sums = max((report.wrong_sums for report in reports), default=0)
+        self._lock = threading.Lock()
+
+    def send(self) -> None:
+        """Sends the reports with the current runtimes."""
+        reports = [
+            replace(report, runtime=runtime_title(model.engine), wrong_sums=wrong_sums(model.engine))
+            for model, report in zip(self._models, self._reports, strict=True)
+        ]
+        _send_json(self._control, [asdict(report) for report in reports])
+
+    def send_if_wrong(self, model: HostedModel) -> None:
+        """Sends the reports if the model's engine has found a wrong sum since they were last sent."""
+        if wrong_sums(model.engine) <= self._wrong_sums:
+            return
+        with self._lock:
+            found = wrong_sums(model.engine)
+            if found > self._wrong_sums:  # no other thread has sent it
+                self._wrong_sums = found
+                self.send()
 
 
 def main() -> None:
@@ -73,32 +106,39 @@ def main() -> None:
     handler.setFormatter(make_formatter(config.log_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     control = socket.socket(fileno=config.control_fd)
-    models, reports = [], []
+    models: list[HostedModel] = []
+    reports: list[ModelReport] = []
     try:
         for path in config.models:
             artifact = open_artifact(Path(path))
             hosted, _ = host_model(artifact, config.engine)
             models.append(hosted)
             probe = [numbers.tolist() for numbers in vars(golden.golden_inputs(artifact)[0]).values()]
-            reports.append(asdict(ModelReport(artifact.manifest.name, hosted.engine.cost, hosted.timed_calls, probe)))
+            name, engine = artifact.manifest.name, hosted.engine
+            about = runtime_title(engine), wrong_sums(engine)
+            reports.append(ModelReport(name, engine.cost, hosted.timed_calls, probe, *about))
     except (ArtifactError, SetupError) as error:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
         sys.exit(1)
     release_free_memory()
+    reporter = Reporter(control, models, reports)
     for descriptor in config.connection_fds:
-        threading.Thread(target=_serve, args=(socket.socket(fileno=descriptor), models), daemon=True).start()
-    _send_json(control, reports)
+        connection = socket.socket(fileno=descriptor)
+        threading.Thread(target=_serve, args=(connection, models, reporter), daemon=True).start()
+    reporter.send()
     control.recv(1)
     os._exit(0)  # the parent is gone, so unfinished calls have no reader
 
 
-def _serve(connection: socket.socket, models: Sequence[HostedModel]) -> None:
+def _serve(connection: socket.socket, models: Sequence[HostedModel], reporter: Reporter) -> None:
     """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
     try:
         while True:
             body = _receive(connection, codec.body_bytes(_receive(connection, codec.HEADER_BYTES)))
             id_, model, batch = codec.unpack_call(body)
-            connection.sendall(codec.pack_result(id_, run_timed(models[model], batch)))
+            result = run_timed(models[model], batch)
+            reporter.send_if_wrong(models[model])
+            connection.sendall(codec.pack_result(id_, result))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:

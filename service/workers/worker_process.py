@@ -25,7 +25,7 @@ from typing import Final
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.types import BatchResult
+from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, BatchResult
 from swiftlet_serve.service.workers import codec
 from swiftlet_serve.service.workers.worker_connection import WorkerConnection
 from swiftlet_serve.service.workers.worker_main import ModelReport, WorkerConfig
@@ -48,12 +48,24 @@ class WorkerProcess:
         log_format: str,
         module: str,
         on_lost: Callable[[WorkerProcess], None],
+        on_wrong_sums: Callable[[WorkerProcess], None],
+        *,
+        earlier_wrong_sums: int = 0,
     ) -> None:
         """Spawns the process. Calls `on_lost` once, when the process is killed or found dead.
+
+        Calls `on_wrong_sums` when the connected process reports wrong sums. `earlier_wrong_sums` were found by other
+        processes: its engines are told.
 
         Raises:
             SetupError: the system cannot start the process.
         """
+        self.reports: list[ModelReport] = []  # the latest, in the order of the models
+        self.warned = earlier_wrong_sums > 0
+        self._wrong_sums_taken = 0
+        self._on_wrong_sums = on_wrong_sums
+        self._received = b""  # the beginning of a line of JSON
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
         self._on_lost = on_lost
         self._lost = False
         self._call_ids = itertools.count()
@@ -69,10 +81,13 @@ class WorkerProcess:
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         paths = [str(path) for path in models]
         config = WorkerConfig(os.getpid(), control_fd, connection_fds, engine, paths, log_level, log_format)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        if self.warned:
+            environment[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
         try:
             self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments from the settings only
                 [sys.executable, "-P", "-m", module, json.dumps(asdict(config))],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 process_group=0,  # Ctrl+C in a terminal must reach the service only
@@ -101,7 +116,8 @@ class WorkerProcess:
         report = json.loads(line)
         if isinstance(report, dict):
             raise (ArtifactError if report["kind"] == "ArtifactError" else SetupError)(report["message"])
-        return [ModelReport.from_json(model) for model in report]
+        self.reports = [ModelReport.from_json(model) for model in report]
+        return self.reports
 
     async def connect(self) -> None:
         """Attaches the connections to the running event loop.
@@ -118,6 +134,9 @@ class WorkerProcess:
             self._idle.append(connection)
         if self._lost:
             raise SetupError("The worker process ended after the models were loaded. See its log messages.")
+        self._control.setblocking(False)
+        self._loop = loop
+        loop.add_reader(self._control, self._receive_reports)
 
     def run(self, model: int, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
         """Sends a batch over an idle connection. Requires at least one idle connection.
@@ -140,11 +159,20 @@ class WorkerProcess:
             return
         self._lost = True
         self._popen.kill()
+        self._receive_reports()  # that it sent before it was lost
+        self._stop_watching()
         self._ticks_left.clear()
         for connection in self._connections:
             connection.abort(suspect=connection in suspects)
         self._disconnect()
         self._on_lost(self)
+
+    def take_wrong_sums(self) -> int:
+        """Returns how many wrong sums the process has reported since the last call of this method."""
+        found = max((report.wrong_sums for report in self.reports), default=0)  # each counts for the whole process
+        new = max(0, found - self._wrong_sums_taken)
+        self._wrong_sums_taken += new
+        return new
 
     def reap(self, timeout_s: float) -> bool:
         """Waits until a killed process has ended. Returns False if it has not ended in time."""
@@ -170,6 +198,34 @@ class WorkerProcess:
         if not self._lost:
             log.error("worker process %d died during %d calls", self.pid, len(self._ticks_left))
             self.kill(suspects=set(self._ticks_left))
+
+    def _receive_reports(self) -> None:
+        """Receives what the connected process has sent since it was loaded: its reports again, after a wrong sum."""
+        try:
+            while self._loop is not None:
+                if not (data := self._control.recv(1 << 16)):
+                    self._stop_watching()
+                self._received += data
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._stop_watching()
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            try:
+                reports = [ModelReport.from_json(model) for model in json.loads(line)]
+            except Exception:  # the process may send anything
+                reports = []
+            if len(reports) != len(self.reports):
+                self._on_failure()
+                return
+            self.reports = reports
+            self._on_wrong_sums(self)
+
+    def _stop_watching(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._control)
+            self._loop = None
 
     def _tick(self) -> None:
         """Advances the time limits of all running calls by one tick.

@@ -75,6 +75,19 @@ def test_stock_quantiser_keeps_a_table_that_is_also_a_matrix(tmp_path):
     assert rows.shape == (4, small_networks.VOCABULARY)
 
 
+def test_openvino_multiplies_with_constant_weights(tmp_path):
+    """NNCF leaves weights in fp32 that the graph transposes, as it does when torch has just exported it."""
+    openvino = pytest.importorskip("openvino")
+    onnx.save(small_networks.graph("albert", "classify"), tmp_path / networks.GRAPH)
+    network = networks.Network(Artifact(tmp_path, small_networks.draft("albert", "classify").manifest))
+    graph = openvino.Core().read_model(ENGINES["openvino"].prepare(network))
+    products = [node for node in graph.get_ops() if node.get_type_name() == "MatMul"]
+    sources = [node.input_value(1).get_node().get_type_name() for node in products]
+
+    assert "Constant" in sources
+    assert "Transpose" not in sources
+
+
 def test_command_refuses_an_unknown_engine():
     result = CliRunner().invoke(main, ["bench", "--engine", "abacus"])
 

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard in docker/, tested with a real Prometheus that scrapes real servers."""
+"""Alert rules and dashboard in docker/, tested with Prometheus and the metrics of a real server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from loadtest.prometheus_server import (
     DASHBOARD,
     RULES,
     Prometheus,
-    accelerated,
     expressions,
     installed,
     prometheus,
@@ -29,6 +29,7 @@ from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.prometheus import PREFIX
+from tests.support.alert_timeline import Scrape, Timeline
 from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT, TESTS
@@ -36,8 +37,6 @@ from tests.support.processes import Process, ask, load, serving
 
 needs_prometheus = pytest.mark.skipif(not installed(), reason="needs Prometheus: apt-get install prometheus")
 
-SPEEDUP = 100  # of the rules: five minutes take three seconds
-SCRAPE_S = 0.5
 LEAKY_COUNTERS = f"""{TEST_ENGINES}
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 finish = RequestStats.finish
@@ -81,43 +80,55 @@ def test_metrics_follow_the_conventions_of_prometheus(artifact_dir):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_rules_can_be_accelerated():
-    rules = "rate5m: rate(x[5m]) + y[1h]\nfor: 30s"
+@needs_prometheus
+def test_prometheus_scrapes_a_server(artifact_dir):
+    async def scenario(process: Process, monitor: Prometheus) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(monitor.query, "swiftlet_engine_ready == 1"):
+                await asyncio.sleep(0.1)
 
-    assert accelerated(rules, 60) == "rate5m: rate(x[5000ms]) + y[60000ms]\nfor: 500ms"
+        assert [one["value"][1] for one in await asyncio.to_thread(monitor.query, "up")] == ["1"]
+
+    with (
+        serving(artifact_dir, "--admin-port", "0") as process,
+        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as monitor,
+    ):
+        asyncio.run(scenario(process, monitor))
 
 
 class MonitoredServer:
-    """A server under load whose engine faults can be switched, and the Prometheus that scrapes it."""
+    """A server whose engine faults can be switched, and the timeline of its metrics."""
 
-    def __init__(self, process: Process, monitor: Prometheus, directory: Path) -> None:
-        self._process = process
-        self.monitor = monitor
+    def __init__(self, process: Process, directory: Path) -> None:
+        self.process = process
+        self.timeline = Timeline()
         self._directory = directory
-        self._stopped = asyncio.Event()
-        self._load: asyncio.Future[object] | None = None
-        self.fired: set[str] = set()
 
-    async def set_load(self, clients: int, interval_s: float, *headers: str) -> None:
-        """Replaces the load."""
-        await self.stop_load()
-        self._stopped = asyncio.Event()
-        loading = load(self._process.port, clients, interval_s, self._stopped, headers=headers)
-        self._load = asyncio.ensure_future(loading)
+    async def scrape(self) -> Scrape:
+        response = await ask(self.process.admin_port, "/metrics", None)
+        return Scrape.parse(response.body.decode(), time.monotonic())
 
-    @asynccontextmanager
-    async def extra_load(self, clients: int, interval_s: float, *headers: str) -> AsyncIterator[None]:
-        """Adds load inside the block."""
-        stopped = asyncio.Event()
-        loading = asyncio.ensure_future(load(self._process.port, clients, interval_s, stopped, headers=headers))
-        yield
-        stopped.set()
-        await loading
+    async def until(self, holds: Callable[[Scrape], bool]) -> Scrape:
+        """Scrapes the server until a condition holds. Returns the last scrape."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds(now := await self.scrape()):
+                await asyncio.sleep(0.05)
+        return now
 
-    async def stop_load(self) -> None:
-        if self._load is not None:
-            self._stopped.set()
-            await self._load
+    async def send(self, count: int, *headers: str, clients: int = 2) -> None:
+        """Sends requests, one after another per client."""
+
+        async def work() -> None:
+            for _ in range(count // clients):
+                await ask(self.process.port, headers=headers)
+
+        await asyncio.gather(*(work() for _ in range(clients)))
+
+    async def recover(self, minutes: int = 45) -> None:
+        """Adds minutes with five requests per second and no fault to the timeline, once the engine is ready."""
+        before = await self.until(lambda now: now.total("swiftlet_engine_ready") == 1)
+        await self.send(100)
+        self.timeline.extend(minutes, before, await self.scrape(), repeats=3)
 
     @contextmanager
     def fault(self, name: str, content: str = "") -> Iterator[None]:
@@ -128,125 +139,144 @@ class MonitoredServer:
         yield
         path.unlink()
 
-    async def firing(self) -> set[str]:
-        alerts = await asyncio.to_thread(self.monitor.alerts)
-        now = {name for name, state in alerts.items() if state == "firing"}
-        self.fired |= now
-        return now
-
-    async def until_firing(self, *names: str, allowed: tuple[str, ...] = ()) -> None:
-        """Waits until these alerts fire. Only they and the allowed ones may fire meanwhile."""
-        async with asyncio.timeout(2 * PATIENCE_S):
-            while not set(names) <= (now := await self.firing()):
-                assert now <= {*names, *allowed}
-                await asyncio.sleep(SCRAPE_S)
-
-    async def until_quiet(self, *allowed: str) -> None:
-        """Waits until no other alerts than the allowed ones fire."""
-        async with asyncio.timeout(2 * PATIENCE_S):
-            while not await self.firing() <= set(allowed):
-                await asyncio.sleep(SCRAPE_S)
+    @asynccontextmanager
+    async def load(self, clients: int, interval_s: float) -> AsyncIterator[None]:
+        """Sends load inside the block."""
+        stopped = asyncio.Event()
+        loading = asyncio.ensure_future(load(self.process.port, clients, interval_s, stopped))
+        yield
+        stopped.set()
+        await loading
 
     def kill_workers(self) -> None:
-        for children in Path(f"/proc/{self._process.process.pid}/task").glob("*/children"):
+        for children in Path(f"/proc/{self.process.process.pid}/task").glob("*/children"):
             for pid in children.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 # These alerts look back over days or a month, so they keep firing.
 LONG_WINDOW = ("SwiftletErrorBudgetExhausted", "SwiftletErrorBudgetBurnSlow", "SwiftletLatencyBudgetBurnSlow")
+FAULT_MIN = 60
 
 
 @needs_prometheus
 def test_alerts_fire_on_faults_of_a_live_server_and_only_then(artifact_dir, tmp_path):
-    """The server is healthy, broken, slow, overloaded, without worker processes and down, a hundred times accelerated.
+    """The server is healthy, broken, slow, overloaded, without worker processes and down.
 
-    Every alert fires at some point. Alerts that look back over days see the whole scenario.
+    A few requests are sent in each state. promtool repeats their rates for minutes or hours of simulated time. Every
+    alert fires at some point. Alerts that look back over days see the whole scenario.
     """
     for name in ("tiny-classify", "tiny-qa"):
         (tmp_path / name).symlink_to(artifact_dir / name, target_is_directory=True)
-
-    async def scenario(process: Process, monitor: Prometheus) -> None:
-        server = MonitoredServer(process, monitor, tmp_path)
-        await server.set_load(clients=10, interval_s=0.2)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await asyncio.to_thread(monitor.query, "swiftlet:errors:ratio_rate5m >= 0"):
-                await asyncio.sleep(SCRAPE_S)
-        await asyncio.sleep(5)  # eight minutes without a fault
-        assert await asyncio.to_thread(monitor.alerts) == {}
-        assert await asyncio.to_thread(monitor.query, 'ALERTS{alertname!="SwiftletDown"}[1m]') == []
-        for title, queries in expressions("3s").items():
-            for expression, _ in queries:
-                assert await asyncio.to_thread(monitor.query, expression), title
-
-        async with server.extra_load(10, 0.2, "X-Request-Timeout-Ms: 1"):
-            with server.fault("slow", "0.003"):  # no response takes less than 1 ms
-                await server.until_firing("SwiftletDeadlinesTooShort")
-        await server.until_quiet()
-
-        with server.fault("broken"):
-            await server.until_firing(
-                "SwiftletErrorBudgetBurnFast", "SwiftletEngineDown", allowed=("SwiftletEngineRestarts", *LONG_WINDOW)
-            )
-        await server.until_quiet(*LONG_WINDOW)
-
-        await server.set_load(clients=2, interval_s=0.5)
-        with server.fault("slow", "0.4"):
-            await server.until_firing("SwiftletLatencyBudgetBurnFast", allowed=("SwiftletSaturated", *LONG_WINDOW))
-        await server.set_load(clients=10, interval_s=0.2)
-        await server.until_quiet(*LONG_WINDOW)
-
-        # An idle core admits any request with time left, but no request has enough time here.
-        overdue = (
-            "SwiftletLatencyBudgetBurnFast",
-            "SwiftletDeadlinesExceeded",
-            "SwiftletErrorBudgetBurnFast",
-            *LONG_WINDOW,
-        )
-        await server.set_load(2, 0.5, "X-Request-Timeout-Ms: 200")
-        with server.fault("slow", "0.4"):
-            shed = ("SwiftletLoadShedding", "SwiftletSaturated")
-            await server.until_firing(
-                "SwiftletDeadlinesExceeded", "SwiftletErrorBudgetBurnFast", allowed=(*overdue, *shed)
-            )
-
-        with server.fault("slow", "0.05"):
-            await server.set_load(clients=150, interval_s=1.5)
-            await server.until_firing(
-                "SwiftletLoadShedding", "SwiftletSaturated", "SwiftletQueueWaitHigh", allowed=overdue
-            )
-        await server.set_load(clients=10, interval_s=0.2)
-        await server.until_quiet(*LONG_WINDOW)
-        await server.until_firing(*LONG_WINDOW)
-
-        assert (await ask(process.port, headers=["X-Request-Id: leak-me"])).status == 200
-        await server.until_firing("SwiftletCountersDoNotBalance", allowed=LONG_WINDOW)
-
-        down = (
-            "SwiftletCountersDoNotBalance",
-            "SwiftletEngineRestarts",
-            "SwiftletEngineDown",
-            "SwiftletQueueWaitHigh",
-            *overdue,
-        )
-        async with asyncio.timeout(2 * PATIENCE_S):
-            while "SwiftletEngineRestarts" not in (now := await server.firing()):
-                assert now <= set(down)
-                server.kill_workers()
-                await asyncio.sleep(SCRAPE_S)
-        await server.stop_load()
-
-        process.stop()
-        await server.until_firing("SwiftletDown", allowed=down)
-        assert server.fired == ALERTS
-
     models = ",".join(str(tmp_path / name) for name in ("tiny-classify", "tiny-qa"))
     options = ("--engine", "switchable", "--models", models, "--cores", "2")
     options += ("--admin-port", "0", "--timeout-ms", "3000")
     with serving(artifact_dir, *options, code=LEAKY_COUNTERS) as process:
-        with prometheus({"swiftlet": [process.admin_port]}, SCRAPE_S, SPEEDUP) as monitor:
-            asyncio.run(scenario(process, monitor))
+        timeline = asyncio.run(run_scenario(MonitoredServer(process, tmp_path)))
         assert process.wait() == 0
+
+    assert timeline.fired == ALERTS
+    status, output = timeline.test(tmp_path)
+    assert status == 0, output
+
+
+async def run_scenario(server: MonitoredServer) -> Timeline:
+    timeline = server.timeline
+
+    def record(before: Scrape, after: Scrape, *names: str, allowed: Collection[str] = ()) -> None:
+        timeline.extend(FAULT_MIN, before, after)
+        timeline.expect_firing(*names, allowed=(*allowed, *LONG_WINDOW), within_minutes=FAULT_MIN)
+
+    await server.recover()
+    timeline.expect_firing(within_minutes=timeline.minutes)
+    for queries in expressions("5m").values():
+        for expression, _ in queries:
+            timeline.expect_data(expression)
+
+    before = await server.scrape()
+    with server.fault("slow", "0.003"):  # no response takes less than 1 ms
+        await asyncio.gather(server.send(100), server.send(100, "X-Request-Timeout-Ms: 1"))
+    record(before, await server.scrape(), "SwiftletDeadlinesTooShort")
+    await server.recover()
+    timeline.expect_firing()
+
+    before = await server.scrape()
+    with server.fault("broken"):
+        while (after := await server.scrape()).total("swiftlet_engine_ready") == 1:
+            await server.send(2)
+    down = ("SwiftletErrorBudgetBurnFast", "SwiftletEngineDown")
+    record(before, after, *down, allowed=["SwiftletEngineRestarts"])
+    await server.recover()
+    timeline.expect_firing(allowed=LONG_WINDOW)
+
+    before = await server.scrape()
+    with server.fault("slow", "0.4"):
+        await server.send(6)
+        record(before, await server.scrape(), "SwiftletLatencyBudgetBurnFast", allowed=["SwiftletSaturated"])
+    await server.recover()
+    timeline.expect_firing(allowed=LONG_WINDOW)
+
+    # An idle core admits any request with time left, but no request has enough time here.
+    before = after = await server.scrape()
+    with server.fault("slow", "0.4"):
+        while after.total("swiftlet_deadline_exceeded_total") < before.total("swiftlet_deadline_exceeded_total") + 4:
+            await server.send(2, "X-Request-Timeout-Ms: 200")
+            after = await server.scrape()
+    overdue = ("SwiftletDeadlinesExceeded", "SwiftletErrorBudgetBurnFast")
+    record(before, after, *overdue, allowed=["SwiftletLoadShedding", "SwiftletSaturated"])
+    await server.recover()
+    timeline.expect_firing(allowed=LONG_WINDOW)
+
+    with server.fault("slow", "0.05"):
+        async with server.load(clients=150, interval_s=1.5):
+            before = await server.until(lambda now: now.total("swiftlet_queue_wait_seconds") > 1)
+            after = await server.until(lambda now: is_overloaded(before, now))
+    overload = ("SwiftletLoadShedding", "SwiftletSaturated", "SwiftletQueueWaitHigh")
+    record(before, after, *overload, allowed=("SwiftletLatencyBudgetBurnFast", *overdue))
+    await server.recover(minutes=120)
+    timeline.expect_firing(*LONG_WINDOW)
+
+    before = await server.scrape()
+    assert (await ask(server.process.port, headers=["X-Request-Id: leak-me"])).status == 200
+    record(before, await server.scrape(), "SwiftletCountersDoNotBalance")
+
+    before = await server.scrape()
+    with server.fault("wrong"):
+        await server.send(2)
+        after = await server.until(lambda now: now.total("swiftlet_kernel_wrong_sums_total") == 1)
+    record(before, after, "SwiftletKernelWrongSums", allowed=["SwiftletCountersDoNotBalance", "SwiftletEngineRestarts"])
+
+    before = await server.scrape()
+    restarts = before.total("swiftlet_engine_restarts_total") + 3
+
+    def restarted(now: Scrape) -> bool:
+        server.kill_workers()  # each time, because a process may not have been started yet
+        return now.total("swiftlet_engine_restarts_total") >= restarts
+
+    after = await server.until(restarted)
+    lasting = ("SwiftletCountersDoNotBalance", "SwiftletEngineDown", "SwiftletKernelWrongSums")
+    record(before, after, "SwiftletEngineRestarts", allowed=lasting)
+
+    server.process.stop()
+    timeline.end(FAULT_MIN)
+    timeline.expect_firing("SwiftletDown", allowed=(*lasting, "SwiftletEngineRestarts", *LONG_WINDOW))
+    return timeline
+
+
+def is_overloaded(before: Scrape, now: Scrape) -> bool:
+    """Whether the queue is long, requests have been refused and the cores have been busy since a scrape."""
+
+    def growth(name: str, **labels: str) -> float:
+        return now.total(name, **labels) - before.total(name, **labels)
+
+    seconds = now.time_s - before.time_s
+    return (
+        now.total("swiftlet_queue_wait_seconds") > 1
+        and growth("swiftlet_requests_refused_total", reason="overloaded") > 50
+        and seconds > 2
+        and growth("swiftlet_engine_busy_seconds_total") > 0.95 * seconds * now.total("swiftlet_cores")
+    )
 
 
 # The dashboard

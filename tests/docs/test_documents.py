@@ -57,9 +57,9 @@ def source_words() -> set[str]:
     return {word for file in files for word in re.findall(r"\w+", text_of(file))}
 
 
-@pytest.mark.skipif(not list(find_artifacts(BUNDLED)), reason="this tree has no embedded models")
+@pytest.mark.skipif(not list(find_artifacts(BUNDLED)), reason="this tree has no bundled models")
 @pytest.mark.parametrize(("path", "example"), EXAMPLES)
-def test_embedded_models_answer_examples_as_shown(client, path: Path, example: Example):
+def test_bundled_models_answer_examples_as_shown(client, path: Path, example: Example):
     response = client.post(f"/{example.route}", content=example.body, headers={"Content-Type": "application/json"})
 
     assert response.status_code == 200

@@ -30,7 +30,7 @@ TASKS = ("classify", "fill-mask", "qa")
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    """The application with the embedded models and an engine that computes nothing."""
+    """The application with the bundled models and an engine that computes nothing."""
     return create_app(Runtime.load(Settings(engine="echo")))
 
 

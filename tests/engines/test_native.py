@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -41,10 +41,11 @@ from tests.support.native_kernels import (
     folded,
     network,
     plain,
+    plain_tiles,
     torch_rows,
 )
 from tests.support.paths import ROOT
-from tests.support.remote import Remote, compile_program, emulator
+from tests.support.remote import EXTENSIONS, Remote, compile_program, emulator
 
 TOLERANCE = 0.08  # relative RMS error of int8 on networks whose activations are near 1; measured: 0.02 to 0.04
 AVX512 = {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
@@ -52,18 +53,20 @@ ACTIVATION_CODES = {"relu": 1, "gelu": 2, "gelu_new": 3, "tanh": 4}
 
 
 @pytest.fixture(scope="module")
-def arm(tmp_path_factory) -> Path:
-    return compile_program("neon.cpp", tmp_path_factory.mktemp("arm") / "neon")
+def arm(tmp_path_factory) -> Callable[[str], Path]:
+    """Compiles kernels for ARM, each at most once."""
+    directory = tmp_path_factory.mktemp("arm")
+    return cache(lambda kernel: compile_program(kernel, directory / kernel))
 
 
-@pytest.fixture(scope="module", params=["own", "avx512bf16", "avx512vnni", "avxvnni", "neon"])
+@pytest.fixture(scope="module", params=["own", "amx", "avx512bf16", "avx512vnni", "avxvnni", *EXTENSIONS])
 def pair(request, tmp_path_factory) -> Iterator[Pair]:
     """The kernels that serve on this CPU, and emulated kernels of other CPUs, each with reference kernels."""
     directory = tmp_path_factory.mktemp("native")
     if request.param == "own":
         yield Pair(best(), plain(best(), directory))
-    elif request.param == "neon":
-        with Remote(emulator(), str(request.getfixturevalue("arm"))) as library:
+    elif request.param in EXTENSIONS:
+        with Remote(emulator(), str(request.getfixturevalue("arm")(request.param))) as library:
             yield Pair(library, plain(library, directory))
     else:
         library = emulated(request.param, directory)
@@ -94,7 +97,11 @@ def multiply(library: Library, x, weight, scale, bias, activation=0, residual=No
 @st.composite
 def products(draw: st.DrawFn):
     """Draws activations, which may have rows of zeros and outliers, and a matrix in int8, of any shape."""
-    rows, n, k = draw(st.integers(1, 15)), draw(st.integers(1, 100)), 16 * draw(st.integers(1, 20))
+    rows, n, k = (
+        draw(st.one_of(st.integers(1, 15), st.integers(16, 70))),
+        draw(st.integers(1, 100)),
+        16 * draw(st.integers(1, 20)),
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     x = (rng.normal(size=(rows, k)) * draw(st.sampled_from([1e-20, 1e-3, 1, 1e6]))).astype(np.float32)
     x[rng.integers(rows)] = draw(st.sampled_from([0.0, 1.0, -3.0]))
@@ -419,6 +426,7 @@ def test_native_falls_back_to_onnx_runtime_without_a_library(tmp_path, monkeypat
         ("avxvnni", {"avx2", "fma", "avx_vnni"}),
         ("avx512vnni", AVX512),
         ("avx512bf16", {*AVX512, "avx512_bf16"}),
+        ("amx", {*AVX512, "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
     ],
 )
 def test_kernels_are_supported_if_the_cpu_has_their_instructions(kernel, flags):
@@ -438,10 +446,13 @@ def test_best_prefers_the_kernel_of_the_environment_variable(monkeypatch):
         assert native.best().kernel == (asked if runs else own)
 
 
-@pytest.mark.parametrize(("cpu", "has"), [("cortex-a57", 0), ("neoverse-n1", 1)])
-def test_neon_kernel_is_supported_if_the_cpu_has_dot_products(arm, cpu, has):
-    with Remote(emulator(), "-cpu", cpu, str(arm)) as library:
-        assert (library.kernel, library.supported) == ("neon", has)
+@pytest.mark.parametrize(
+    ("cpu", "has"), [("cortex-a57", []), ("neoverse-n1", ["neon"]), ("max", ["neon", "neon_i8mm"])]
+)
+@pytest.mark.parametrize("kernel", EXTENSIONS)
+def test_arm_kernels_are_supported_if_the_cpu_has_their_instructions(arm, kernel, cpu, has):
+    with Remote(emulator(), "-cpu", cpu, str(arm(kernel))) as library:
+        assert (library.kernel, library.supported) == (kernel, kernel in has)
 
 
 def test_native_falls_back_to_onnx_runtime_for_an_unsupported_artifact(tmp_path, caplog):
@@ -491,16 +502,20 @@ print("passed")
 """
 
 
-def test_native_passes_the_sanitizers(tmp_path):
+@pytest.mark.parametrize("kernel", ["own", "tiles"])
+def test_native_passes_the_sanitizers(tmp_path, kernel):
     """Runs valid and corrupted batches in kernels that were compiled with the sanitizers."""
     flags = {
         "avx2": ["-mavx2", "-mfma"],
         "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
-        "neon": ["-march=armv8.2-a+dotprod"],
+        **{kernel: [f"-march=armv8.2-a+{extension}"] for kernel, extension in EXTENSIONS.items()},
     }.get(best().kernel)
     source = f"{best().kernel}.cpp" if flags else "plain.cpp"
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *(flags or [])]
-    library = compile_library(source, tmp_path / "sanitized.so", *sanitize)
+    if kernel == "tiles":
+        library = plain_tiles(tmp_path, *sanitize[:2])
+    else:
+        library = compile_library(source, tmp_path / "sanitized.so", *sanitize)
     compiler = shutil.which("c++") or shutil.which("g++")
     runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = os.environ | {

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.exchange import TaskExchange
 from swiftlet_serve.service.http.uvicorn_internals import RequestResponseCycle
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
@@ -97,7 +98,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
         runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_queued_tokens=64))
         runtime.admission.max_queued_tokens = 8
         app, statuses = create_app(runtime), set()
-        async with serving(app, app.state.refuse) as service:
+        async with serving(app, app.state.refuse, app.state.task_routes) as service:
             for path, body, header in requests * 2:
                 client = await service.client()
                 for close in (b"", b"Connection: close\r\n"):
@@ -115,7 +116,8 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
         run(scenario())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = [type(one) for one in gc.garbage if isinstance(one, Connection | RequestRecord | RequestResponseCycle)]
+        kinds = Connection | RequestRecord | RequestResponseCycle | TaskExchange
+        left = [type(one) for one in gc.garbage if isinstance(one, kinds)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -128,7 +130,7 @@ def test_connection_refuses_unsupported_methods(method, artifact_dir):
     async def scenario() -> None:
         runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
         app = create_app(runtime)
-        async with serving(app, app.state.refuse) as service:
+        async with serving(app, app.state.refuse, app.state.task_routes) as service:
             client = await service.client()
             target = "a:443" if method == "CONNECT" else "/classify"
             client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")

@@ -112,7 +112,7 @@ def test_status_reports_request_statistics_and_the_queue(client):
     classify, *others = reported["models"]
 
     assert (reported["ready"], reported["cores"], reported["calls"], reported["engine_restarts"]) == (True, 2, 0, 0)
-    assert reported["queue"] == {"rows": 0, "tokens": 0, "age_ms": 0, "wait_ms": 0}
+    assert reported["queue"] == {"sequences": 0, "tokens": 0, "age_ms": 0, "wait_ms": 0}
     assert reported["refused"] >= 1
     assert (classify["name"], classify["task"], classify["answered"]) == ("tiny-classify", "classify", 3)
     assert (classify["failed"], classify["cancelled"], classify["in_flight"]) == (0, 0, 0)
@@ -126,7 +126,7 @@ def test_status_counts_recent_responses_only():
     model_stats: ModelStats = stats.models["a"]
     assert model_stats.recent == deque(maxlen=MAX_RECENT)
     model_stats.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
-    snapshot = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0)
+    snapshot = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), cores=1, ready=True, restarts=0, wrong_sums=0)
     (model,) = status.describe(snapshot, now=100.0).models
 
     assert model.recent.model_dump() == {"answers": 3, "p50_ms": 200.0, "p99_ms": 300.0}
@@ -251,7 +251,7 @@ def test_page_shows_the_times_of_the_request(opened):
     expect(times).to_have_count(6)
     assert times.locator(".number").all_inner_texts() == [f"{ms} ms" for ms in re.findall(r"dur=([\d.]+)", timing)]
     facts = result(opened, "classify").locator("dl")
-    expect(facts.locator("dt:text('Batch size') + dd")).to_have_text(re.search(r"rows=(\d+)", timing)[1])
+    expect(facts.locator("dt:text('Batch size') + dd")).to_have_text(re.search(r"sequences=(\d+)", timing)[1])
     expect(facts.locator("dt:text-is('Tokens') + dd")).to_have_text(response.headers["x-compute-tokens"])
     expect(facts.locator("dt:text('Engine') + dd")).to_have_text("echo")
 

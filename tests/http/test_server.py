@@ -85,7 +85,7 @@ def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
         status, tally = run(stop_under_load(server, 30, 0))
 
     assert status == 0
-    assert server.stderr == ""
+    assert server.warnings == ""
     assert tally.lost == []
     assert tally.answered > 0
 
@@ -249,7 +249,7 @@ def test_requests_open_no_outgoing_connections(calls, artifact_dir):
     with serving(artifact_dir, code=AUDIT + CALLS * calls) as server:
         assert run(scenario()) == 0
 
-    assert server.stderr == ("outgoing call: socket.connect" if calls else "")
+    assert server.warnings == ("outgoing call: socket.connect" if calls else "")
 
 
 @pytest.mark.parametrize("own", [False, True])

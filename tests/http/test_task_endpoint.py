@@ -26,7 +26,9 @@ def test_task_endpoint_answers_the_example_of_its_schema(client, runtime):
 
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "application/json"
-        stages = ", ".join(rf"{stage};dur=\d+\.\d\d" for stage in STAGES).replace(", infer", ';desc="rows=1", infer')
+        stages = ", ".join(rf"{stage};dur=\d+\.\d\d" for stage in STAGES).replace(
+            ", infer", ';desc="sequences=1", infer'
+        )
         assert re.fullmatch(stages, response.headers["server-timing"])
 
 

@@ -54,7 +54,7 @@ def test_public_port_with_a_certificate_requires_tls(artifact_dir, certificate):
     assert server.url.startswith("https://")
     assert b"HTTP" not in refused
     assert (response.status, live.status, status) == (200, 200, 0)
-    assert server.stderr == ""
+    assert server.warnings == ""
 
 
 @pytest.mark.parametrize(

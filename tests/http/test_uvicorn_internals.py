@@ -63,7 +63,7 @@ def test_uvicorn_is_imported_in_one_module_besides_its_config():
 def test_used_attributes_of_uvicorn_are_listed(name):
     used = {
         node.attr
-        for node in nodes("connection", "server")
+        for node in nodes("connection", "exchange", "server")
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name | ast.Attribute)
         and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) in HOLDERS[name]

@@ -68,7 +68,7 @@ def deviation(model, architecture, config):
             "the embeddings have a NoNorm without a projection",
         ),
         ("mobilebert", {"trigram_input": False}, r"embeddings\.projection has an unexpected shape"),
-        ("bert", {"num_attention_heads": 12}, "one of the widths is 8"),
+        ("bert", {"num_attention_heads": 8}, "one of the widths is 8"),
         ("bert", {"num_attention_heads": 0}, "do not have the shapes of its configuration"),
         ("bert", {"num_hidden_layers": "two"}, "do not have the shapes of its configuration"),
         ("bert", {"num_hidden_layers": 0}, "the network has no layers"),

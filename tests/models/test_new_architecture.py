@@ -39,7 +39,8 @@ CONFIG = {"vocab_size": 211, "num_hidden_layers": 4}
 TEXTS = ["a swift sleeps on the wing", "no", "they eat, drink and gather feathers in flight"]
 TASKS = ("classify", "qa", "fill-mask")
 EXACT = 1e-13  # in float64
-INT8 = 0.15  # of the differences between the rows of texts; measured: 0.06
+# Of the differences between the rows of texts. Measured: 0.08 with AVX2, 0.24 with activations in 8 bits.
+INT8 = 0.35
 ENGINES = [
     "onnx_cpu",
     pytest.param("native", marks=pytest.mark.skipif(native.best() is None, reason="there are no kernels for this CPU")),

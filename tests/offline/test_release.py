@@ -239,7 +239,7 @@ def test_release_survives_rejection_by_native_engine(out):
 
 
 def test_card_omits_native_engine_without_kernels(out):
-    with mock.patch.object(native, "best", return_value=None):
+    with mock.patch.object(native, "select", return_value=native.Selection(None, ())):
         assert "native" not in make(out, draft("bert", "classify")).card()
 
 

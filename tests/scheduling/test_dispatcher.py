@@ -10,7 +10,6 @@ import pytest
 from swiftlet_serve.service.errors import DeadlineExceeded
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.scheduling.load import BULK_EVERY
-from swiftlet_serve.service.telemetry import request_record
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Batch, Cost
 from tests.support.fakes import (
@@ -286,11 +285,11 @@ def test_dispatcher_close_does_not_wait_for_a_hanging_engine():
 
 def test_dispatcher_records_the_stages_of_a_request():
     async def scenario():
-        scheduler = one_core(Engine())
-        with request_record.recording(RequestRecord()) as record:
-            await asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(3)))
+        scheduler, record = one_core(Engine()), RequestRecord()
+        await asyncio.gather(*scheduler.submit([encoding(tag) for tag in range(3)], soon(), record=record))
 
         assert record.stages.keys() == {"queue", "batch", "infer"}
         assert all(span.duration_s >= 0 for span in record.stages.values())
+        assert record.batch_size == 3
 
     asyncio.run(scenario())

@@ -266,8 +266,8 @@ class SchedulingMachine(RuleBasedStateMachine):
     @invariant()
     def queue_totals_are_correct(self):
         for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
-            assert queue.tokens == sum(len(item) for item in queue)
-            assert queue.squares == sum(len(item) ** 2 for item in queue)
+            assert queue.tokens == sum(item.length for item in queue)
+            assert queue.squares == sum(item.length**2 for item in queue)
             assert [item.arrival for item in queue] == sorted(item.arrival for item in queue)
 
     def teardown(self):

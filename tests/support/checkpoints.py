@@ -1,6 +1,7 @@
-"""Checkpoints of random weights as transformers makes and writes them, and what its code computes with them.
+"""Checkpoints with random weights, written by transformers, and the outputs that its code computes.
 
-transformers' modelling code is the oracle: `reference_rows` runs it, `our_rows` runs the conversion of what it wrote.
+The tests compare two implementations of a checkpoint: `reference_rows` runs the modelling code of transformers, and
+`our_rows` runs the converted model.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ AUTO: Final[Mapping[Task, Any]] = {
 }
 PAD: Final = 0
 
-# These networks are small or short: threads would spend their time waiting for each other, on a busy machine all of it.
+# These networks are small, so several threads would mostly wait for each other.
 torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An architecture, and the settings in which it differs from the defaults of transformers."""
+    """An architecture, and its settings that differ from the defaults of transformers."""
 
     architecture: str
     settings: Mapping[str, Any]
@@ -59,7 +60,7 @@ _TEACHER: Final = {
     "hidden_act": "gelu",
 }
 
-# The shapes that were released, by the names they were released under.
+# The shapes of released checkpoints, by their names on the Hugging Face hub.
 RELEASED: Final[Mapping[str, Shape]] = {
     "bert-base-uncased": Shape("bert", {}),
     "albert-base-v2": Shape("albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
@@ -77,7 +78,7 @@ RELEASED: Final[Mapping[str, Shape]] = {
     "ib-bert": Shape("mobilebert", _TEACHER),
 }
 
-# Small, with a LayerNorm epsilon so large that one put in the wrong place shows.
+# Small shapes. The LayerNorm epsilon is so large that a wrong one changes the outputs visibly.
 _SMALL: Final = {
     "vocab_size": 211,
     "hidden_size": 48,
@@ -97,7 +98,7 @@ SMALL: Final[Mapping[str, Shape]] = {
     "albert-groups": Shape(
         "albert", _SMALL_ALBERT | {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
     ),
-    # Here the reference's float division puts layer 9 into group 6, where integers would give 7.
+    # The float division of transformers puts layer 9 into group 6. Integer division would put it into group 7.
     "albert-14-groups": Shape("albert", _SMALL_ALBERT | {"num_hidden_layers": 18, "num_hidden_groups": 14}),
     "mobilebert": Shape("mobilebert", _SMALL_MOBILEBERT | _MOBILEBERT),
     "mobilebert-pooler": Shape("mobilebert", _SMALL_MOBILEBERT),
@@ -117,7 +118,7 @@ SMALL: Final[Mapping[str, Shape]] = {
 
 @dataclass(frozen=True)
 class Rows:
-    """B rows of random tokens, padded to the longest, and the positions a task reads of them."""
+    """A batch of B sequences of random tokens, padded to the longest, and the positions that a task reads."""
 
     input_ids: Tensor  # (B, S)
     token_type_ids: Tensor  # (B, S)
@@ -129,7 +130,7 @@ class Rows:
         return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
 
     def alone(self) -> list[Rows]:
-        """Each row by itself, without padding."""
+        """Returns each sequence as a batch of one, without padding."""
         width = self.input_ids.shape[1]
         return [
             Rows(
@@ -143,7 +144,7 @@ class Rows:
 
 
 def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> Rows:
-    """Random rows of these lengths. A task reads what it is meant to; of the masks, at most three a row."""
+    """Returns random sequences of these lengths, with the positions that the task reads: at most three masks each."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths))
     input_ids = torch.randint(1, vocabulary, size, generator=generator)
@@ -161,13 +162,13 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
 
 
 def untrained(architecture: str, config: Mapping[str, Any], task: Task, labels: int = 3) -> Model:
-    """An untrained model with the head of a task."""
+    """Returns an untrained model with the head of a task."""
     return build(architecture, config, HEADS[task][0], {"classify": labels, "qa": 2, "fill-mask": 0}[task])
 
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Gives every parameter values of its own, such that activations stay near 1 and nothing is trivially 0 or 1."""
+    """Sets random parameters, such that activations stay near 1 and no parameter is trivially 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
@@ -178,7 +179,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 @torch.no_grad()
 def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any) -> Any:
-    """transformers' model of a shape with random weights; E[PAD] is zero, as where transformers trained it."""
+    """Returns the model of transformers with random weights. The embedding of [PAD] is zero, as after training."""
     labels = {"num_labels": 3} if task == "classify" else {}
     model = AUTO[task].from_config(shape.config(**labels, **more)).eval()
     randomise(model)
@@ -188,7 +189,7 @@ def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any
 
 
 def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
-    """What `convert` makes of the checkpoint that transformers writes of a model."""
+    """Converts the checkpoint that transformers writes for a model."""
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         return convert(Path(directory), *HEADS[task])
@@ -196,7 +197,7 @@ def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
 
 @torch.no_grad()
 def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
-    """The logits that transformers computes, (N, O), where our head reads."""
+    """Returns the logits (N, O) that transformers computes at the focus positions."""
     out = model(
         input_ids=batch.input_ids, token_type_ids=batch.token_type_ids, attention_mask=batch.mask.to(torch.int64)
     )
@@ -208,13 +209,13 @@ def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
 
 @torch.no_grad()
 def our_rows(model: Model, batch: Rows) -> Tensor:
-    """The logits that we compute, (N, O)."""
+    """Returns the logits (N, O) that the converted model computes."""
     out: Tensor = model(batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus)
     return out
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest error of a row in the Euclidean norm, relative to the root mean square of the rows expected."""
+    """Returns the largest Euclidean error of a row, relative to the root mean square norm of the expected rows."""
     assert actual.shape == expected.shape
     assert expected.isfinite().all()
     error = (actual - expected).norm(dim=-1).max() / expected.norm(dim=-1).square().mean().sqrt()

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from swiftlet_serve.service.http.connection import Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.task_routes import TaskRoutes
 from tests.support.fakes import PATIENCE_S
 
 LOCAL: Final = ip_network("127.0.0.1")
@@ -147,11 +148,13 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(app: Any = None, refuse: Refuse = lambda _: None, **limits: Any) -> AsyncIterator[Service]:
+async def serving(
+    app: Any = None, refuse: Refuse = lambda _: None, task_routes: TaskRoutes | None = None, **limits: Any
+) -> AsyncIterator[Service]:
     """Serves an application, by default a `RecordingApp`, on a local port."""
     app = app or RecordingApp()
     # All clients of a test share an address, which therefore counts as a proxy.
-    table = ConnectionTable(app, Limits(**{"proxies": (LOCAL,)} | limits), refuse)
+    table = ConnectionTable(app, Limits(**{"proxies": (LOCAL,)} | limits), refuse, task_routes=task_routes)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         service = Service(app, table, listener.getsockname()[1])
@@ -199,14 +202,18 @@ class FakeTransport(asyncio.Transport):
 
 
 async def exchange(
-    app: RecordingApp, pieces: list[bytes], transport: FakeTransport | None = None, refuse: Refuse = lambda _: None
+    app: Any,
+    pieces: list[bytes],
+    transport: FakeTransport | None = None,
+    refuse: Refuse = lambda _: None,
+    task_routes: TaskRoutes | None = None,
 ) -> bytes:
     """Sends pieces over one connection, each after the previous one is read. Returns the bytes of the responses.
 
     An empty piece runs the event loop once, so that the application can proceed.
     """
     transport = transport or FakeTransport()
-    table = ConnectionTable(app, Limits(), refuse)
+    table = ConnectionTable(app, Limits(), refuse, task_routes=task_routes)
     connection = Connection(table)
     connection.connection_made(transport)
     for piece in pieces:

@@ -15,6 +15,7 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import DeadlineExceeded
 from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
 from swiftlet_serve.service.types import Engine as AnyEngine
 from swiftlet_serve.service.workers.hosted_model import HostedModel
@@ -55,12 +56,16 @@ class Scheduler:
         self.queue = dispatcher.add_model(model)
 
     def submit(
-        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority = "interactive"
+        self,
+        encodings: Sequence[Encoding],
+        deadline: Deadline,
+        priority: Priority = "interactive",
+        record: RequestRecord | None = None,
     ) -> list[asyncio.Future[Row]]:
         """Queues all sequences of a request, or raises Unavailable."""
         left_s = deadline - self.dispatcher.clock()
         self.admission.commit(None, self.queue.name, [len(one.input_ids) for one in encodings], left_s, priority)
-        return self.dispatcher.submit(self.queue.name, encodings, deadline, priority)
+        return self.dispatcher.submit(self.queue.name, encodings, deadline, priority, record)
 
     async def close(self, grace_s: float) -> bool:
         self.admission.close()
@@ -148,6 +153,7 @@ class ManualExecutor:
 
     ready = True
     restarts = 0
+    wrong_sums = 0
 
     def __init__(self, size: int, cost: Cost = RAGGED):
         self.size = size
@@ -160,6 +166,9 @@ class ManualExecutor:
 
     def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return ()
+
+    def runtime(self, model: str) -> str:
+        return "manual"
 
     async def open(self) -> None:
         pass

@@ -1,6 +1,6 @@
-"""Small networks with random weights, and the graphs and artifacts they become.
+"""Small networks with random weights, their ONNX graphs, and artifacts of them.
 
-An export takes seconds, so each is made once.
+An export takes seconds, so each graph is exported once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
 
 @cache
 def network(architecture: str, task: Task) -> Model:
-    """A network whose numbers are near 1 everywhere. Do not change it."""
+    """Returns a network whose activations are near 1. Tests must not change it."""
     model = untrained(architecture, CONFIGS[architecture], task)
     randomise(model)
     return model.eval()
@@ -69,30 +69,30 @@ def network(architecture: str, task: Task) -> Model:
 
 @cache
 def graph(architecture: str, task: Task) -> onnx.ModelProto:
-    """What it exports to. Do not change it."""
+    """Returns the ONNX graph of `network`. Tests must not change it."""
     return export(network(architecture, task))
 
 
 def run(proto: onnx.ModelProto, batch: Rows) -> torch.Tensor:
-    """The rows (N, O) that ONNX Runtime computes, on one thread."""
+    """Returns the rows (N, O) that ONNX Runtime computes on one thread."""
     return torch.from_numpy(_session(proto.SerializeToString()).run(["rows"], feeds(batch))[0])
 
 
 def feeds(batch: Rows) -> dict[str, np.ndarray]:
-    """A batch as a graph's inputs."""
+    """Returns the inputs of a graph for a batch."""
     tensors = (batch.input_ids, batch.token_type_ids, batch.lengths, batch.focus)
     return {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
 
 
 def batch(task: Task, lengths: list[int], seed: int = 0) -> Rows:
-    """Random rows of these lengths; their padding is not zeros, for nothing may come of it."""
+    """Returns random sequences of these lengths. The padding is not zero, because it must not affect the outputs."""
     made = rows(task, lengths, VOCABULARY, seed)
     made.input_ids[~made.mask] = 7
     return made
 
 
 def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft:
-    """What is to become an artifact, with the tokenizer of single characters."""
+    """Returns the draft of an artifact, with the tokenizer of single characters."""
     manifest = Manifest(
         name=f"{architecture}-{task}",
         version="1",
@@ -119,14 +119,14 @@ def make(
     exported: onnx.ModelProto | None = None,
     **options: Any,
 ) -> Artifact:
-    """Releases a draft without exporting it again."""
+    """Releases a draft as an artifact. Uses the graph `exported`, or else that of `graph`."""
     exported = exported or graph(plan.manifest.architecture, plan.manifest.task)
     with mock.patch("swiftlet_serve.models.graphs.export.export", return_value=exported):
         return release(plan, directory / plan.manifest.name, measure, **options)
 
 
 def encodings(task: Task) -> list[Encoding]:
-    """A few, of very different lengths."""
+    """Returns five sequences of very different lengths."""
     return [
         Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
         for row in batch(task, [9, 1, 33, 200, 2]).alone()
@@ -134,7 +134,7 @@ def encodings(task: Task) -> list[Encoding]:
 
 
 def answers(artifact: Artifact, engine: str) -> torch.Tensor:
-    """What an engine makes of these `encodings` as one batch, rows end to end."""
+    """Returns the rows that an engine computes for `encodings` as one batch, concatenated."""
     running = plugins.load(engines, engine).create(artifact, threads=1)
     task = cast(Task, artifact.manifest.task)
     answers = running.run(Batch.of(encodings(task)))

@@ -44,6 +44,12 @@ class Process:
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
+    @property
+    def warnings(self) -> str:
+        """The log of a process that has ended, without the line that every server logs at start."""
+        lines = self.stderr.splitlines(keepends=True)
+        return "".join(line for line in lines if " INFO swiftlet_serve.service.runtime: serving on " not in line)
+
     def wait(self) -> int:
         """Waits for the process and returns its exit status. Stores its log in `stderr`."""
         _, self.stderr = self.process.communicate(timeout=PATIENCE_S)

@@ -17,16 +17,17 @@ import pytest
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library
 
+EXTENSIONS: Final = {"neon": "dotprod", "neon_i8mm": "i8mm"}  # of ARMv8.2, by kernel
 PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"
 
 
-def compile_program(source: str, to: Path) -> Path:
-    """Compiles a file of `service/native` for ARM, as a program. Skips the test if there is no compiler."""
+def compile_program(kernel: str, to: Path) -> Path:
+    """Compiles kernels for ARM, as a program. Skips the test if there is no compiler."""
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler for ARM (Debian's package g++-aarch64-linux-gnu)")
-    flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w", "-march=armv8.2-a+dotprod"]
-    sources = ["-I", str(native.LIBRARIES), f'-DKERNELS="{source}"', str(PROGRAM)]
+    flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w", f"-march=armv8.2-a+{EXTENSIONS[kernel]}"]
+    sources = ["-I", str(native.LIBRARIES), f'-DKERNELS="{kernel}.cpp"', str(PROGRAM)]
     subprocess.run([compiler, *flags, *sources, "-o", str(to)], check=True, timeout=500)
     return to
 

@@ -42,6 +42,7 @@ class Executor:
     seed: int = 1
     ready: bool = True
     restarts: int = 0
+    wrong_sums: int = 0
     golden: Sequence[int] = ()  # lengths of the calls that were timed while the engine was loaded
     busy_s: float = 0.0
 
@@ -53,6 +54,9 @@ class Executor:
 
     def timed_calls(self, model: str) -> Sequence[TimedCall]:
         return [TimedCall(tokens, self.call_s([tokens])) for tokens in self.golden]
+
+    def runtime(self, model: str) -> str:
+        return "simulation"
 
     async def open(self) -> None:
         pass

@@ -43,11 +43,16 @@ def test_default_function_follows_problem(problem: Any, labels: int, function: s
     assert classify.default_function(problem, labels) == function
 
 
+@given(logits=st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=8))
+def test_scores_are_finite_for_any_logits(logits: list[float]) -> None:
+    assert sum(classify.softmax(logits)) == pytest.approx(1)
+    assert all(0 <= score <= 1 for score in classify.sigmoid(logits))
+
+
 @given(logits=hnp.arrays(np.float64, 4, elements=st.floats(-1e30, 1e30)))
-def test_scores_are_finite_for_any_logits(logits: Any) -> None:
+def test_scores_equal_those_of_arrays(logits: Any) -> None:
     with np.errstate(all="raise", under="ignore"):
-        assert softmax(logits).sum() == pytest.approx(1)
-        assert ((classify.sigmoid(logits) >= 0) & (classify.sigmoid(logits) <= 1)).all()
+        assert classify.softmax(logits.tolist()) == pytest.approx(softmax(logits))
 
 
 def test_classify_rejects_empty_and_long_texts(classifier: classify.Classify) -> None:

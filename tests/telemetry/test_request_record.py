@@ -6,24 +6,29 @@ import asyncio
 
 import numpy as np
 
-from swiftlet_serve.service.telemetry.request_record import RequestRecord, add_batch, add_stage, recording
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from tests.support.gated_runtime import make_gated_runtime
 
 
 def test_record_keeps_the_slowest_sequence_of_a_stage():
-    with recording(RequestRecord()) as record:
-        add_stage("infer", 0.0, 2.0)
-        add_stage("infer", 5.0, 6.0)
+    record = RequestRecord()
+    record.add_stage("infer", 0.0, 2.0)
+    record.add_stage("infer", 5.0, 6.0)
 
     assert record.stages["infer"].duration_s == 2.0
 
 
 def test_record_keeps_the_size_of_the_largest_batch():
-    with recording(RequestRecord()) as record:
-        for size in (2, 5, 3):
-            add_batch(size)
+    record = RequestRecord()
+    for size in (2, 5, 3):
+        record.add_call(1.0, 2.0, 5.0, 2.0, size)
 
     assert record.batch_size == 5
+    assert {stage: span.duration_s for stage, span in record.stages.items()} == {
+        "queue": 1.0,
+        "batch": 1.0,
+        "infer": 2.0,
+    }
 
 
 def test_batch_size_includes_sequences_of_other_requests(artifact_dir):
@@ -36,8 +41,8 @@ def test_batch_size_includes_sequences_of_other_requests(artifact_dir):
         deadline = asyncio.get_running_loop().time() + 1e6
 
         async def answer(inputs):
-            with recording(RequestRecord(model="tiny-classify")) as record:
-                await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline, record=record)
+            record = RequestRecord(model="tiny-classify")
+            await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline, record=record)
             return record
 
         requests = [asyncio.ensure_future(answer("abc"))]

@@ -101,7 +101,7 @@ def test_server_without_an_endpoint_does_not_need_the_extra(artifact_dir):
         server.stop()
 
         assert server.wait() == 0
-    assert server.stderr == ""
+    assert server.warnings == ""
 
 
 def test_blocked_collector_does_not_delay_shutdown(artifact_dir):

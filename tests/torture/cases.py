@@ -128,7 +128,7 @@ def _request(attack: Attack) -> bytes:
 def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Sends interleaved requests with distinct texts through pipelines of this process. HTTP would take an hour.
 
-    The engines run in an engine process, which is killed after half of the requests.
+    The engines run in a worker process, which is killed after half of the requests.
     """
     count = _scaled(1_000_000, scale, 3000)
     wrong, seen = uvloop.run(_deliver(artifact_dir, count))
@@ -143,7 +143,7 @@ def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
 async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(artifact_dir)))
     faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULT_SHARE)})
-    with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # engine processes inherit both
+    with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # worker processes inherit both
         runtime = Runtime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
         await runtime.open()
         try:

@@ -14,7 +14,14 @@ from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service.errors import Internal, SetupError
 from swiftlet_serve.service.topk import NOTHING, Ranked
 from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS, HostedModel, host_model, run_batch
+from swiftlet_serve.service.workers.hosted_model import (
+    ERROR_DETAILS,
+    HostedModel,
+    host_model,
+    run_batch,
+    runtime_title,
+    wrong_sums,
+)
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import WIDTH, Engine, encoding, row_of
 
@@ -64,3 +71,35 @@ def test_host_model_requires_an_engine_that_reproduces_the_golden_answers(tmp_pa
         host_model(artifact, "onnx_cpu")
     with pytest.raises(SetupError, match="no 'abacus'"):
         host_model(artifact, "abacus")
+
+
+class Odd(Engine):
+    """An engine whose properties return a value or raise it."""
+
+    def __init__(self, value: object):
+        super().__init__()
+        self._value = value
+
+    def _give(self):
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+    title = property(_give)
+    wrong_sums = property(_give)
+
+
+@pytest.mark.parametrize("title", [RuntimeError("no"), None, 3, b"a", "", "a\nb", "\ud800", "\x1b[2J", "a" * 501])
+def test_invalid_title_is_replaced_by_the_name_of_the_class(title):
+    assert runtime_title(Odd(title)) == "Odd"
+
+
+@pytest.mark.parametrize("count", [RuntimeError("no"), None, "3", 1.0, math.nan, True, -1, 10**400, [1]])
+def test_invalid_number_of_wrong_sums_counts_as_none(count):
+    assert wrong_sums(Odd(count)) == 0
+
+
+def test_engine_without_the_property_finds_no_wrong_sums():
+    assert wrong_sums(Engine()) == 0
+    assert wrong_sums(Odd(3)) == 3
+    assert runtime_title(Odd("kernel (1)")) == "kernel (1)"

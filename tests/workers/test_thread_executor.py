@@ -6,7 +6,7 @@ import asyncio
 
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
-from tests.support.fakes import PATIENCE_S, WIDTH, ManualEngine, encoding, row_of
+from tests.support.fakes import PATIENCE_S, WIDTH, Engine, ManualEngine, encoding, row_of
 
 
 def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
@@ -25,3 +25,16 @@ def test_thread_executor_runs_one_call_per_thread_at_the_same_time():
         assert await executor.close(0)
 
     asyncio.run(scenario())
+
+
+def test_thread_executor_counts_wrong_sums_once_and_never_backwards():
+    engines = [Engine(), Engine(), Engine()]
+    executor = ThreadExecutor({str(n): HostedModel(engine, WIDTH) for n, engine in enumerate(engines)}, size=1)
+    counts = []
+    for found in (0, 2, 1, 3):
+        for engine in engines[1:]:  # each counts for the whole process
+            engine.wrong_sums = found
+        engines[1].title = f"fake ({found})"
+        counts.append((executor.wrong_sums, executor.runtime("1")))
+
+    assert counts == [(0, "fake (0)"), (2, "fake (2)"), (2, "fake (1)"), (3, "fake (3)")]

@@ -19,8 +19,8 @@ export function timings(header) {
     .filter(([name]) => name)
     .map(([name, ...parameters]) => {
       const values = Object.fromEntries(parameters.map((one) => one.split(/=(.*)/s, 2)));
-      const rows = /^"rows=(\d+)"$/.exec(values.desc ?? "");
-      return { name, ms: Number(values.dur), rows: rows && Number(rows[1]) };
+      const sequences = /^"sequences=(\d+)"$/.exec(values.desc ?? "");
+      return { name, ms: Number(values.dur), sequences: sequences && Number(sequences[1]) };
     });
 }
 

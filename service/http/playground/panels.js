@@ -13,12 +13,12 @@ export function drawCosts({ headers, ms }) {
     share: stage.ms / longest,
     number: `${number(stage.ms, language, 2)} ${message("ms")}`,
   }));
-  const batch = stages.find((stage) => stage.rows !== null); // missing if a proxy drops the header
+  const batch = stages.find((stage) => stage.sequences !== null); // missing if a proxy drops the header
   return [
     make("h3", {}, message("took")),
     bars(items),
     definitions([
-      ...(batch ? [[message("batchRows"), number(batch.rows, language)]] : []),
+      ...(batch ? [[message("batchSize"), number(batch.sequences, language)]] : []),
       [message("tokens"), number(Number(headers.get("x-compute-tokens")), language)],
       [message("serverTotal"), `${number(1000 * Number(headers.get("x-compute-time")), language)} ${message("ms")}`],
       [message("roundTrip"), `${number(ms, language)} ${message("ms")}`],
@@ -50,7 +50,7 @@ export function drawStatus(status) {
       [message("cores"), message("outOf", { part: status.calls, whole: status.cores })],
       [
         message("waiting"),
-        message("waitingText", { rows: number(queue.rows, language), tokens: number(queue.tokens, language) }),
+        message("waitingText", { sequences: number(queue.sequences, language), tokens: number(queue.tokens, language) }),
       ],
       [message("wait"), `${number(queue.wait_ms, language, 1)} ${message("ms")}`],
       [message("refused"), number(status.refused, language)],

@@ -107,7 +107,7 @@ def test_shipped_recipes_evaluate_on_unread_articles(shipped):
 TEACHER = "tiny_teacher_of_the_recipes"
 
 NARROW = {"embedding_size": 16, "hidden_size": 32, "intra_bottleneck_size": 16, "intermediate_size": 64}
-NARROW |= {"num_attention_heads": 4, "num_hidden_layers": 1, "num_hidden_groups": 1}
+NARROW |= {"num_attention_heads": 4, "num_hidden_layers": 1, "num_hidden_groups": 1, "num_feedforward_networks": 1}
 
 
 SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}

@@ -18,6 +18,8 @@
 #include <simde/x86/avx512/mov.h>
 #include <simde/x86/avx512/mul.h>
 #include <simde/x86/avx512/or.h>
+#include <simde/x86/avx512/packs.h>
+#include <simde/x86/avx512/packus.h>
 #include <simde/x86/avx512/permutex2var.h>
 #include <simde/x86/avx512/permutexvar.h>
 #include <simde/x86/avx512/roundscale.h>

@@ -83,6 +83,8 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_lowest", callable(swiftlet_lowest)},
     {"swiftlet_levels", callable(swiftlet_levels)},
     {"swiftlet_floats_per_lane", callable(swiftlet_floats_per_lane)},
+    {"swiftlet_tiles", callable(swiftlet_tiles)},
+    {"swiftlet_wrong_sums", callable(swiftlet_wrong_sums)},
     {"swiftlet_create", callable(swiftlet_create)},
     {"swiftlet_add_product", callable(swiftlet_add_product)},
     {"swiftlet_add_vector", callable(swiftlet_add_vector)},

@@ -3,6 +3,9 @@
 Files beside the artifact switch further faults on: `refuse` (loading fails), `broken` (every call fails) and `stuck`
 (every call hangs). A sequence with the id `ONCE` hangs the first time and creates the file `once`, so that a test can
 wait for the hang.
+
+The id `WRONG`, and the file `wrong` while the engine is loaded, make it find one wrong sum, after which it avoids the
+cause. It also avoids it if an earlier process has found one. The file `nonsense` makes its count invalid.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from swiftlet_serve.models.artifact import Artifact, ArtifactError
-from swiftlet_serve.service.types import Batch, Cost, Row
+from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch, Cost, Row
 
-RAISE, HANG, SEIZE, EXIT, CRASH, NAN, FEW, ONCE = range(1001, 1009)
+RAISE, HANG, SEIZE, EXIT, CRASH, NAN, FEW, ONCE, WRONG = range(1001, 1010)
 FOREVER_S = 1000
 
 
@@ -31,6 +34,10 @@ class Faulty:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._found = 0
+        self._told = EARLIER_WRONG_SUMS in os.environ
+        if (directory / "wrong").exists():
+            self._find_wrong_sum()
         self._faults = {
             RAISE: self._fail,
             HANG: lambda: time.sleep(FOREVER_S),
@@ -38,7 +45,18 @@ class Faulty:
             EXIT: lambda: os._exit(3),
             CRASH: lambda: signal.raise_signal(signal.SIGSEGV),
             ONCE: self._hang_once,
+            WRONG: self._find_wrong_sum,
         }
+
+    @property
+    def title(self) -> str:
+        return f"faulty{' (told)' if self._told else ' (wrong)' if self._found else ''}"
+
+    @property
+    def wrong_sums(self) -> int:
+        if (self._directory / "nonsense").exists():
+            raise RuntimeError("the file `nonsense` exists")
+        return self._found
 
     def run(self, batch: Batch) -> Sequence[Row]:
         tags = [int(batch.input_ids[start]) for start in batch.offsets[:-1]]
@@ -60,6 +78,9 @@ class Faulty:
 
     def _fail(self) -> None:
         raise RuntimeError("the sequence or the file `broken` asks for a failure")
+
+    def _find_wrong_sum(self) -> None:
+        self._found = 0 if self._told else 1
 
     def _hang_once(self) -> None:
         once = self._directory / "once"

@@ -1,6 +1,7 @@
 """The echo engine with faults that files beside the artifact switch on and off at any time.
 
-`broken`: every call fails. `slow`: every row takes as many seconds as the file says.
+`broken`: every call fails. `slow`: every row takes as many seconds as the file says. `wrong`: the next call finds a
+wrong sum.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ class Switchable(Echo):
     def __init__(self, width: int, directory: Path) -> None:
         super().__init__(width)
         self._directory = directory
+        self.wrong_sums = 0
 
     def run(self, batch: Batch) -> Sequence[Row]:
         if (self._directory / "broken").exists():
             raise RuntimeError("the file `broken` exists")
+        if (self._directory / "wrong").exists():
+            self.wrong_sums = 1
         slow = self._directory / "slow"
         if slow.exists():
             time.sleep(len(batch) * float(slow.read_text()))

@@ -1,0 +1,52 @@
+"""The application of the baselines that serve artifacts: FastAPI, and a thread for each core.
+
+It tokenizes and decodes as Swiftlet does, and runs each sequence as a batch of its own. The differences that remain are
+the engine, HTTP, queueing and batching.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from fastapi import Body, FastAPI
+
+from swiftlet_serve.service.benchmark.baselines import Call
+from swiftlet_serve.service.benchmark.networks import Network, artifact_network
+from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.types import Batch
+
+RUNS: Final = Path("runs/bench")
+
+Load = Callable[[Network], Call]
+
+
+def create_app(artifacts: Sequence[str], load: Load) -> FastAPI:
+    app, threads = FastAPI(), ThreadPoolExecutor(Settings().cores)
+    for artifact in artifacts:
+        add_route(app, threads, artifact, load)
+    return app
+
+
+def add_route(app: FastAPI, threads: ThreadPoolExecutor, artifact: str, load: Load) -> None:
+    """Adds the route of an artifact's task."""
+    (path,) = locate([artifact])
+    model = open_model(path, "onnx_cpu")
+    call = load(artifact_network(model.artifact, RUNS, partial(print, file=sys.stderr)))
+    task = model.task
+
+    def answer(body: dict[str, Any]) -> Any:
+        request = task.Request.model_validate(body)
+        encodings = task.encode(request)
+        batches = [Batch.of([encoding]) for encoding in encodings]
+        return task.decode(request, encodings, [batch.split_rows(np.asarray(call(batch)[0]))[0] for batch in batches])
+
+    @app.post(f"/{model.manifest.task}")
+    def handle(body: dict[str, Any] = Body()) -> Any:  # noqa: B008  # FastAPI reads the default
+        return threads.submit(answer, body).result()

@@ -1,0 +1,141 @@
+// Attention on tiles: the products of queries with keys, and of weights with values, of bf16 numbers.
+
+#pragma once
+
+#include "attention.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr int tile_pairs = 32;  // bf16 numbers of a tile's row
+
+// The layout of the scratch memory of `attend_on_tiles`, in floats.
+struct TileScratch {
+    int keys, pairs;  // the keys and half the depth, in whole tiles
+    std::size_t key, value, query, scores, weights, sums, size;
+    TileScratch(int sequence, int depth) : keys(round_up(sequence, tile_pairs)), pairs(round_up(depth, tile_pairs) / 2) {
+        key = static_cast<std::size_t>(pairs) * keys;  // transposed keys come first, then keys
+        value = 2 * key;
+        query = value + static_cast<std::size_t>(keys) / 2 * depth;
+        scores = query + lanes * pairs;
+        weights = scores + lanes * keys;
+        sums = weights + lanes * keys / 2;
+        size = sums + 4 * lanes * lanes;
+    }
+};
+
+// Rounds rows of `depth` numbers to bf16, two numbers in a lane, followed by zeros up to `pairs` lanes.
+template <class A>
+void pack_numbers(const float* from, int from_stride, int rows, int depth, float* to, int pairs) {
+    for (int row = 0; row < rows; row++, from += from_stride, to += pairs)
+        for (int i = 0; i < pairs; i += lanes) {
+            const int first = 2 * i, second = first + lanes;
+            Isa::store(to + i, A::pair_neighbours(Isa::load(from + first), second < depth ? Isa::load(from + second) : Isa::zero()));
+        }
+}
+
+// Replaces n scores by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns 1 / their sum.
+template <class A>
+float softmax_pairs(float* x, int n, int keys, float* weights) {
+    Floats high = Isa::broadcast(-std::numeric_limits<float>::infinity());
+    for (int i = n; i < keys; i++) x[i] = -std::numeric_limits<float>::infinity();
+    for (int i = 0; i < keys; i += lanes) high = Isa::max(high, Isa::load(x + i));
+    const Floats shift = Isa::broadcast(Isa::max_lane(high));
+    Floats sum = Isa::zero();
+    for (int i = 0; i < keys; i += 2 * lanes) {
+        const Floats first = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
+        const Floats second = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i + lanes), shift)), n - i - lanes);
+        sum = Isa::add(Isa::add(sum, first), second);
+        Isa::store(weights + i / 2, A::pair_neighbours(first, second));
+    }
+    return 1.0f / Isa::sum_lanes(sum);
+}
+
+// Two tiles of scores: 16 queries times 32 keys. Neighbouring calls use other tiles, so that none waits for a store.
+template <class A, int t>
+ALWAYS_INLINE void multiply_queries(const float* query, int pairs, const float* keys, int all, float* scores) {
+    A::template tile_zero<t>();
+    A::template tile_zero<t + 1>();
+    for (int p = 0; p < pairs; p += lanes, query += lanes, keys += static_cast<std::size_t>(lanes) * all) {
+        A::template tile_load<4>(query, pairs * 4);
+        A::template tile_load<6>(keys, all * 4);
+        A::template tile_dot_bf16<t, 4, 6>();
+        A::template tile_load<7>(keys + lanes, all * 4);
+        A::template tile_dot_bf16<t + 1, 4, 7>();
+    }
+    A::template tile_store<t>(scores, all * 4);
+    A::template tile_store<t + 1>(scores + lanes, all * 4);
+}
+
+// Up to four tiles: the weights of 16 queries times values. A product need not wait for the one before.
+template <class A, int tiles>
+ALWAYS_INLINE void multiply_weights(const float* weights, int all, const float* value, int depth, float* sums) {
+    unroll<tiles>([&](auto t) { A::template tile_zero<t>(); });
+    for (int p = 0; p < all / 2; p += lanes, value += static_cast<std::size_t>(lanes) * depth) {
+        A::template tile_load<4>(weights + p, all * 2);
+        unroll<tiles>([&](auto t) {
+            A::template tile_load<6 + t % 2>(value + t * lanes, depth * 4);
+            A::template tile_dot_bf16<t, 4, 6 + t % 2>();
+        });
+    }
+    unroll<tiles>([&](auto t) { A::template tile_store<t>(sums + t * lanes, tiles * lanes * 4); });
+}
+
+// The attention of one sequence, as `attend` in attention.h. `memory` has the size of a TileScratch.
+template <class A>
+void attend_on_tiles(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys, int heads,
+                     int depth, float* out, int stride, float* memory) {
+    const TileScratch scratch(keys, depth);
+    const int all = scratch.keys, pairs = scratch.pairs;
+    float *transposed = memory, *key = memory + scratch.key, *value = memory + scratch.value, *query = memory + scratch.query;
+    float *scores = memory + scratch.scores, *weights = memory + scratch.weights, *sums = memory + scratch.sums;
+    for (int head = 0; head < heads; head++) {
+        const int first = head * depth;
+        pack_numbers<A>(k + first, kv_stride, keys, depth, key, pairs);
+        transpose(key, pairs, keys, pairs, transposed, all);
+        for (int row = 0; row < all; row += 2)
+            for (int d = 0; d < depth; d += lanes) {
+                const auto load = [&](int r) {
+                    return r < keys ? Isa::load(v + static_cast<std::size_t>(r) * kv_stride + first + d) : Isa::zero();
+                };
+                Isa::store(value + static_cast<std::size_t>(row) / 2 * depth + d, A::pair(load(row), load(row + 1)));
+            }
+        for (int i = 0; i < queries; i += lanes) {
+            const int rows = queries - i < lanes ? queries - i : lanes;
+            pack_numbers<A>(q + static_cast<std::size_t>(i) * q_stride + first, q_stride, rows, depth, query, pairs);
+            for (int column = 0; column < all; column += 2 * tile_pairs) {
+                multiply_queries<A, 0>(query, pairs, transposed + column, all, scores + column);
+                if (column + tile_pairs < all)
+                    multiply_queries<A, 2>(query, pairs, transposed + column + tile_pairs, all, scores + column + tile_pairs);
+            }
+            float inverse[lanes];
+            for (int r = 0; r < rows; r++)
+                inverse[r] = softmax_pairs<A>(scores + static_cast<std::size_t>(r) * all, keys, all, weights + static_cast<std::size_t>(r) * all / 2);
+            for (int d = 0; d < depth; d += 4 * lanes)
+                with_constant<4>((depth - d) / lanes, [&](auto tiles) {
+                    multiply_weights<A, tiles>(weights, all, value + d, depth, sums);
+                    for (int r = 0; r < rows; r++)
+                        unroll<tiles>([&](auto t) {
+                            const Floats sum = Isa::load(sums + (r * tiles + t) * lanes);
+                            Isa::store(out + static_cast<std::size_t>(i + r) * stride + first + d + t * lanes, Isa::mul(sum, Isa::broadcast(inverse[r])));
+                        });
+                });
+        }
+    }
+}
+
+// The floats of scratch memory that the attention of a sequence needs.
+inline std::size_t attention_scratch(int keys, int depth) {
+    return on_tiles ? TileScratch(keys, depth).size : AttentionScratch(keys, depth).size;
+}
+
+// The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
+template <class A = Isa>
+void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys, int heads,
+            int depth, float* out, int stride, float* memory) {
+    if constexpr (A::tiles)
+        if (on_tiles) return attend_on_tiles<A>(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, out, stride, memory);
+    attend_on_vectors(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, out, stride, memory);
+}
+
+}  // namespace

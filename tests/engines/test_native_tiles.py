@@ -1,0 +1,219 @@
+"""Tests of AMX tiles in the native engine: permission, self-test, wrong sums, signals; and of selecting a kernel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models.artifact import open_artifact
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.native import Library, Native
+from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch
+from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model
+from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from tests.support.native_kernels import best, encoding, folded, plain_tiles
+from tests.support.paths import ROOT
+
+BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(40, [23, 5, 5], 3)])
+
+has_amx = pytest.mark.skipif(
+    not any(Library(file).supported for file in native.LIBRARIES.glob("amx.*.so")), reason="this CPU has no AMX"
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Library:
+    """Kernels with tiles in software."""
+    return Library(plain_tiles(tmp_path_factory.mktemp("sound")))
+
+
+@pytest.fixture
+def faulty(tmp_path) -> Library:
+    """Kernels in which every third tile that is stored is wrong."""
+    return Library(plain_tiles(tmp_path, "-DSWIFTLET_TILE_FAULT=3"))
+
+
+def test_self_test_passes_on_sound_tiles(sound):
+    sound.test_tiles(0.01)
+
+    assert sound.tiles
+    assert sound.wrong_sums == 0
+
+
+def test_self_test_finds_wrong_sums(faulty):
+    faulty.test_tiles(5)  # ends at the first wrong sum
+
+    assert faulty.wrong_sums > 0
+
+
+def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faulty, caplog):
+    engines = [Native(library, folded("bert", "qa")) for library in (sound, faulty)]
+    network = engines[1]
+    for _ in range(100):
+        rows = network.run(BATCH)
+        if faulty.wrong_sums:
+            break
+    expected = np.concatenate(engines[0].run(BATCH))
+
+    assert faulty.wrong_sums == 1
+    assert [(record.levelno, record.name) for record in caplog.records] == [(logging.ERROR, native.__name__)]
+    # Attention on vectors adds in another order, and quantisation may amplify that by a step.
+    assert np.abs(np.concatenate(rows) - expected).max() <= 0.05 * np.abs(expected).max()
+    assert network.title == "native (plain; without tiles, which computed a wrong sum)"
+    executor = ThreadExecutor({"bert": HostedModel(network, 2), "other": HostedModel(engines[0], 2)}, 1)
+    assert (executor.wrong_sums, executor.runtime("bert")) == (1, network.title)
+
+
+def test_process_uses_no_tiles_after_a_wrong_sum(faulty):
+    faulty.test_tiles(5)
+    found = faulty.wrong_sums
+    network = Native(faulty, folded("bert", "qa"))
+    together = network.run(BATCH)
+
+    for row, one in zip(together, BATCH.encodings(), strict=True):
+        for _ in range(20):
+            assert network.run(Batch.of([one]))[0].tobytes() == row.tobytes()
+    assert faulty.wrong_sums == found
+
+
+def test_kernel_with_tiles_is_passed_over_after_a_wrong_sum_in_an_earlier_process(sound, monkeypatch):
+    monkeypatch.delenv(native.CHOICE, raising=False)
+    monkeypatch.setattr(native, "LIBRARIES", sound.file.parent)
+    monkeypatch.setattr(native, "KERNELS", (sound.file.stem,))
+    monkeypatch.setattr(native, "TEST_SECONDS", 0.01)
+    assert native.select().library.kernel == "plain"
+    monkeypatch.setenv(EARLIER_WRONG_SUMS, "1")
+
+    assert native.select() == (None, (f"{sound.file.stem}: an earlier worker process found a wrong sum",))
+
+
+def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
+    best()
+    monkeypatch.setenv(native.CHOICE, "avx1024")
+    native._warn_once.cache_clear()
+    loaded = [
+        host_model(open_artifact(BUNDLED / name), "native")[0].engine for name in ("albert-sst2", "mobilebert-qa")
+    ]
+
+    (message,) = caplog.messages
+    assert message.endswith(f"because better kernels do not: avx1024: {native.CHOICE} names no kernel")
+    assert {engine.title for engine in loaded} == {
+        f"native ({best().kernel}; avx1024: {native.CHOICE} names no kernel)"
+    }
+
+
+@pytest.fixture
+def amx_obstacle(monkeypatch):
+    """Makes every kernel with tiles unusable in the way that a test names."""
+
+    def obstruct(**properties: object) -> None:
+        for name, value in properties.items():
+            own = getattr(Library, name).fget
+            monkeypatch.setattr(
+                Library, name, property(lambda library, own=own, value=value: value if library.tiles else own(library))
+            )
+
+    return obstruct
+
+
+@has_amx
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        ({"permitted": False}, "the operating system does not permit AMX tiles"),
+        ({"wrong_sums": 1}, "its self-test found a wrong sum"),
+    ],
+)
+def test_next_kernel_serves_and_the_title_says_why(amx_obstacle, monkeypatch, obstacle, reason):
+    monkeypatch.delenv(native.CHOICE, raising=False)
+    amx_obstacle(**obstacle)
+    library, passed_over = native.select()
+
+    assert library.kernel == "avx512bf16"
+    assert passed_over == (f"amx: {reason}",)
+    assert Native(library, folded("bert", "qa"), passed_over).title == f"native (avx512bf16; amx: {reason})"
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("avx1024", f"{native.CHOICE} names no kernel"),
+        (
+            "neon" if sys.platform == "linux" and os.uname().machine == "x86_64" else "avx2",
+            "it is not compiled for this platform",
+        ),
+    ],
+)
+def test_named_kernel_that_is_not_there_gives_a_reason(monkeypatch, named, reason):
+    best()
+    monkeypatch.delenv(native.CHOICE, raising=False)
+    own = native.select().library.kernel
+    monkeypatch.setenv(native.CHOICE, named)
+    library, passed_over = native.select()
+
+    assert library.kernel == own
+    assert passed_over == (f"{named}: {reason}",)
+
+
+SMALL_SIGNAL_STACK = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0
+from swiftlet_serve.service.engines import native
+library, passed_over = native.select()
+print(library.kernel, passed_over)
+"""
+
+
+@has_amx
+def test_refused_permission_selects_the_next_kernel():
+    """Linux refuses tiles to a process with a signal stack that cannot hold them."""
+    environment = {name: value for name, value in os.environ.items() if name != native.CHOICE}
+    result = subprocess.run(
+        [sys.executable, "-c", SMALL_SIGNAL_STACK],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert result.stdout == "avx512bf16 ('amx: the operating system does not permit AMX tiles',)\n", result.stderr
+
+
+def test_signals_change_no_result():
+    """The operating system saves and restores the tiles around a signal handler."""
+    network = Native(best(), folded("bert", "qa"))
+    expected = [row.tobytes() for row in network.run(BATCH)]
+    results: list[list[bytes]] = []
+    finished, released = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        results.extend([row.tobytes() for row in network.run(BATCH)] for _ in range(500))
+        finished.set()
+        released.wait()  # a signal to a thread that has ended is undefined
+
+    handled = []
+    earlier = signal.signal(signal.SIGUSR2, lambda *_: handled.append(1))
+    thread = threading.Thread(target=compute, daemon=True)
+    try:
+        thread.start()
+        while not finished.is_set() and thread.is_alive():
+            signal.pthread_kill(thread.ident, signal.SIGUSR2)
+    finally:
+        released.set()
+        thread.join()
+        signal.signal(signal.SIGUSR2, earlier)
+
+    assert handled
+    assert results == [expected] * 500

@@ -1,0 +1,248 @@
+"""Requests to tasks that the server runs without the ASGI application."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.connection_table import ConnectionTable
+from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from tests.support.apps import MAX_BODY_BYTES, make_gated_runtime, make_runtime
+from tests.support.connections import HOST, FakeTransport, cut, exchange, run, serving, until
+
+BODY = b'{"inputs": "a"}'
+
+
+def post(body: bytes = BODY, *headers: bytes, path: bytes = b"/classify") -> bytes:
+    """Returns a request as bytes. Without a header that frames the body, it has a Content-Length."""
+    framing = [] if any(b"transfer-encoding" in one for one in headers) else [b"content-length: %d" % len(body)]
+    lines = [b"POST %b HTTP/1.1" % path, HOST.strip(), *framing, *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+class Counted:
+    """An application that counts the requests that it runs."""
+
+    def __init__(self, app) -> None:
+        self.app, self.requests = app, 0
+
+    async def __call__(self, scope, receive, send) -> None:
+        self.requests += 1
+        await self.app(scope, receive, send)
+
+
+@asynccontextmanager
+async def served(runtime, **limits):
+    """Serves a runtime. Yields the service, and the records of the requests that have ended."""
+    records: list[RequestRecord] = []
+    app = create_app(runtime, observers=[records.append])
+    async with serving(Counted(app), app.state.refuse, app.state.task_routes, **limits) as service:
+        yield service, records
+    await runtime.close()
+
+
+def test_task_routes_give_the_response_of_the_application(artifact_dir: Path):
+    """A Content-Type in an unusual form sends the same request to the application."""
+
+    async def scenario() -> None:
+        async with served(make_runtime(artifact_dir)) as (service, records):
+            client = await service.client()
+            for body, status in (
+                (BODY, 200),
+                (b'{"inputs": ["a", "b"], "parameters": {"top_k": 1}}', 200),
+                (b"{", 400),
+                (b'{"inputs": "\xff"}', 400),
+                (b'{"inputs": 1}', 422),
+                (b'{"inputs": "a", "model": "no"}', 404),
+                (b"", 400),
+            ):
+                responses = []
+                for kind in (b"application/json", b"application/json ; charset=utf-8"):
+                    client.send(post(body, b"content-type: " + kind, b"x-request-id: one"))
+                    got, headers, answer = await client.response()
+                    durations = {name for name in headers if name.startswith("x-") or name == "server-timing"}
+                    responses.append(
+                        (got, {**headers, **dict.fromkeys(durations - {"x-request-id"}), "date": ""}, answer)
+                    )
+                assert responses[0] == responses[1]
+                assert responses[0][0] == status
+            assert service.app.requests == 7
+            assert [record.status for record in records[::2]] == [record.status for record in records[1::2]]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/classify", "/qa", "/fill-mask"])
+def test_task_routes_run_every_task(path, artifact_dir: Path):
+    example = {
+        "/classify": {"inputs": "a"},
+        "/qa": {"inputs": {"question": "who?", "context": "it was me."}},
+        "/fill-mask": {"inputs": "a [MASK] b"},
+    }[path]
+
+    async def scenario() -> None:
+        async with served(make_runtime(artifact_dir)) as (service, _):
+            client = await service.client()
+            client.send(post(json.dumps(example).encode(), path=path.encode()))
+            status, headers, _ = await client.response()
+            assert (status, headers["content-type"]) == (200, "application/json")
+            assert service.app.requests == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ([b"content-type: text/plain"], BODY, 415),
+        ([b"content-encoding: gzip"], BODY, 415),
+        ([b"content-type: application/json", b"content-type: text/plain"], BODY, 200),
+        ([b"transfer-encoding: chunked"], b"f\r\n" + BODY + b"\r\n0\r\n\r\n", 200),
+        ([], b" " * (MAX_BODY_BYTES + 1), 413),
+        ([b"expect: 100-continue"], BODY, 100),
+    ],
+)
+def test_task_routes_leave_other_requests_to_the_application(headers, body, status, artifact_dir: Path):
+    async def scenario() -> None:
+        async with served(make_runtime(artifact_dir)) as (service, _):
+            client = await service.client()
+            client.send(post(body, *headers))
+            assert (await client.response())[0] == status
+            assert service.app.requests == 1
+
+    run(scenario())
+
+
+def test_task_routes_accept_a_body_in_pieces(artifact_dir: Path):
+    async def scenario() -> None:
+        runtime, records = make_runtime(artifact_dir), list[RequestRecord]()
+        app = create_app(runtime, observers=[records.append])
+        counted, request = Counted(app), post()
+        for places in ((len(request) - 1,), (len(request) - len(BODY),), (20, 60, len(request) - 5)):
+            pieces = cut(request, *places)
+            sent = await exchange(counted, pieces, refuse=app.state.refuse, task_routes=app.state.task_routes)
+            assert sent.startswith(b"HTTP/1.1 200 OK\r\n")
+        await runtime.close()
+        assert counted.requests == 0
+        assert [record.body_bytes for record in records] == [len(BODY)] * 3
+
+    run(scenario())
+
+
+def test_task_routes_answer_pipelined_requests_in_order(artifact_dir: Path):
+    async def scenario() -> None:
+        async with served(make_runtime(artifact_dir)) as (service, _):
+            client = await service.client()
+            client.send(
+                b"".join(post(BODY, b"x-request-id: %d" % i) for i in range(20)) + post(BODY, b"connection: close")
+            )
+            ids = [(await client.response())[1]["x-request-id"] for _ in range(20)]
+            assert ids == [str(i) for i in range(20)]
+            assert (await client.response())[1]["connection"] == "close"
+            assert await client.until_closed() == b""
+
+    run(scenario())
+
+
+def test_task_routes_cancel_the_work_of_a_disconnected_client(artifact_dir: Path):
+    """Its sequence leaves the queue, and its record tells that it was not answered."""
+
+    async def scenario() -> None:
+        runtime, engine = make_gated_runtime(artifact_dir)
+        async with served(runtime) as (service, records):
+            busy = [await service.client() for _ in range(2)]
+            for client in busy:
+                client.send(post())
+            calls = [await engine.called() for _ in busy]
+            client = await service.client()
+            client.send(post())
+            await until(lambda: runtime.dispatcher.queued_tokens)
+            client.writer.transport.abort()
+            await until(lambda: records)
+            assert (records[0].status, runtime.dispatcher.queued_tokens) == (None, 0)
+            for call in calls:
+                call.finish([np.zeros((1, 2), np.float32)])
+            assert [(await one.response())[0] for one in busy] == [200, 200]
+            assert len(records) == 3
+            stats = runtime.stats.models["tiny-classify"]
+            assert (stats.in_flight, stats.durations["cancelled"].count, stats.durations["answered"].count) == (0, 1, 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["disconnect", "timeout"])
+def test_task_routes_finish_the_record_of_an_incomplete_body(ending, artifact_dir: Path):
+    async def scenario() -> None:
+        limits = {"request_timeout_s": 0.15} if ending == "timeout" else {}
+        async with served(make_runtime(artifact_dir), **limits) as (service, records):
+            client = await service.client()
+            client.send(post()[:-3])
+            await until(lambda: (service.table.connections and not service.table.waiting) or records)
+            if ending == "timeout":
+                await client.assert_refused(408, "receive_timeout")
+            else:
+                client.writer.transport.abort()
+            await until(lambda: records)
+            await service.until_settled()
+            assert [(record.status, record.code) for record in records] == [(None, "")]
+
+    run(scenario())
+
+
+def test_task_routes_wait_for_a_client_that_reads_slowly(artifact_dir: Path):
+    async def scenario() -> None:
+        runtime, records = make_runtime(artifact_dir), list[RequestRecord]()
+        app, transport = create_app(runtime, observers=[records.append]), FakeTransport()
+        connection = Connection(ConnectionTable(app, Limits(), app.state.refuse, task_routes=app.state.task_routes))
+        connection.connection_made(transport)
+        connection.pause_writing()
+        connection.data_received(post())
+        await until(lambda: records)
+        assert transport.writes == []
+        connection.resume_writing()
+        await until(lambda: transport.writes)
+        connection.connection_lost(None)
+        await runtime.close()
+
+    run(scenario())
+
+
+def test_task_routes_respond_at_the_deadline(artifact_dir: Path):
+    async def scenario() -> None:
+        runtime, engine = make_gated_runtime(artifact_dir)
+        async with served(runtime) as (service, _):
+            client = await service.client()
+            client.send(post(BODY, b"x-request-timeout-ms: 50"))
+            status, _, body = await client.response()
+            assert (status, json.loads(body)["code"]) == (504, "deadline_exceeded")
+            (await engine.called()).finish([np.zeros((1, 2), np.float32)])
+            client.send(post())
+            call = await engine.called()
+            call.finish([np.zeros((1, 2), np.float32)])
+            assert (await client.response())[0] == 200
+
+    run(scenario())
+
+
+def test_task_routes_respond_draining_when_the_server_cancels(artifact_dir: Path):
+    async def scenario() -> None:
+        runtime, engine = make_gated_runtime(artifact_dir)
+        async with served(runtime) as (service, records):
+            client = await service.client()
+            client.send(post())
+            call = await engine.called()
+            for task in service.table.tasks:
+                task.cancel()
+            status, _, body = await client.response()
+            assert (status, json.loads(body)["code"]) == (503, "draining")
+            assert [record.status for record in records] == [503]
+            call.finish([np.zeros((1, 2), np.float32)])
+
+    run(scenario())

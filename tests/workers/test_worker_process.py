@@ -1,0 +1,91 @@
+"""The parent's side of a worker process: load, calls, time limits and the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swiftlet_serve.models.artifact import ArtifactError
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.types import WorkerLost
+from swiftlet_serve.service.workers.worker_process import WorkerProcess
+from tests.support.engines.faulty import EXIT, HANG, Faulty
+from tests.support.fakes import PATIENCE_S, encoding, row_of
+from tests.support.workers import MODEL
+
+
+@contextmanager
+def spawned(directory: Path, lost: list[WorkerProcess]) -> Iterator[WorkerProcess]:
+    """A worker process with one model. Kills it at the end. `lost` receives the process each time it is reported."""
+    settings = 1, "warning", "text"
+    worker = WorkerProcess("faulty", [directory / MODEL], *settings, "tests.support.worker_main", lost.append, print)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        assert worker.reap(PATIENCE_S)
+
+
+def test_load_returns_a_report_of_each_model(directory):
+    with spawned(directory, []) as worker:
+        (report,) = worker.load()
+
+    assert (report.name, report.cost, report.timed_calls) == (MODEL, Faulty.cost, [])
+    assert report.probe[:2] == [[2, 9, 3], [0, 0, 0]]
+
+
+def test_load_raises_the_error_of_the_process(directory):
+    (directory / "refuse").touch()
+    with spawned(directory, []) as worker, pytest.raises(ArtifactError, match="the file `refuse` exists"):
+        worker.load()
+
+
+def test_worker_answers_calls_one_after_another_on_a_connection(directory):
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.connect()
+        for tag in range(3):
+            outcomes, engine_s = await worker.run(0, [encoding(tag), encoding(9)], PATIENCE_S)
+
+            assert [one.tolist() for one in outcomes] == [row_of(tag).tolist(), row_of(9).tolist()]
+            assert engine_s >= 0
+        worker.kill()
+
+    with spawned(directory, []) as worker:
+        worker.load()
+        asyncio.run(scenario(worker))
+
+
+@pytest.mark.parametrize(("tag", "timeout_s"), [(EXIT, PATIENCE_S), (HANG, 0.0)], ids=["dies", "hangs"])
+def test_loss_of_the_process_fails_its_call_and_is_reported_once(tag, timeout_s, directory):
+    async def scenario(worker: WorkerProcess) -> None:
+        await worker.connect()
+        with pytest.raises(WorkerLost) as error:
+            await worker.run(0, [encoding(tag)], timeout_s)
+        worker.kill()
+
+        assert error.value.suspect
+        assert lost == [worker]
+
+    lost: list[WorkerProcess] = []
+    with spawned(directory, lost) as worker:
+        worker.load()
+        asyncio.run(scenario(worker))
+    assert lost == [worker]
+
+
+def test_killed_process_cannot_be_connected(directory):
+    async def scenario(worker: WorkerProcess) -> None:
+        with pytest.raises(SetupError, match="ended after the models were loaded"):
+            await worker.connect()
+
+    with spawned(directory, []) as worker:
+        worker.load()
+        worker.kill()
+        assert worker.reap(PATIENCE_S)
+        assert worker.exit_status == -signal.SIGKILL
+        asyncio.run(scenario(worker))
