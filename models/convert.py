@@ -131,6 +131,8 @@ def convert(
         model = build(architecture, config, head, outputs if isinstance(outputs, int) else len(labels))
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
+    if model.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
+        raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     ignored = _load(model, architecture, head, _read_tensors(directory), encoder_only=encoder_only)
     return ConvertedCheckpoint(
         model=model.eval(),
@@ -165,10 +167,12 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
     for key, default in defaults.items():
         if not _is_valid(config[key], default):
             raise ConversionError(f"config.json: {key} has an invalid value.")
-    if config["type_vocab_size"] < 2:
-        raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
-    if config["hidden_act"] not in architectures.layers.ACTIVATIONS:
-        raise ConversionError(f"config.json: hidden_act {config['hidden_act']!r} is not supported.")
+    try:
+        activation = module.Config(**config).hidden_act
+    except ValueError as error:
+        raise ConversionError(f"config.json: {error}") from None
+    if activation not in architectures.layers.ACTIVATIONS:
+        raise ConversionError(f"config.json: the activation {activation!r} is not supported.")
     return config
 
 

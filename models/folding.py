@@ -7,13 +7,14 @@ Every rewrite is exact:
   the product, g c + b is its bias, and the residual is multiplied by g (the "gain").
 - A query, key or value that reads a bottleneck has no nonlinearity in front of it: two matrices become one.
 - The residual inside a layer with a bottleneck comes from the same product as the query.
+- The row of the only token type, if the network has one, is part of every position.
 - Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
 - The masked-LM head's word table and its extra columns are one matrix.
 
 `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and `words` the word table (V, E). I is
 the number of a layer and J the number of a feed-forward network:
 
-    embeddings.position, .token_type, .projection (if there is one), .norm (LayerNorm only)
+    embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.feed_forward.J.inner, .outer
     head.transform, .norm, .decoder; or head.pooler (if there is one), .output, .output_bias
@@ -66,6 +67,7 @@ class Folded:
     order: tuple[int, ...]  # the number of the layer at each depth
     words: Array  # (V, E)
     outputs: int = 0
+    pooler: str | None = None  # the activation of the classification head's pooler
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
 
@@ -85,10 +87,11 @@ def fold(architecture: str, config: Mapping[str, Any], weights: Weights, multipl
     known = {setting.name for setting in fields(config_class)}
     read = _ReadTracker(weights)
     try:
-        traits = config_class(**{name: value for name, value in config.items() if name in known}).traits()
+        own = config_class(**{name: value for name, value in config.items() if name in known})
+        traits = own.traits()
         _check_traits(traits)
         folded = _fold_encoder(traits, read)
-        _fold_head(folded, read)
+        _fold_head(folded, read, own.pooler)
     except KeyError as error:
         raise FoldingError(f"the parameter {error} is missing") from None
     except (ValueError, TypeError, ZeroDivisionError):
@@ -157,17 +160,21 @@ def _fold_encoder(traits: Traits, weights: Weights) -> Folded:
 
 def _fold_embeddings(folded: Folded, weights: Weights) -> None:
     traits, source = folded.traits.embedding, "encoder.embeddings."
-    position = weights[source + "position.weight"][traits.position_offset :]
-    token_type = weights[source + "token_type.weight"]
+    tables = {"embeddings.position": weights[source + "position.weight"][traits.position_offset :]}
+    if traits.token_types:
+        tables["embeddings.token_type"] = weights[source + "token_type.weight"]
+    elif source + "token_type.weight" in weights:
+        (row,) = weights[source + "token_type.weight"]
+        tables["embeddings.position"] = tables["embeddings.position"] + row
     if traits.norm == "no_norm":
         gain = weights[source + "norm.weight"]
         folded.products["embeddings.projection"] = _with_no_norm(weights, source + "projection", source + "norm")
-        position, token_type = position * gain, token_type * gain
+        tables = {name: table * gain for name, table in tables.items()}
     else:
         _take_norm(folded, "embeddings.norm", weights, source + "norm")
         if traits.projection != "none":
             folded.products["embeddings.projection"] = _product(weights, source + "projection")
-    folded.vectors |= {"embeddings.position": position, "embeddings.token_type": token_type}
+    folded.vectors |= tables
 
 
 def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
@@ -201,7 +208,7 @@ def _add_residual_product(folded: Folded, name: str, weights: Weights, source: s
         _take_norm(folded, name + ".norm", weights, source + norm)
 
 
-def _fold_head(folded: Folded, weights: Weights) -> None:
+def _fold_head(folded: Folded, weights: Weights, pooler: str | None) -> None:
     if "head.transform.weight" in weights:
         folded.products["head.transform"] = _product(weights, "head.transform")
         _take_norm(folded, "head.norm", weights, "head.norm")
@@ -213,6 +220,7 @@ def _fold_head(folded: Folded, weights: Weights) -> None:
         return
     if "head.pooler.weight" in weights:
         folded.products["head.pooler"] = _product(weights, "head.pooler")
+        folded.pooler = pooler
     folded.vectors["head.output"] = weights["head.output.weight"]
     folded.vectors["head.output_bias"] = weights["head.output.bias"]
     folded.outputs = len(weights["head.output.bias"])

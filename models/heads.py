@@ -20,17 +20,18 @@ from swiftlet_serve.models.artifact import Head
 
 
 class Classification(nn.Module):
-    """One logit per label from the [CLS] position, through a tanh pooler if the architecture has one."""
+    """One logit per label from the [CLS] position, through a pooler if the architecture has one."""
 
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+        self.act = ACTIVATIONS[config.pooler] if config.pooler else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.output = nn.Linear(config.hidden_size, width)
 
     def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
-        if self.pooler is not None:
-            rows = torch.tanh(self.pooler(rows))
+        if self.pooler is not None and self.act is not None:
+            rows = self.act(self.pooler(rows))
         out: Tensor = self.output(self.dropout(rows))
         return out
 

@@ -24,6 +24,8 @@ class Config(Protocol):
     """The configuration of an architecture, as everything but its own network sees it."""
 
     def traits(self) -> Traits: ...
+    @property
+    def pooler(self) -> str | None: ...
 
 
 class Description(Protocol):

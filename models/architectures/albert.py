@@ -55,8 +55,9 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> bool:
-        return True
+    def pooler(self) -> str | None:
+        """The activation of the classification head's pooler, or None if it has none."""
+        return "tanh"
 
     @property
     def prediction_size(self) -> int:

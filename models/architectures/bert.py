@@ -45,8 +45,9 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> bool:
-        return True
+    def pooler(self) -> str | None:
+        """The activation of the classification head's pooler, or None if it has none."""
+        return "tanh"
 
     @property
     def embedding_size(self) -> int:

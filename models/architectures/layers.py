@@ -72,13 +72,14 @@ class Config(Protocol):
     @property
     def layer_norm_eps(self) -> float: ...
     @property
-    def pooler(self) -> bool: ...
+    def pooler(self) -> str | None: ...
 
 
 class Embeddings(nn.Module, ABC):
     """Maps tokens to the first hidden states. The masked-LM head shares the word table."""
 
     word: nn.Embedding
+    position: nn.Embedding
 
 
 class Layer(nn.Module, ABC):
@@ -102,6 +103,11 @@ class Encoder(nn.Module, ABC):
 
         input_ids and token_type_ids are (B, S). mask (B, S) is true on real tokens.
         """
+
+    @property
+    def max_tokens(self) -> int:
+        """The length of the longest sequence: the number of positions from the first token's on."""
+        return self.embeddings.position.num_embeddings - self.config.traits().embedding.position_offset
 
     def applied_layers(self) -> list[Layer]:
         """Returns the layers in the order of their application. A shared layer occurs once for each application."""

@@ -112,8 +112,9 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> bool:
-        return self.classifier_activation
+    def pooler(self) -> str | None:
+        """The activation of the classification head's pooler, or None if it has none."""
+        return "tanh" if self.classifier_activation else None
 
     @property
     def prediction_size(self) -> int:

@@ -5,7 +5,7 @@ Folding, the ONNX graph and the C++ engine build their layers from `Traits`. Non
 Parameters have the same names in every architecture. LAYER, BOTTLENECK and FEED_FORWARD stand for names in `Traits`;
 every `norm` has a weight and a bias, and so has every linear map:
 
-    encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection
+    encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
     encoder.LAYER.query, .key, .value, .output, .attention_norm
     encoder.LAYER.BOTTLENECK.dense, .norm       maps the hidden states to the width inside the layer
     encoder.LAYER.leave, .leave_norm            maps them back, if the layer has a bottleneck
@@ -35,6 +35,9 @@ class EmbeddingTraits:
     position: Literal["learned", "relative"] = "learned"
     position_offset: int = 0
     """The row of the position table that belongs to a sequence's first token."""
+    token_types: bool = True
+    """Whether the network tells token types apart. If not, there is no table of token types, or its only row belongs to
+    every token."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ positions that the head reads, at most F per sequence, and so does the head. Con
 
 Inputs, all int64 except `lengths`, which is int32 (`inputs` of `service/engines/onnx_cpu.py` makes them):
 
-    input_ids, token_type_ids, positions (T,)
+    input_ids, token_type_ids (if the network has token types), positions (T,)
     before, after (T,)      each token's neighbours in its sequence, T if there is none (trigram only)
     spread (B, S)           the token at each place; any token at places of padding
     gathered (T,)           the place of each token, b * S + s
@@ -51,9 +51,9 @@ def ragged(folded: Folded, multiply: Multiply) -> bytes:
     Raises:
         FoldingError: ONNX Runtime has no operator for its activation.
     """
-    activation = folded.traits.activation
-    if activation not in ACTIVATIONS:
-        raise FoldingError(f"the activation {activation!r} is not supported")
+    for activation in (folded.traits.activation, folded.pooler):
+        if activation is not None and activation not in ACTIVATIONS:
+            raise FoldingError(f"the activation {activation!r} is not supported")
     return Network(folded, multiply).build()
 
 
@@ -126,8 +126,10 @@ class Network:
 
     def build(self) -> bytes:
         g, f = self.graph, self.folded
-        for name in ("input_ids", "token_type_ids", "positions", "gathered", "focus", "focus_gathered"):
+        for name in ("input_ids", "positions", "gathered", "focus", "focus_gathered"):
             g.input(name, "int64", 1)
+        if self.traits.embedding.token_types:
+            g.input("token_type_ids", "int64", 1)
         for name in ("before", "after") if self.traits.embedding.window > 1 else ():
             g.input(name, "int64", 1)
         for name in ("spread", "focus_spread"):
@@ -157,9 +159,11 @@ class Network:
             words = g.add("Concat", window, axis=1)
         if traits.projection == "words":
             words = self.product(g, "embeddings.projection", words)
-        position = g.add("Gather", [self.vector(g, "embeddings.position"), "positions"])
-        token_type = g.add("Gather", [self.vector(g, "embeddings.token_type"), "token_type_ids"])
-        x = g.add("Add", [words, g.add("Add", [position, token_type])])
+        added = g.add("Gather", [self.vector(g, "embeddings.position"), "positions"])
+        if traits.token_types:
+            token_type = g.add("Gather", [self.vector(g, "embeddings.token_type"), "token_type_ids"])
+            added = g.add("Add", [added, token_type])
+        x = g.add("Add", [words, added])
         if traits.norm == "layer_norm":
             x = self.layer_norm(g, "embeddings.norm", x)
         return self.product(g, "embeddings.projection", x) if traits.projection == "sum" else x
@@ -237,25 +241,26 @@ class Network:
         y = self.add_and_norm(g, name + "output", attended, residual, rows)
         for j in range(len(self.traits.feed_forward)):
             network = f"{name}feed_forward.{j}."
-            widened = self.activation(g, self.product(g, network + "inner", y, rows))
+            widened = self.activation(g, self.product(g, network + "inner", y, rows), self.traits.activation)
             y = self.add_and_norm(g, network + "outer", widened, y, rows)
         return self.add_and_norm(g, name + "leave", y, x, rows) if self.traits.bottleneck else y
 
     def head(self, x: str) -> str:
         g, f = self.graph, self.folded
         if "head.decoder" in f.products:
-            x = self.layer_norm(g, "head.norm", self.activation(g, self.product(g, "head.transform", x, "focus")))
+            transformed = self.activation(g, self.product(g, "head.transform", x, "focus"), self.traits.activation)
+            x = self.layer_norm(g, "head.norm", transformed)
             return self.product(g, "head.decoder", x, "focus")
-        if "head.pooler" in f.products:
-            x = g.add("Tanh", [self.product(g, "head.pooler", x, "focus")])
+        if f.pooler:
+            x = self.activation(g, self.product(g, "head.pooler", x, "focus"), f.pooler)
         output = Product(f.vectors["head.output"], f.vectors["head.output_bias"])
         return in_fp32(g, "head.output", output, x, "focus.zeros")
 
     def product(self, g: Graph, name: str, x: str, rows: str = "tokens") -> str:
         return self.multiply(g, name, self.folded.products[name], x, rows + ".zeros")
 
-    def activation(self, g: Graph, x: str) -> str:
-        operator, domain = ACTIVATIONS[self.traits.activation]
+    def activation(self, g: Graph, x: str, name: str) -> str:
+        operator, domain = ACTIVATIONS[name]
         return g.add(operator, [x], domain=domain)
 
     def add_and_norm(self, g: Graph, name: str, x: str, residual: str, rows: str) -> str:

@@ -44,7 +44,7 @@ LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
-ACTIVATIONS: Final = {"relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
+ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
 WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
@@ -68,6 +68,7 @@ class Shape(ctypes.Structure):
             )
         ),
         ("epsilon", ctypes.c_float),
+        ("pooler", ctypes.c_int),
     )
 
 
@@ -331,8 +332,9 @@ def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
 
 def _shape(folded: Folded) -> Shape:
     traits = folded.traits
-    if traits.activation not in ACTIVATIONS:
-        raise FoldingError(f"the activation {traits.activation!r} is not supported")
+    for activation in (traits.activation, folded.pooler):
+        if activation not in ACTIVATIONS:
+            raise FoldingError(f"the activation {activation!r} is not supported")
     return Shape(
         layers=len(folded.order),
         hidden=folded.hidden,
@@ -344,7 +346,7 @@ def _shape(folded: Folded) -> Shape:
         embedding=folded.words.shape[1],
         vocabulary=folded.words.shape[0],
         positions=len(folded.vectors["embeddings.position"]),
-        token_types=len(folded.vectors["embeddings.token_type"]),
+        token_types=len(folded.vectors.get("embeddings.token_type", ())),
         outputs=folded.outputs,
         window=traits.embedding.window,
         projection=PROJECTIONS[traits.embedding.projection],
@@ -352,6 +354,7 @@ def _shape(folded: Folded) -> Shape:
         layer_norm=traits.norm == "layer_norm",
         bottleneck=traits.bottleneck is not None,
         epsilon=folded.epsilon,
+        pooler=ACTIVATIONS[folded.pooler],
     )
 
 

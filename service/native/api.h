@@ -46,7 +46,7 @@ bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
     if (!offsets_valid(batch.offsets, batch.sequences, batch.tokens, 1, s.positions)) return false;
     if (!offsets_valid(batch.focus_offsets, batch.sequences, batch.reads, 0, batch.reads)) return false;
     if (!within(batch.ids, batch.tokens, s.vocabulary)) return false;
-    if (!within(batch.token_types, batch.tokens, s.token_types)) return false;
+    if (s.token_types && !within(batch.token_types, batch.tokens, s.token_types)) return false;
     for (int b = 0; b < batch.sequences; b++) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;

@@ -29,13 +29,14 @@ enum class Projection : int { none, words, sum };
 // The sizes and traits of a network. Python fills it in (`service/engines/native.py`).
 struct Shape {
     int layers, hidden, inner, intermediate, heads, feed_forward, activation;
-    int embedding, vocabulary, positions, token_types, outputs;
+    int embedding, vocabulary, positions, token_types, outputs;  // token_types: 0 if the network does not tell them apart
     int window;             // words that are looked up for a token: 1, or 3 for a trigram
     Projection projection;  // of the words, or of the sum of words, positions and token types
     int embedding_norm;     // 1 if the embeddings have a LayerNorm
     int layer_norm;         // 1 if the layers have LayerNorm, 0 if they have NoNorm, which is folded into the products
     int bottleneck;         // 1 if the layers are narrower than the hidden states
     float epsilon;
+    int pooler;  // the activation of the head's pooler
 };
 
 struct Batch {
@@ -84,7 +85,9 @@ class Model {
     void finish() {
         if (!words_.get()) throw Missing();
         position_ = vector("embeddings.position");
-        token_type_ = vector("embeddings.token_type");
+        const int width = shape_.projection == Projection::words ? shape_.hidden : shape_.embedding;
+        token_type_ = shape_.token_types ? vector("embeddings.token_type") : (zeros_.assign(width, 0.0f), zeros_.data());
+        token_type_stride_ = shape_.token_types ? width : 0;
         if (shape_.embedding_norm) embedding_norm_ = norm("embeddings.norm");
         if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection");
         layers_.clear();
@@ -223,7 +226,7 @@ class Model {
                     const int t = first + i;
                     float* row = x + static_cast<std::size_t>(i) * window;
                     const float* position = position_ + static_cast<std::size_t>(t - begin) * width;
-                    const float* token_type = token_type_ + batch.token_types[t] * width;
+                    const float* token_type = token_type_ + batch.token_types[t] * token_type_stride_;
                     if (shape_.window > 1) {
                         look_up(t + 1 < end ? batch.ids[t + 1] : -1, row);
                         look_up(batch.ids[t], row + e);
@@ -399,7 +402,7 @@ class Model {
         const float* y = x;
         if (pooler_) {
             float* pooled = space.inner.reserve(static_cast<std::size_t>(block_rows) * h);
-            multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {Activation::tanh});
+            multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {static_cast<Activation>(shape_.pooler)});
             y = pooled;
         }
         for (int i = 0; i < rows; i++)
@@ -414,6 +417,8 @@ class Model {
     std::vector<PackedMatrix*> added_;  // of `matrices_`, in the order of their addition
     Buffer<std::int8_t, huge_page> weights_;
     std::map<std::string, Buffer<float>> vectors_;
+    std::vector<float> zeros_;  // in the place of token types, if there are none
+    std::size_t token_type_stride_ = 0;
     Buffer<std::int8_t> words_;
     Buffer<float> word_scale_;
     bool ready_ = false;

@@ -59,7 +59,7 @@ def import_checkpoint(
         task=task,
         head=definition.HEAD,
         precision=precision,
-        max_tokens=config.max_position_embeddings,
+        max_tokens=converted.model.encoder.max_tokens,
         vocab_size=config.vocab_size,
         width=tasks.head_width(definition.OUTPUTS, len(converted.labels), config.vocab_size),
         labels=converted.labels,

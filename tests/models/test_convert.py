@@ -32,7 +32,7 @@ from tests.support.checkpoints import (
 )
 
 Tensors = dict[str, Tensor]
-KNOWN = "supported are albert, bert, mobilebert."
+KNOWN = f"supported are {', '.join(architectures.names())}."
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -256,23 +256,12 @@ def test_convert_encoder_only_accepts_encoder_without_head(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
-        (
-            "bert",
-            {"model_type": "roberta"},
-            "model_type 'roberta' is not supported; supported are albert, bert, mobilebert.",
-        ),
+        ("bert", {"model_type": "longformer"}, f"model_type 'longformer' is not supported; {KNOWN}"),
         ("bert", {"model_type": None}, f"model_type None is not supported; {KNOWN}"),
-        (
-            "bert",
-            {"model_type": ["bert"]},
-            "model_type ['bert'] is not supported; supported are albert, bert, mobilebert.",
-        ),
-        (
-            "bert",
-            {"model_type": "layers"},
-            "model_type 'layers' is not supported; supported are albert, bert, mobilebert.",
-        ),
-        ("bert", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported."),
+        ("bert", {"model_type": ["bert"]}, f"model_type ['bert'] is not supported; {KNOWN}"),
+        ("bert", {"model_type": "layers"}, f"model_type 'layers' is not supported; {KNOWN}"),
+        ("bert", {"type_vocab_size": 1}, "type_vocab_size 1 has no token type for the second text of a pair."),
+        ("bert", {"hidden_act": "silu"}, "the activation 'silu' is not supported."),
         ("bert", {"hidden_act": ["gelu"]}, "hidden_act has an invalid value."),
         ("bert", {"is_decoder": True}, "is_decoder True is not supported, only False."),
         ("bert", {"add_cross_attention": True}, "add_cross_attention True is not supported, only False."),

@@ -138,6 +138,7 @@ def torch_rows(model: Model, batch: Batch) -> np.ndarray:
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
@@ -173,7 +174,9 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         words = np.concatenate(window, axis=1)
     if traits.embedding.projection == "words":
         words = apply(p["embeddings.projection"], words)
-    x = words + v["embeddings.position"][: len(words)] + v["embeddings.token_type"][one.token_type_ids]
+    x = words + v["embeddings.position"][: len(words)]
+    if traits.embedding.token_types:
+        x = x + v["embeddings.token_type"][one.token_type_ids]
     if traits.embedding.norm == "layer_norm":
         x = norm(x, "embeddings.norm")
     if traits.embedding.projection == "sum":
@@ -197,6 +200,6 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         x = add_and_norm(name + "leave", y, x) if traits.bottleneck else y
     if "head.decoder" in p:
         return apply(p["head.decoder"], norm(act(apply(p["head.transform"], x)), "head.norm"))
-    if "head.pooler" in p:
-        x = np.tanh(apply(p["head.pooler"], x))
+    if f.pooler:
+        x = ACTIVATIONS[f.pooler](apply(p["head.pooler"], x))
     return x @ v["head.output"].T + v["head.output_bias"]

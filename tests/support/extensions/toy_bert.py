@@ -1,7 +1,7 @@
 """A toy architecture. `tests/models/test_new_architecture.py` adds this file to the architectures.
 
 Its combination of traits occurs in no other architecture: projected words under a LayerNorm, positions with an offset,
-shared layers without a bottleneck, NoNorm, and two feed-forward networks per layer.
+no token types, shared layers without a bottleneck, NoNorm, two feed-forward networks per layer, and a GELU pooler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Config:
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.0
     max_position_embeddings: int = 512
-    type_vocab_size: int = 2
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -42,13 +41,13 @@ class Config:
             activation=self.hidden_act,
             epsilon=self.layer_norm_eps,
             feed_forward=tuple(FeedForwardTraits(f"inner.{i}", f"outer.{i}", f"norms.{i}") for i in range(2)),
-            embedding=EmbeddingTraits(projection="words", position_offset=OFFSET),
+            embedding=EmbeddingTraits(projection="words", position_offset=OFFSET, token_types=False),
             norm="no_norm",
         )
 
     @property
-    def pooler(self) -> bool:
-        return True
+    def pooler(self) -> str | None:
+        return "gelu"
 
     @property
     def prediction_size(self) -> int:
@@ -68,14 +67,12 @@ if not describing(__name__):
             super().__init__()
             self.word = nn.Embedding(config.vocab_size, config.embedding_size)
             self.position = nn.Embedding(config.max_position_embeddings + OFFSET, config.hidden_size)
-            self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
             self.projection = nn.Linear(config.embedding_size, config.hidden_size)
             self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-        def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        def forward(self, input_ids: Tensor) -> Tensor:
             positions = torch.arange(OFFSET, input_ids.shape[1] + OFFSET, device=input_ids.device)
-            x = self.projection(self.word(input_ids)) + self.token_type(token_type_ids) + self.position(positions)
-            out: Tensor = self.norm(x)
+            out: Tensor = self.norm(self.projection(self.word(input_ids)) + self.position(positions))
             return out
 
     class Layer(layers.Layer):
@@ -107,7 +104,7 @@ if not describing(__name__):
             self.layers = nn.ModuleList(Layer(config) for _ in range(2))
 
         def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
-            features = [self.embeddings(input_ids, token_type_ids)]
+            features = [self.embeddings(input_ids)]
             bias = padding_bias(mask, features[0].dtype)
             for layer in self.applied_layers():
                 features.append(layer(features[-1], bias))
