@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NoReturn, get_args
 
 from swiftlet_serve.models.errors import ModelError
 
-Head = Literal["classification", "token", "masked_lm"]
+Head = Literal["classification", "token", "masked_lm", "causal_lm"]
 Outputs = int | Literal["labels", "vocabulary"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "int8"]

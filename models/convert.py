@@ -45,9 +45,12 @@ _OLD_NAMES: Final = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
 # Tensors of a checkpoint that do not change what the model computes: buffers, heads of other tasks, and heads of
 # pre-training objectives.
-_IGNORED: Final = (r"(^|\.)(position_ids|token_type_ids)$", r"^(classification|token|masked_lm|pretraining)\.")
+_IGNORED: Final = (
+    r"(^|\.)(position_ids|token_type_ids)$",
+    r"^(classification|token|masked_lm|causal_lm|pretraining)\.",
+)
 
-# Tensors that repeat a parameter which the masked-LM head here has once.
+# Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
@@ -179,6 +182,8 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
 def _is_valid(value: object, default: object) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
+    if default is None:
+        return value is None or (isinstance(value, int) and value > 0)
     if isinstance(default, int):
         return isinstance(value, int) and value > 0
     if isinstance(default, float):
@@ -266,13 +271,15 @@ def _load(
     """Copies the tensors into the model. Returns the sorted names of the ignored ones."""
     module = architectures.load(architecture)
     state = model.state_dict()
-    transposed = {_rename(name, head, ()) for name in module.TRANSPOSED}
+    transposed = [_rename(pattern, head, ()) for pattern in module.TRANSPOSED]
+    omitted = {_rename(name, head, ()) for name in getattr(module, "OMITTED", ())}
+    tensors = _split(tensors, getattr(module, "FUSED", ()))
     placed: dict[str, str] = {}
     ignored: list[str] = []
     for name, tensor in sorted(tensors.items()):
         parameter = _rename(name, head, module.NAMES)
         if parameter in state:
-            if parameter in transposed:
+            if any(re.fullmatch(pattern, parameter) for pattern in transposed):
                 tensor = tensor.T
             if parameter in placed:
                 raise ConversionError(f"the tensors {placed[parameter]} and {name} name the same parameter.")
@@ -293,14 +300,31 @@ def _load(
             ignored.append(name)
         else:
             raise ConversionError(f"the tensor {name} is not part of {architecture}.")
+    found_or_zero = placed.keys() | omitted
     for parameter in state:
-        if parameter not in placed and not (encoder_only and parameter.startswith("head.")):
+        if parameter not in found_or_zero and not (encoder_only and parameter.startswith("head.")):
             raise ConversionError(f"the parameter {parameter} is not in the checkpoint.")
     for name in ignored:
         tied = _TIED.get(_rename(name, head, module.NAMES))
         if tied is not None and not torch.equal(tensors[name].to(state[tied].dtype), state[tied]):
             raise ConversionError(f"the tensor {name} is not tied to {placed.get(tied, tied)}.")
     return tuple(ignored)
+
+
+def _split(tensors: Mapping[str, Tensor], fused: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Tensor]:
+    """Splits tensors that hold several parameters side by side. Each part gets the name of its parameter."""
+    parts: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        names = [
+            re.sub(pattern, one, name) for pattern, several in fused if re.search(pattern, name) for one in several
+        ]
+        if not names:
+            parts[name] = tensor
+        elif not tensor.ndim or tensor.shape[-1] % len(names):
+            raise ConversionError(f"the tensor {name} cannot be split into {len(names)} parameters.")
+        else:
+            parts |= zip(names, tensor.chunk(len(names), -1), strict=True)
+    return parts
 
 
 def _rename(name: str, head: Head, names: Sequence[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ Every rewrite is exact:
   the product, g c + b is its bias, and the residual is multiplied by g (the "gain").
 - A query, key or value that reads a bottleneck has no nonlinearity in front of it: two matrices become one.
 - The residual inside a layer with a bottleneck comes from the same product as the query.
+- A position bias is looked up for every distance between a query and a key, so that a query's row is a slice of it.
 - The row of the only token type, if the network has one, is part of every position.
 - Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
 - The masked-LM head's word table and its extra columns are one matrix.
@@ -15,12 +16,14 @@ Every rewrite is exact:
 the number of a layer and J the number of a feed-forward network:
 
     embeddings.position, .token_type and .projection (if there is one), .norm (LayerNorm only)
+    position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.feed_forward.J.inner, .outer
-    head.transform, .norm, .decoder; or head.pooler (if there is one), .output, .output_bias
+    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output, .output_bias
 
-Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). A
-norm is two vectors, `weight` and `bias`.
+Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). If
+the norms precede, it has neither, and there are layers.I.attention_norm, .feed_forward.J.norm and final_norm. A norm is
+two vectors, `weight` and `bias`.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures.traits import FeedForwardTraits, Traits
+from swiftlet_serve.models.architectures.traits import FeedForwardTraits, PositionBias, Traits
 from swiftlet_serve.models.errors import ModelError
 
 Array = NDArray[np.floating[Any]]
@@ -120,9 +123,8 @@ def _check_traits(traits: Traits) -> None:
     unsupported = {
         "the network has no layers": not traits.layers,
         "the layers have no feed-forward network": not traits.feed_forward,
-        "the attention is causal": traits.causal,
-        "the positions are relative": embedding.position != "learned",
-        "the norms precede the residual addition": traits.norm_position != "after",
+        "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
+        and (traits.norm == "no_norm" or traits.bottleneck is not None),
         "the bottlenecks have a LayerNorm": traits.bottleneck is not None and traits.norm != "no_norm",
         "the LayerNorms have different epsilons": traits.epsilon is None,
         "the embeddings have a NoNorm without a projection in front": embedding.norm == "no_norm"
@@ -149,6 +151,10 @@ def _fold_encoder(traits: Traits, weights: Weights) -> Folded:
         words=weights["encoder.embeddings.word.weight"],
     )
     _fold_embeddings(folded, weights)
+    if traits.position_bias:
+        _fold_position_bias(folded, traits.position_bias, weights)
+    if traits.norm_position == "before":
+        _take_norm(folded, "final_norm", weights, "encoder.norm")
     for i, name in enumerate(names):
         _fold_attention(folded, weights, f"layers.{i}.", f"encoder.{name}.")
         for j, network in enumerate(traits.feed_forward):
@@ -171,10 +177,19 @@ def _fold_embeddings(folded: Folded, weights: Weights) -> None:
         folded.products["embeddings.projection"] = _with_no_norm(weights, source + "projection", source + "norm")
         tables = {name: table * gain for name, table in tables.items()}
     else:
-        _take_norm(folded, "embeddings.norm", weights, source + "norm")
+        if traits.norm == "layer_norm":
+            _take_norm(folded, "embeddings.norm", weights, source + "norm")
         if traits.projection != "none":
             folded.products["embeddings.projection"] = _product(weights, source + "projection")
     folded.vectors |= tables
+
+
+def _fold_position_bias(folded: Folded, bias: PositionBias, weights: Weights) -> None:
+    longest = len(folded.vectors["embeddings.position"])
+    table = weights["encoder.position_bias.weight"]  # (buckets, A)
+    if len(table) != bias.buckets:
+        raise FoldingError("the parameter encoder.position_bias.weight has an unexpected shape")
+    folded.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 
 
 def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
@@ -190,25 +205,35 @@ def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) ->
     if bottleneck:
         query = _stack(query, _bottleneck(weights, source + bottleneck.residual))
     folded.products[name + "query_residual"] = query
+    if folded.traits.norm_position == "before":
+        _take_norm(folded, name + "attention_norm", weights, source + "attention_norm")
     _add_residual_product(folded, name + "output", weights, source, "output", "attention_norm")
 
 
 def _fold_feed_forward(folded: Folded, weights: Weights, name: str, source: str, network: FeedForwardTraits) -> None:
     folded.products[name + "inner"] = _product(weights, source + network.inner)
+    if folded.traits.norm_position == "before":
+        _take_norm(folded, name + "norm", weights, source + network.norm)
     _add_residual_product(folded, name + "outer", weights, source, network.outer, network.norm)
 
 
 def _add_residual_product(folded: Folded, name: str, weights: Weights, source: str, product: str, norm: str) -> None:
-    """Adds a product that a residual is added to, and the norm that follows."""
+    """Adds a product that a residual is added to, and the norm that follows, unless the norms precede."""
     if folded.traits.norm == "no_norm":
         folded.products[name] = _with_no_norm(weights, source + product, source + norm)
         folded.vectors[name + ".gain"] = weights[f"{source}{norm}.weight"]
     else:
         folded.products[name] = _product(weights, source + product)
-        _take_norm(folded, name + ".norm", weights, source + norm)
+        if folded.traits.norm_position == "after":
+            _take_norm(folded, name + ".norm", weights, source + norm)
 
 
 def _fold_head(folded: Folded, weights: Weights, pooler: str | None) -> None:
+    transforms = any(name.startswith("head.transform.") for name in weights)
+    if "head.bias" in weights and not transforms:  # of a causal language model
+        folded.products["head.decoder"] = Product(folded.words, weights["head.bias"])
+        folded.outputs = len(folded.words)
+        return
     if "head.transform.weight" in weights:
         folded.products["head.transform"] = _product(weights, "head.transform")
         _take_norm(folded, "head.norm", weights, "head.norm")
@@ -241,6 +266,9 @@ def _check_shapes(folded: Folded, multiple: int) -> None:
         "embeddings.position": summed,
         "embeddings.token_type": summed,
         "embeddings.norm": summed,
+        "final_norm": h,
+        "attention_norm": h,
+        "norm": h,  # in front of a feed-forward network
         "head.output": h,
         "head.norm": len(folded.products["head.transform"].bias) if "head.transform" in folded.products else 0,
         "leave": h,
@@ -252,11 +280,14 @@ def _check_shapes(folded: Folded, multiple: int) -> None:
         stem = name.removesuffix(".weight").removesuffix(".bias")
         if name == "head.output_bias":
             expected: tuple[int, ...] = (folded.outputs,)
+        elif name == "position_bias":
+            expected = (traits.heads, 2 * len(folded.vectors["embeddings.position"]) - 1)
         elif name in tables:
             expected = (tables[name] or vector.shape[0], widths[name])
         else:
-            stem = stem if stem in widths else stem.split(".")[-2]  # of a product in a layer
-            expected = (widths[stem],)
+            *_, owner, last = "", *stem.split(".")
+            found = next(key for key in (stem, owner, last) if key in widths)  # an owner is a product in a layer
+            expected = (widths[found],)
         if vector.shape != expected:
             raise FoldingError(f"the parameter {name} has an unexpected shape")
 
@@ -276,6 +307,8 @@ def _check_products(folded: Folded, multiple: int) -> None:
     if "head.decoder" in folded.products:
         width = folded.products["head.decoder"].weight.shape[1]
         shapes |= {"head.transform": (width, h), "head.decoder": (len(folded.words), width)}
+        if "head.transform" not in folded.products and width != h:
+            raise FoldingError("the parameter head.decoder has an unexpected shape")
     for name, product in folded.products.items():
         expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
         if product.weight.shape != expected or product.bias.shape != expected[:1]:

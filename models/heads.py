@@ -1,8 +1,8 @@
 """The heads, and the model: an encoder with one head on top.
 
 A head maps hidden states to outputs, (N, H) -> (N, O). It reads only the positions in `focus`. The head
-`classification` reads [CLS], `token` reads every token, and `masked_lm` reads the masked positions. Shape letters: see
-`architectures/layers.py`.
+`classification` reads one token, `token` reads every token, `masked_lm` reads the masked positions, and `causal_lm` the
+tokens before those that it predicts. Shape letters: see `architectures/layers.py`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,18 @@ class MaskedLM(nn.Module):
         return out
 
 
+class CausalLM(nn.Module):
+    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:
+        """words: the encoder's word embeddings, (V, H)."""
+        return F.linear(rows, words, self.bias)
+
+
 class Model(nn.Module):
     """An encoder with a head: the network of an artifact."""
 
@@ -100,7 +112,8 @@ class Model(nn.Module):
 def build(architecture: str, config: Mapping[str, Any], head: Head, width: int = 0) -> Model:
     """Builds a model with untrained weights (normal, 0.02, as BERT's).
 
-    `width` is the number of outputs per position. The head `masked_lm` ignores it: its width is the vocabulary size.
+    `width` is the number of outputs per position. The heads `masked_lm` and `causal_lm` ignore it: their width is the
+    vocabulary size.
 
     Raises:
         ValueError: the architecture is unknown, or the configuration has an unknown setting.
@@ -119,6 +132,8 @@ def build(architecture: str, config: Mapping[str, Any], head: Head, width: int =
             layers = TokenOutput(settings, width)
         case "masked_lm":
             layers = MaskedLM(settings)
+        case "causal_lm":
+            layers = CausalLM(settings)
     model = Model(encoder, layers)
     model.apply(_initialise)
     return model

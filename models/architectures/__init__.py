@@ -4,7 +4,9 @@ An architecture file has two parts:
 
 - The description needs no torch: `Config` (a frozen dataclass, with its `traits()`) and the names that transformers
   uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only one value is
-  implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and those `TRANSPOSED`.
+  implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns of those
+  `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, and `OMITTED`, the parameters that
+  transformers does not have and that are zero.
 - The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -48,6 +48,26 @@ def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
     lowest = torch.finfo(dtype).min
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[:, None, None, :]
+
+
+def causal_bias(size: int, like: Tensor) -> Tensor:
+    """Returns an attention bias (1, 1, S, S) that excludes the tokens after each token."""
+    positions = torch.arange(size, device=like.device)
+    after = positions[None, :] > positions[:, None]
+    lowest = torch.finfo(like.dtype).min
+    return torch.zeros(after.shape, dtype=like.dtype, device=like.device).masked_fill(after, lowest)[None, None]
+
+
+def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor:
+    """Returns the attention bias (1, A, S, S) of `traits.PositionBias` for sequences of S tokens."""
+    distances = torch.arange(1 - size, size, device=table.device)  # from a query to a key
+    limits = torch.tensor(boundaries, device=table.device)
+    buckets = (distances.abs()[:, None] >= limits).sum(1) + (len(boundaries) + 1) * (distances > 0)
+    # A product instead of a look-up, because `graphs/quantize.py` puts tables of embeddings into int8.
+    chosen = buckets[:, None] == torch.arange(len(table), device=table.device)
+    by_distance = chosen.to(table.dtype) @ table  # (2 S - 1, A)
+    positions = torch.arange(size, device=table.device)
+    return by_distance[positions[None, :] - positions[:, None] + size - 1].permute(2, 0, 1)[None]
 
 
 class Config(Protocol):

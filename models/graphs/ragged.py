@@ -123,6 +123,8 @@ class Network:
         self.indices: dict[tuple[str, int, int], str] = {}
         self.query_parts = 2 if self.traits.bottleneck else 1  # the query, and the residual if there is a bottleneck
         self.query_key_value: list[str] = []  # the indices of the three in the product that has all of them
+        self.bias = self.focus_bias = ""  # of attention, in all layers but the last, and in the last one
+        self.norm_first = self.traits.norm_position == "before"
 
     def build(self) -> bytes:
         g, f = self.graph, self.folded
@@ -140,12 +142,16 @@ class Network:
             g.add("Expand", [zero, g.add("Shape", [rows])], called=name)
         parts = self.query_parts + 2
         self.query_key_value = [self.part_index("spread", parts, part) for part in (0, parts - 2, parts - 1)]
+        if self.traits.causal or self.traits.position_bias:
+            self.bias, self.focus_bias = map(self.attention_bias, self.query_positions())
         x = self.embeddings()
         *all_but_last, last = f.order
         for i, run in groupby(all_but_last):
             times = len(list(run))
             x = self.layer(g, i, x) if times == 1 else self.repeated(i, times, x)
         x = self.last_layer(last, x)
+        if self.norm_first:
+            x = self.layer_norm(g, "final_norm", x)
         g.output("rows", "float32", 2, self.head(x))
         return g.file()
 
@@ -195,29 +201,62 @@ class Network:
     def layer(self, g: Graph, i: int, x: str) -> str:
         """A layer that computes all tokens. Query, residual, key and value are one product."""
         name = f"layers.{i}."
+        entered, x = x, self.preceding_norm(g, name + "attention_norm", x)
         query, key_value = (self.folded.products[name + part] for part in ("query_residual", "key_value"))
         joined = Product(np.concatenate([query.weight, key_value.weight]), np.concatenate([query.bias, key_value.bias]))
         all_parts = self.multiply(g, name + "query_residual_key_value", joined, x, "tokens.zeros")
         parts = self.inner_rows(g, all_parts)
-        attended = self.attention(g, [g.add("Gather", [parts, index]) for index in self.query_key_value], "gathered")
-        return self.after_attention(g, name, attended, self.residual(g, all_parts, x), x)
+        places = [g.add("Gather", [parts, index]) for index in self.query_key_value]
+        attended = self.attention(g, places, "gathered", self.bias)
+        return self.after_attention(g, name, attended, self.residual(g, all_parts, entered), entered)
 
     def last_layer(self, i: int, x: str) -> str:
         """A layer that computes the positions in focus."""
         g, name = self.graph, f"layers.{i}."
+        entered, x = x, self.preceding_norm(g, name + "attention_norm", x)
         key_value = self.inner_rows(g, self.product(g, name + "key_value", x))
-        x = g.add("Gather", [x, "focus"])
+        entered, x = (g.add("Gather", [value, "focus"]) for value in (entered, x))
         queries = self.product(g, name + "query_residual", x, "focus")
         places = [
             g.add("Gather", [self.inner_rows(g, queries), self.part_index("focus_spread", self.query_parts, 0)]),
             *(g.add("Gather", [key_value, self.part_index("spread", 2, part)]) for part in (0, 1)),
         ]
-        attended = self.attention(g, places, "focus_gathered")
-        return self.after_attention(g, name, attended, self.residual(g, queries, x), x, "focus")
+        attended = self.attention(g, places, "focus_gathered", self.focus_bias)
+        return self.after_attention(g, name, attended, self.residual(g, queries, entered), entered, "focus")
 
-    def attention(self, g: Graph, places: list[str], gathered: str) -> str:
+    def query_positions(self) -> tuple[str, str]:
+        """Returns the positions of the queries of all layers but the last, (1, S), and of those in focus, (B, F)."""
+        g = self.graph
+        zero, one = (g.array(f"number.{i}", np.array(i)) for i in (0, 1))
+        size = g.add("Gather", [g.add("Shape", ["spread"]), one], axis=0)
+        every = g.add("Range", [zero, size, one], called="positions.all")
+        in_focus = g.add("Gather", ["positions", g.add("Gather", ["focus", "focus_spread"])])
+        return g.add("Unsqueeze", [every, g.array("axis.0", np.array([0]))]), in_focus
+
+    def attention_bias(self, positions: str) -> str:
+        """Returns the numbers to add to the scores, (1 or B, 1 or A, S or F, S), for queries at these positions."""
+        g, traits = self.graph, self.traits
+        last = g.add("Unsqueeze", [positions, _last(g)])
+        distances = g.add("Sub", ["positions.all", last])  # (B, F, S), from a query to a key
+        parts = []
+        if traits.position_bias is not None:
+            longest = len(self.folded.vectors["embeddings.position"])
+            columns = g.add("Add", [distances, g.array("distance.0", np.array(longest - 1))])
+            by_head = g.add("Gather", [self.vector(g, "position_bias"), columns], axis=1)  # (A, B, F, S)
+            parts.append(g.add("Transpose", [by_head], perm=(1, 0, 2, 3)))
+        if traits.causal:
+            after = g.add("Greater", [distances, g.array("number.0", np.array(0))])
+            values = (g.array(f"bias.{v}", np.array(v, np.float32)) for v in (np.finfo(np.float32).min, 0))
+            masked = g.add("Where", [after, *values])
+            parts.append(g.add("Unsqueeze", [masked, g.array("axis.1", np.array([1]))]))
+        return parts[0] if len(parts) == 1 else g.add("Add", parts)
+
+    def preceding_norm(self, g: Graph, name: str, x: str) -> str:
+        return self.layer_norm(g, name, x) if self.norm_first else x
+
+    def attention(self, g: Graph, places: list[str], gathered: str, bias: str) -> str:
         """Query (scaled), key and value, (B, S, C) each, to (T, C)."""
-        inputs = [*places, "", "lengths"]
+        inputs = [*places, "", "lengths", *([bias] if bias else [])]
         out = g.add(
             "MultiHeadAttention",
             inputs,
@@ -241,12 +280,15 @@ class Network:
         y = self.add_and_norm(g, name + "output", attended, residual, rows)
         for j in range(len(self.traits.feed_forward)):
             network = f"{name}feed_forward.{j}."
-            widened = self.activation(g, self.product(g, network + "inner", y, rows), self.traits.activation)
+            entered = self.preceding_norm(g, network + "norm", y)
+            widened = self.activation(g, self.product(g, network + "inner", entered, rows), self.traits.activation)
             y = self.add_and_norm(g, network + "outer", widened, y, rows)
         return self.add_and_norm(g, name + "leave", y, x, rows) if self.traits.bottleneck else y
 
     def head(self, x: str) -> str:
         g, f = self.graph, self.folded
+        if "head.decoder" in f.products and "head.transform" not in f.products:
+            return self.product(g, "head.decoder", x, "focus")
         if "head.decoder" in f.products:
             transformed = self.activation(g, self.product(g, "head.transform", x, "focus"), self.traits.activation)
             x = self.layer_norm(g, "head.norm", transformed)
@@ -264,10 +306,15 @@ class Network:
         return g.add(operator, [x], domain=domain)
 
     def add_and_norm(self, g: Graph, name: str, x: str, residual: str, rows: str) -> str:
-        """A product, the residual and the norm. NoNorm is folded into the product, except for the residual's gain."""
+        """A product, the residual and the norm, unless the norms precede.
+
+        NoNorm is folded into the product, except for the residual's gain.
+        """
         y = self.product(g, name, x, rows)
         if self.traits.norm == "no_norm":
             return g.add("Add", [y, g.add("Mul", [residual, self.vector(g, name + ".gain")])])
+        if self.norm_first:
+            return g.add("Add", [residual, y])
         inputs = [residual, y, *self.norm_vectors(g, name + ".norm")]
         return g.add("SkipLayerNormalization", inputs, domain=CONTRIB, epsilon=self.folded.epsilon)
 

@@ -17,9 +17,9 @@ CONTRIB: Final = "com.microsoft"  # the operators of ONNX Runtime
 CONTRIB_OPSET: Final = 1
 
 _TYPES: Final = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9}
-_FLOAT, _INT, _STRING, _GRAPH = 1, 2, 3, 5  # types of attributes
+_FLOAT, _INT, _STRING, _GRAPH, _INTS = 1, 2, 3, 5, 7  # types of attributes
 
-Attribute: TypeAlias = "float | int | str | Graph"
+Attribute: TypeAlias = "float | int | str | Graph | tuple[int, ...]"
 
 
 class Graph:
@@ -105,6 +105,8 @@ def _attribute(name: str, value: Attribute) -> bytes:
             return named + _number(3, value) + _number(20, _INT)
         case str():
             return named + _field(4, value.encode()) + _number(20, _STRING)
+        case tuple():
+            return named + b"".join(_number(8, one) for one in value) + _number(20, _INTS)
         case Graph():
             return named + _field(6, value.content()) + _number(20, _GRAPH)
 

@@ -65,6 +65,7 @@ class Shape(ctypes.Structure):
                 *("layers", "hidden", "inner", "intermediate", "heads", "feed_forward", "activation"),
                 *("embedding", "vocabulary", "positions", "token_types", "outputs"),
                 *("window", "projection", "embedding_norm", "layer_norm", "bottleneck"),
+                *("norm_first", "causal", "position_bias"),
             )
         ),
         ("epsilon", ctypes.c_float),
@@ -353,6 +354,9 @@ def _shape(folded: Folded) -> Shape:
         embedding_norm=traits.embedding.norm == "layer_norm",
         layer_norm=traits.norm == "layer_norm",
         bottleneck=traits.bottleneck is not None,
+        norm_first=traits.norm_position == "before",
+        causal=traits.causal,
+        position_bias=traits.position_bias is not None,
         epsilon=folded.epsilon,
         pooler=ACTIVATIONS[folded.pooler],
     )

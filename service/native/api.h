@@ -51,8 +51,14 @@ bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
         const std::int64_t first = batch.focus_offsets[b], last = batch.focus_offsets[b + 1];
         if (!within(batch.focus + first, last - first, batch.offsets[b + 1] - batch.offsets[b])) return false;
     }
-    return offsets_valid(batch.candidate_offsets, batch.sequences, candidates, 0, s.outputs) &&
-           within(batch.candidates, candidates, s.outputs) && within(batch.top_k, batch.sequences, max_tokens);
+    const std::int64_t most = std::max<std::int64_t>(s.outputs, batch.reads);
+    if (!offsets_valid(batch.candidate_offsets, batch.sequences, candidates, 0, most)) return false;
+    for (int b = 0; b < batch.sequences; b++) {
+        const std::int64_t count = batch.candidate_offsets[b + 1] - batch.candidate_offsets[b];
+        const std::int64_t reads = batch.focus_offsets[b + 1] - batch.focus_offsets[b];
+        if (batch.top_k[b] ? count > s.outputs : count && count != reads) return false;
+    }
+    return within(batch.candidates, candidates, s.outputs) && within(batch.top_k, batch.sequences, max_tokens);
 }
 
 }  // namespace
@@ -151,13 +157,15 @@ EXPORT int swiftlet_multiply(int rows, int n, int k, const float* x, const std::
     });
 }
 
+// `bias` is null or (heads, 2 keys - 1 + lanes). `positions` (queries,) is null if query i is at position i.
 EXPORT int swiftlet_attend(int queries, int keys, int heads, int depth, const float* q, const float* k, const float* v,
-                           float* out) {
+                           const float* bias, int causal, const std::int64_t* positions, float* out) {
     return guarded([&] {
         Buffer<float> scratch;
         const TileCall tiles;
         const int width = heads * depth;
-        attend(q, width, queries, k, v, width, keys, heads, depth, out, width, scratch.reserve(attention_scratch(keys, depth)));
+        const Placement placement{bias, 2 * keys - 1 + lanes, keys, causal != 0, positions};
+        attend(q, width, queries, k, v, width, keys, heads, depth, placement, out, width, scratch.reserve(attention_scratch(keys, depth)));
         return ok;
     });
 }

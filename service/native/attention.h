@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "vector.h"
 
 namespace {
@@ -44,18 +46,56 @@ inline void multiply_f32(const float* a, int a_stride, int rows, const float* b,
     });
 }
 
-// Replaces n numbers by exp(x - max x), followed by zeros up to a whole vector. Returns 1 / their sum.
-inline float softmax_numerators(float* x, int n) {
+// How the positions of a sequence's queries enter its attention.
+struct Placement {
+    const float* bias = nullptr;  // (heads, bias_stride), added to the scores; null if there is none
+    int bias_stride = 0;
+    int longest = 0;                          // the distance d from a query to a key has the bias longest - 1 + d
+    bool causal = false;                      // whether a query attends only to keys up to its own position
+    const std::int64_t* positions = nullptr;  // of the queries; null if query i is at position i
+
+    int position(int query) const { return positions ? static_cast<int>(positions[query]) : query; }
+    // The number of keys that a query attends to.
+    int attended(int query, int keys) const { return causal ? position(query) + 1 : keys; }
+    // The number of keys that any of `rows` queries attends to.
+    int attended(int query, int rows, int keys) const {
+        if (!causal) return keys;
+        int most = 0;
+        for (int i = query; i < query + rows; i++) most = std::max(most, position(i) + 1);
+        return most;
+    }
+    // The numbers to add to the scores of a query: one for each key, and more up to a whole vector.
+    const float* bias_of(int head, int query) const {
+        return bias ? bias + static_cast<std::size_t>(head) * bias_stride + longest - 1 - position(query) : nullptr;
+    }
+};
+
+// Adds the bias, if there is one, to n numbers. Follows them by -infinity up to `all`. Returns the largest.
+inline Floats find_largest(float* x, int n, int all, const float* bias) {
     Floats high = Isa::broadcast(-std::numeric_limits<float>::infinity());
-    for (int i = n; i % lanes; i++) x[i] = -std::numeric_limits<float>::infinity();
-    for (int i = 0; i < n; i += lanes) high = Isa::max(high, Isa::load(x + i));
-    const Floats shift = Isa::broadcast(Isa::max_lane(high));
+    for (int i = n; i < all; i++) x[i] = -std::numeric_limits<float>::infinity();
+    if (bias)
+        for (int i = 0; i < n; i += lanes) {
+            const Floats biased = Isa::add(Isa::load(x + i), Isa::load(bias + i));
+            Isa::store(x + i, biased);
+            high = Isa::max(high, biased);
+        }
+    else
+        for (int i = 0; i < n; i += lanes) high = Isa::max(high, Isa::load(x + i));
+    return Isa::broadcast(Isa::max_lane(high));
+}
+
+// Replaces n scores, to which the bias is added, by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
+// `all` is a multiple of lanes.
+inline float softmax_numerators(float* x, int n, int all, const float* bias) {
+    const Floats shift = find_largest(x, n, all, bias);
     Floats sum = Isa::zero();
     for (int i = 0; i < n; i += lanes) {
         Floats e = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
         sum = Isa::add(sum, e);
         Isa::store(x + i, e);
     }
+    for (int i = round_up(n, lanes); i < all; i += lanes) Isa::store(x + i, Isa::zero());
     return 1.0f / Isa::sum_lanes(sum);
 }
 
@@ -135,11 +175,10 @@ struct AttentionScratch {
 };
 
 // The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
-// `memory` has the size of an AttentionScratch.
+// `memory` has the size of an AttentionScratch. Of causal attention, a block of queries skips the keys after all of them.
 inline void attend_on_vectors(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys,
-                   int heads, int depth, float* out, int stride, float* memory) {
+                   int heads, int depth, const Placement& placement, float* out, int stride, float* memory) {
     const int width = packed_lanes(depth), all = round_up(keys, lanes);
-    const int value_rows = Isa::floats_per_lane == 1 ? keys : packed_lanes(keys);
     const AttentionScratch scratch(keys, depth);
     float *transposed = memory, *scores = memory + scratch.scores;
     for (int head = 0; head < heads; head++) {
@@ -151,10 +190,13 @@ inline void attend_on_vectors(const float* q, int q_stride, int queries, const f
             const int rows = queries - i < Isa::tile_rows ? queries - i : Isa::tile_rows;
             float* to = out + static_cast<std::size_t>(i) * stride + first;
             const Rows query = pack_columns({q + static_cast<std::size_t>(i) * q_stride + first, q_stride}, rows, depth, memory + scratch.query);
-            multiply_f32(query.x, query.stride, rows, transposed, all, width, all, scores, all);
+            const int attended = placement.attended(i, rows, keys), columns = round_up(attended, lanes);
+            const int value_rows = Isa::floats_per_lane == 1 ? attended : packed_lanes(attended);
+            multiply_f32(query.x, query.stride, rows, transposed, all, width, columns, scores, all);
             float inverse[Isa::tile_rows];
-            for (int r = 0; r < rows; r++) inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, keys);
-            const Rows weights = pack_columns({scores, all}, rows, all, scores);  // packed numbers never overtake the reads
+            for (int r = 0; r < rows; r++)
+                inverse[r] = softmax_numerators(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns, placement.bias_of(head, i + r));
+            const Rows weights = pack_columns({scores, all}, rows, columns, scores);  // packed numbers never overtake the reads
             multiply_f32(weights.x, weights.stride, rows, value.x, value.stride, value_rows, depth, to, stride);
             for (int r = 0; r < rows; r++)
                 for (int d = 0; d < depth; d += lanes) {

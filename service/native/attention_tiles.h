@@ -34,13 +34,11 @@ void pack_numbers(const float* from, int from_stride, int rows, int depth, float
         }
 }
 
-// Replaces n scores by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns 1 / their sum.
+// Replaces n scores, to which the bias is added, by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns
+// 1 / their sum.
 template <class A>
-float softmax_pairs(float* x, int n, int keys, float* weights) {
-    Floats high = Isa::broadcast(-std::numeric_limits<float>::infinity());
-    for (int i = n; i < keys; i++) x[i] = -std::numeric_limits<float>::infinity();
-    for (int i = 0; i < keys; i += lanes) high = Isa::max(high, Isa::load(x + i));
-    const Floats shift = Isa::broadcast(Isa::max_lane(high));
+float softmax_pairs(float* x, int n, int keys, const float* bias, float* weights) {
+    const Floats shift = find_largest(x, n, keys, bias);
     Floats sum = Isa::zero();
     for (int i = 0; i < keys; i += 2 * lanes) {
         const Floats first = Isa::keep_first(exponential(Isa::sub(Isa::load(x + i), shift)), n - i);
@@ -67,11 +65,11 @@ ALWAYS_INLINE void multiply_queries(const float* query, int pairs, const float* 
     A::template tile_store<t + 1>(scores + lanes, all * 4);
 }
 
-// Up to four tiles: the weights of 16 queries times values. A product need not wait for the one before.
+// Up to four tiles: the weights of 16 queries times `keys` values. A product need not wait for the one before.
 template <class A, int tiles>
-ALWAYS_INLINE void multiply_weights(const float* weights, int all, const float* value, int depth, float* sums) {
+ALWAYS_INLINE void multiply_weights(const float* weights, int all, int keys, const float* value, int depth, float* sums) {
     unroll<tiles>([&](auto t) { A::template tile_zero<t>(); });
-    for (int p = 0; p < all / 2; p += lanes, value += static_cast<std::size_t>(lanes) * depth) {
+    for (int p = 0; p < keys / 2; p += lanes, value += static_cast<std::size_t>(lanes) * depth) {
         A::template tile_load<4>(weights + p, all * 2);
         unroll<tiles>([&](auto t) {
             A::template tile_load<6 + t % 2>(value + t * lanes, depth * 4);
@@ -84,7 +82,7 @@ ALWAYS_INLINE void multiply_weights(const float* weights, int all, const float* 
 // The attention of one sequence, as `attend` in attention.h. `memory` has the size of a TileScratch.
 template <class A>
 void attend_on_tiles(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys, int heads,
-                     int depth, float* out, int stride, float* memory) {
+                     int depth, const Placement& placement, float* out, int stride, float* memory) {
     const TileScratch scratch(keys, depth);
     const int all = scratch.keys, pairs = scratch.pairs;
     float *transposed = memory, *key = memory + scratch.key, *value = memory + scratch.value, *query = memory + scratch.query;
@@ -103,17 +101,19 @@ void attend_on_tiles(const float* q, int q_stride, int queries, const float* k, 
         for (int i = 0; i < queries; i += lanes) {
             const int rows = queries - i < lanes ? queries - i : lanes;
             pack_numbers<A>(q + static_cast<std::size_t>(i) * q_stride + first, q_stride, rows, depth, query, pairs);
-            for (int column = 0; column < all; column += 2 * tile_pairs) {
+            const int columns = round_up(placement.attended(i, rows, keys), tile_pairs);
+            for (int column = 0; column < columns; column += 2 * tile_pairs) {
                 multiply_queries<A, 0>(query, pairs, transposed + column, all, scores + column);
-                if (column + tile_pairs < all)
+                if (column + tile_pairs < columns)
                     multiply_queries<A, 2>(query, pairs, transposed + column + tile_pairs, all, scores + column + tile_pairs);
             }
             float inverse[lanes];
             for (int r = 0; r < rows; r++)
-                inverse[r] = softmax_pairs<A>(scores + static_cast<std::size_t>(r) * all, keys, all, weights + static_cast<std::size_t>(r) * all / 2);
+                inverse[r] = softmax_pairs<A>(scores + static_cast<std::size_t>(r) * all, placement.attended(i + r, keys), columns,
+                                              placement.bias_of(head, i + r), weights + static_cast<std::size_t>(r) * all / 2);
             for (int d = 0; d < depth; d += 4 * lanes)
                 with_constant<4>((depth - d) / lanes, [&](auto tiles) {
-                    multiply_weights<A, tiles>(weights, all, value + d, depth, sums);
+                    multiply_weights<A, tiles>(weights, all, columns, value + d, depth, sums);
                     for (int r = 0; r < rows; r++)
                         unroll<tiles>([&](auto t) {
                             const Floats sum = Isa::load(sums + (r * tiles + t) * lanes);
@@ -132,10 +132,10 @@ inline std::size_t attention_scratch(int keys, int depth) {
 // The attention of one sequence. q (queries, .) is scaled; k and v are (keys, .). Heads of `depth` are side by side.
 template <class A = Isa>
 void attend(const float* q, int q_stride, int queries, const float* k, const float* v, int kv_stride, int keys, int heads,
-            int depth, float* out, int stride, float* memory) {
+            int depth, const Placement& placement, float* out, int stride, float* memory) {
     if constexpr (A::tiles)
-        if (on_tiles) return attend_on_tiles<A>(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, out, stride, memory);
-    attend_on_vectors(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, out, stride, memory);
+        if (on_tiles) return attend_on_tiles<A>(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, placement, out, stride, memory);
+    attend_on_vectors(q, q_stride, queries, k, v, kv_stride, keys, heads, depth, placement, out, stride, memory);
 }
 
 }  // namespace

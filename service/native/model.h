@@ -35,13 +35,18 @@ struct Shape {
     int embedding_norm;     // 1 if the embeddings have a LayerNorm
     int layer_norm;         // 1 if the layers have LayerNorm, 0 if they have NoNorm, which is folded into the products
     int bottleneck;         // 1 if the layers are narrower than the hidden states
+    int norm_first;         // 1 if a norm precedes each network of a layer, and one follows the last layer
+    int causal;             // 1 if a token attends only to itself and the tokens before it
+    int position_bias;      // 1 if the scores of attention have a bias
     float epsilon;
     int pooler;  // the activation of the head's pooler
 };
 
 struct Batch {
     const std::int64_t *ids, *token_types, *offsets, *focus, *focus_offsets;
-    const std::int64_t *top_k, *candidates, *candidate_offsets;  // for `top_k`; all outputs if a sequence's top_k is 0
+    // For `top_k`. If a sequence's top_k is 0, its candidates are one output for each position in focus, whose
+    // log-probabilities it asks for, or there are none and it asks for all outputs.
+    const std::int64_t *top_k, *candidates, *candidate_offsets;
     int sequences, tokens, reads;
 };
 
@@ -90,11 +95,15 @@ class Model {
         token_type_stride_ = shape_.token_types ? width : 0;
         if (shape_.embedding_norm) embedding_norm_ = norm("embeddings.norm");
         if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection");
+        if (shape_.norm_first) final_norm_ = norm("final_norm");
+        if (shape_.position_bias) pad_position_bias();
         layers_.clear();
         for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(find_layer(i));
         if (matrices_.count("head.decoder")) {
-            transform_ = &matrix("head.transform");
-            head_norm_ = norm("head.norm");
+            if (matrices_.count("head.transform")) {
+                transform_ = &matrix("head.transform");
+                head_norm_ = norm("head.norm");
+            }
             decoder_ = &matrix("head.decoder");
         } else {
             if (matrices_.count("head.pooler")) pooler_ = &matrix("head.pooler");
@@ -112,6 +121,7 @@ class Model {
         std::size_t total = words_.bytes() + word_scale_.bytes() + weights_.bytes();
         for (const auto& [_, m] : matrices_) total += m.bytes();
         for (const auto& [_, v] : vectors_) total += v.bytes();
+        total += position_bias_.bytes();
         return total;
     }
 
@@ -137,6 +147,7 @@ class Model {
             hidden = run_layer(layers_[order_[depth]], batch, hidden, fewer && last ? focus : all, space);
         }
         if (!fewer) hidden = gather(hidden, shape_.hidden, focus, space);
+        if (shape_.norm_first) normalise(hidden, batch.reads, shape_.hidden, final_norm_);
         run_head(hidden, batch, out, space);
     }
 
@@ -144,17 +155,20 @@ class Model {
     struct Norm {
         const float *weight, *bias;
     };
-    // A product, the addition of a residual, and a norm. Of NoNorm only the residual's gain is not folded.
+    // A product, the addition of a residual, and a norm unless the norms precede. Of NoNorm only the residual's gain is
+    // not folded.
     struct ResidualProduct {
         const Matrix* product;
         const float* gain;
         Norm norm;
     };
     struct FeedForward {
+        Norm norm;  // only if the norms precede
         const Matrix* inner;
         ResidualProduct outer;
     };
     struct Layer {
+        Norm attention_norm;                       // only if the norms precede
         const Matrix *key_value, *query_residual;  // the residual only with a bottleneck
         ResidualProduct output, leave;
         std::vector<FeedForward> feed_forward;
@@ -173,24 +187,38 @@ class Model {
     Norm norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
     ResidualProduct residual_product(const std::string& name) const {
         ResidualProduct r{&matrix(name), nullptr, {}};
-        if (shape_.layer_norm)
-            r.norm = norm(name + ".norm");
-        else
+        if (!shape_.layer_norm)
             r.gain = vector(name + ".gain");
+        else if (!shape_.norm_first)
+            r.norm = norm(name + ".norm");
         return r;
     }
     Layer find_layer(int i) const {
         const std::string name = "layers." + std::to_string(i) + ".";
         Layer l{};
+        if (shape_.norm_first) l.attention_norm = norm(name + "attention_norm");
         l.key_value = &matrix(name + "key_value");
         l.query_residual = &matrix(name + "query_residual");
         l.output = residual_product(name + "output");
         for (int f = 0; f < shape_.feed_forward; f++) {
             const std::string network = name + "feed_forward." + std::to_string(f) + ".";
-            l.feed_forward.push_back({&matrix(network + "inner"), residual_product(network + "outer")});
+            const Norm first = shape_.norm_first ? norm(network + "norm") : Norm{};
+            l.feed_forward.push_back({first, &matrix(network + "inner"), residual_product(network + "outer")});
         }
         if (shape_.bottleneck) l.leave = residual_product(name + "leave");
         return l;
+    }
+
+    // Copies the position bias (heads, 2 P - 1), so that whole vectors can be read from every place of a row.
+    void pad_position_bias() {
+        const float* from = vector("position_bias");
+        const int width = 2 * shape_.positions - 1;
+        bias_stride_ = round_up(width, lanes) + lanes;
+        const std::size_t size = static_cast<std::size_t>(shape_.heads) * bias_stride_;
+        float* to = position_bias_.reserve(size);
+        std::fill(to, to + size, 0.0f);
+        for (int head = 0; head < shape_.heads; head++)
+            std::copy(from + static_cast<std::size_t>(head) * width, from + static_cast<std::size_t>(head + 1) * width, to + static_cast<std::size_t>(head) * bias_stride_);
     }
 
     // Moves all weights into one stretch of memory, in the order of their addition, on huge pages. A call of few tokens
@@ -286,7 +314,17 @@ class Model {
     void add_and_norm(const QuantisedRows& x, int rows, const ResidualProduct& p, const float* residual,
                       int residual_stride, float* y, int width, const Ranges& ranges) const {
         multiply(x, rows, *p.product, y, width, {Activation::none, residual, residual_stride, p.gain, &ranges});
-        if (shape_.layer_norm) normalise(y, rows, width, p.norm, &ranges);
+        if (p.norm.weight) normalise(y, rows, width, p.norm, &ranges);
+    }
+
+    // Quantises up to `block_rows` rows (rows, width), after the norm that precedes, if there is one.
+    QuantisedRows quantise_normed(const float* x, int rows, int width, const Norm& norm, const Ranges* known, Workspace& space) const {
+        if (!norm.weight) return space.quantised(x, width, rows, width, known);
+        float* y = space.inner.reserve(static_cast<std::size_t>(block_rows) * width);
+        std::memcpy(y, x, static_cast<std::size_t>(rows) * width * sizeof(float));
+        const Ranges ranges = space.ranges();
+        normalise(y, rows, width, norm, &ranges);
+        return space.quantised(y, width, rows, width, &ranges);
     }
 
     // The sequences from `first` on that pass through a layer together: their activations stay in the second-level cache,
@@ -308,13 +346,13 @@ class Model {
         hidden += static_cast<std::size_t>(token) * h, selected += static_cast<std::size_t>(query) * h;
         for (int first = 0; first < tokens; first += block_rows) {
             const int n = std::min(block_rows, tokens - first);
-            const QuantisedRows x = space.quantised(hidden + static_cast<std::size_t>(first) * h, h, n, h);
+            const QuantisedRows x = quantise_normed(hidden + static_cast<std::size_t>(first) * h, n, h, l.attention_norm, nullptr, space);
             multiply(x, n, *l.key_value, kv + static_cast<std::size_t>(first) * kv_stride, kv_stride);
             if (!selection.index) multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
         for (int first = 0; selection.index && first < queries; first += block_rows) {
             const int n = std::min(block_rows, queries - first);
-            const QuantisedRows x = space.quantised(selected + static_cast<std::size_t>(first) * h, h, n, h);
+            const QuantisedRows x = quantise_normed(selected + static_cast<std::size_t>(first) * h, n, h, l.attention_norm, nullptr, space);
             multiply(x, n, *l.query_residual, q + static_cast<std::size_t>(first) * q_stride, q_stride);
         }
         float* attended = space.attended.reserve(static_cast<std::size_t>(queries) * c);
@@ -323,8 +361,10 @@ class Model {
             const std::size_t first = batch.offsets[b] - token, from = selection.queries[b] - query;
             const int keys = static_cast<int>(batch.offsets[b + 1] - batch.offsets[b]);
             float* scratch = space.attention.reserve(attention_scratch(keys, depth));
+            const Placement placement{position_bias_.get(), bias_stride_, shape_.positions, shape_.causal != 0,
+                                      selection.index ? batch.focus + selection.queries[b] : nullptr};
             attend(q + from * q_stride, q_stride, selection.queries[b + 1] - selection.queries[b], kv + first * kv_stride,
-                   kv + first * kv_stride + c, kv_stride, keys, shape_.heads, depth, attended + from * c, c, scratch);
+                   kv + first * kv_stride + c, kv_stride, keys, shape_.heads, depth, placement, attended + from * c, c, scratch);
         }
         return attended;
     }
@@ -355,7 +395,8 @@ class Model {
             float* y = bottleneck ? inner : x;
             add_and_norm(space.quantised(attended, c, n, c), n, l.output, residual, residual_stride, y, c, ranges);
             for (const FeedForward& f : l.feed_forward) {
-                multiply(space.quantised(y, c, n, c, &ranges), n, *f.inner, widened, i, {activation(), nullptr, 0, nullptr, &ranges});
+                const QuantisedRows normed = quantise_normed(y, n, c, f.norm, &ranges, space);
+                multiply(normed, n, *f.inner, widened, i, {activation(), nullptr, 0, nullptr, &ranges});
                 add_and_norm(space.quantised(widened, i, n, i, &ranges), n, f.outer, y, c, y, c, ranges);
             }
             if (bottleneck) add_and_norm(space.quantised(y, c, n, c, &ranges), n, l.leave, x, h, x, h, ranges);
@@ -380,7 +421,9 @@ class Model {
                 float* row = logits + static_cast<std::size_t>(i) * stride;
                 const std::int64_t candidate = batch.candidate_offsets[b], count = batch.candidate_offsets[b + 1] - candidate;
                 const int k = static_cast<int>(batch.top_k[b]);
-                if (k)
+                if (!k && count)
+                    *out++ = log_probability(row, shape_.outputs, batch.candidates[candidate + first + i - batch.focus_offsets[b]]);
+                else if (k)
                     out = top_k(row, shape_.outputs, k, batch.candidates + candidate, static_cast<int>(count), out);
                 else
                     out = std::copy(row, row + shape_.outputs, out);
@@ -392,6 +435,7 @@ class Model {
     void compute_logits(const float* x, int rows, float* out, int stride, Workspace& space) const {
         const int h = shape_.hidden;
         if (decoder_) {
+            if (!transform_) return multiply(space.quantised(x, h, rows, h), rows, *decoder_, out, stride);
             const int p = transform_->n;
             float* y = space.inner.reserve(static_cast<std::size_t>(block_rows) * p);
             multiply(space.quantised(x, h, rows, h), rows, *transform_, y, p, {activation()});
@@ -423,7 +467,9 @@ class Model {
     Buffer<float> word_scale_;
     bool ready_ = false;
     std::vector<Layer> layers_;
-    Norm embedding_norm_{}, head_norm_{};
+    Norm embedding_norm_{}, head_norm_{}, final_norm_{};
+    Buffer<float> position_bias_;  // (heads, bias_stride_)
+    int bias_stride_ = 0;
     const Matrix *projection_ = nullptr, *pooler_ = nullptr, *transform_ = nullptr, *decoder_ = nullptr;
     const float *position_ = nullptr, *token_type_ = nullptr, *output_ = nullptr, *output_bias_ = nullptr;
 };

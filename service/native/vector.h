@@ -123,6 +123,12 @@ inline float log_sum_exp(float* x, int n) {
     return static_cast<float>(largest + std::log(static_cast<double>(Isa::sum_lanes(sum)))) + Isa::sum_lanes(not_finite);
 }
 
+// Returns the logarithm of the softmax of n numbers at one of them.
+inline float log_probability(float* x, int n, std::int64_t which) {
+    const float logit = x[which];
+    return logit - log_sum_exp(x, n);
+}
+
 // Writes the log-sum-exp of n numbers, the k largest of them in descending order, and their indices. If `count` is not
 // 0, only the numbers at the indices `candidates` are compared. Of equal numbers the first comes first. Returns the end
 // of the output.

@@ -161,8 +161,17 @@ def test_activations_equal_their_definitions(name):
     assert np.abs(actual - wanted(x.astype(np.float64))).max() <= 3e-6
 
 
-@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 3), st.sampled_from([16, 32, 64, 80]), st.floats(0.01, 8))
-def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads, depth, spread):
+@given(
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.sampled_from([16, 32, 64, 80]),
+    st.floats(0.01, 8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads, depth, spread, biased, causal):
+    """Also with a bias for each distance, and causal. The queries are at positions in any order."""
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (rng.normal(size=(n, heads * depth)).astype(np.float32) for n in (queries, keys, keys))
     q *= np.float32(spread / np.sqrt(depth))
@@ -171,13 +180,21 @@ def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads
         for x in (q, k, v):
             x.view(np.uint32)[...] &= 0xFFFF0000
         error = np.abs(v).max() / 256
+    positions = rng.integers(0, keys, queries)
+    distances = np.arange(keys)[None, :] - positions[:, None]
+    table = 3 * rng.normal(size=(heads, 2 * keys - 1 + pair.library.c.swiftlet_lanes())).astype(np.float32)
     out = {library: np.empty_like(q) for library in pair}
     for library, to in out.items():
-        pointers = map(np.ctypeslib.as_ctypes, (q, k, v, to))
+        first, bias, (at, last) = (q, k, v), np.ctypeslib.as_ctypes(table) if biased else None, (positions, to)
+        pointers = *map(np.ctypeslib.as_ctypes, first), bias, causal, *map(np.ctypeslib.as_ctypes, (at, last))
         assert library.c.swiftlet_attend(queries, keys, heads, depth, *pointers) == 0
 
-    for head in np.split(np.arange(heads * depth), heads):
+    for number, head in enumerate(np.split(np.arange(heads * depth), heads)):
         scores = q[:, head].astype(np.float64) @ k[:, head].T
+        if biased:
+            scores += table[number][keys - 1 + distances]
+        if causal:
+            scores[distances > 0] = -np.inf
         shares = np.exp(scores - scores.max(1, keepdims=True))
         expected = shares @ v[:, head] / shares.sum(1, keepdims=True)
         assert np.abs(out[pair.library][:, head] - expected).max() <= error

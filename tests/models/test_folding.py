@@ -13,7 +13,7 @@ import torch
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures import bert
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits
+from swiftlet_serve.models.architectures.traits import EmbeddingTraits, PositionBias
 from swiftlet_serve.models.folding import FoldingError, fold
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import relative_error, untrained
@@ -85,10 +85,9 @@ def test_fold_rejects_unsupported_networks(architecture, config, reason):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"causal": True}, "the attention is causal"),
-        ({"embedding": EmbeddingTraits(position="relative")}, "the positions are relative"),
         ({"embedding": EmbeddingTraits(window=3)}, "the trigram is not projected"),
-        ({"norm_position": "before"}, "the norms precede"),
+        ({"norm_position": "before", "norm": "no_norm"}, "is preceded by a norm"),
+        ({"position_bias": PositionBias((1, 2))}, r"position_bias\.weight' is missing"),
         ({"feed_forward": ()}, "no feed-forward network"),
     ],
 )

@@ -20,17 +20,19 @@ from swiftlet_serve.models.artifact import Head, Outputs
 from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
 from swiftlet_serve.models.heads import Model, build
 
-Task = Literal["classify", "qa", "fill-mask"]
+Task = Literal["classify", "qa", "fill-mask", "score"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
 HEADS: Final[Mapping[Task, tuple[Head, Outputs]]] = {
     "classify": ("classification", "labels"),
     "qa": ("token", 2),
     "fill-mask": ("masked_lm", "vocabulary"),
+    "score": ("causal_lm", "vocabulary"),
 }
 AUTO: Final[Mapping[Task, Any]] = {
     "classify": transformers.AutoModelForSequenceClassification,
     "qa": transformers.AutoModelForQuestionAnswering,
     "fill-mask": transformers.AutoModelForMaskedLM,
+    "score": transformers.AutoModelForCausalLM,
 }
 PAD: Final = 0
 
@@ -156,6 +158,7 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
         "classify": lambda length: [0],
         "qa": range,
         "fill-mask": lambda length: sorted({0, length // 2, length - 1}),
+        "score": range,
     }
     focus = [b * size[1] + s for b, length in enumerate(lengths) for s in positions[task](length)]
     return Rows(input_ids, token_type_ids, torch.tensor(lengths), torch.tensor(focus))
@@ -163,7 +166,7 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
 
 def untrained(architecture: str, config: Mapping[str, Any], task: Task, labels: int = 3) -> Model:
     """Returns an untrained model with the head of a task."""
-    return build(architecture, config, HEADS[task][0], {"classify": labels, "qa": 2, "fill-mask": 0}[task])
+    return build(architecture, config, HEADS[task][0], {"classify": labels, "qa": 2}.get(task, 0))
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library
 from swiftlet_serve.service.types import Batch
-from tests.support.checkpoints import Task, randomise, untrained
+from tests.support.checkpoints import TASKS, Task, randomise, untrained
 
 VOCABULARY: Final = 83
 POSITIONS: Final = 40
@@ -51,9 +51,14 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     },
     # All widths are multiples of an AMX tile.
     "bert": SIZES | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2},
+    "mpnet": SIZES
+    | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
+    "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
+    | {"n_head": 2, "resid_pdrop": 0.0},
 }
-NETWORKS: Final[tuple[tuple[str, Task], ...]] = tuple(
-    (architecture, task) for architecture in CONFIGS for task in ("classify", "qa", "fill-mask")
+NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
+    *((architecture, task) for architecture in CONFIGS for task in TASKS),
+    ("gpt2", "score"),
 )
 SOURCES: Final = Path(native.LIBRARIES)
 EMULATION: Final = Path(__file__).parent / "emulation"
@@ -156,6 +161,7 @@ def run_folded(f: Folded, batch: Batch) -> np.ndarray:
 
 def _run(f: Folded, one: Encoding) -> np.ndarray:
     p, v, traits, act = f.products, f.vectors, f.traits, ACTIVATIONS[f.traits.activation]
+    norm_first = traits.norm_position == "before"
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
@@ -165,7 +171,9 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
 
     def add_and_norm(name: str, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
         y = apply(p[name], x)
-        return y + residual * v[name + ".gain"] if traits.norm == "no_norm" else norm(y + residual, name + ".norm")
+        if traits.norm == "no_norm":
+            return y + residual * v[name + ".gain"]
+        return y + residual if norm_first else norm(y + residual, name + ".norm")
 
     words = f.words[one.input_ids]
     if traits.embedding.window == 3:
@@ -181,23 +189,36 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         x = norm(x, "embeddings.norm")
     if traits.embedding.projection == "sum":
         x = apply(p["embeddings.projection"], x)
+    keys = positions = np.arange(len(words))
     for depth, i in enumerate(f.order):
-        name = f"layers.{i}."
+        name, entered = f"layers.{i}.", x
+        if norm_first:
+            x = norm(x, name + "attention_norm")
         key, value = np.split(apply(p[name + "key_value"], x), 2, axis=1)
         if depth == len(f.order) - 1:
-            x = x[one.focus]
+            x, entered, positions = x[one.focus], entered[one.focus], one.focus
         query = apply(p[name + "query_residual"], x)
-        residual = query[:, f.inner :] if traits.bottleneck else x
+        residual = query[:, f.inner :] if traits.bottleneck else entered
         attended = np.empty_like(query[:, : f.inner])
-        for head in np.split(np.arange(f.inner), traits.heads):
+        distances = keys[None, :] - positions[:, None]
+        for number, head in enumerate(np.split(np.arange(f.inner), traits.heads)):
             scores = query[:, head] @ key[:, head].T
+            if traits.position_bias:
+                scores += v["position_bias"][number][distances + len(v["embeddings.position"]) - 1]
+            if traits.causal:
+                scores[distances > 0] = -np.inf
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             attended[:, head] = scores @ value[:, head] / scores.sum(-1, keepdims=True)
         y = add_and_norm(name + "output", attended, residual)
         for j in range(len(traits.feed_forward)):
             network = f"{name}feed_forward.{j}."
-            y = add_and_norm(network + "outer", act(apply(p[network + "inner"], y)), y)
-        x = add_and_norm(name + "leave", y, x) if traits.bottleneck else y
+            normed = norm(y, network + "norm") if norm_first else y
+            y = add_and_norm(network + "outer", act(apply(p[network + "inner"], normed)), y)
+        x = add_and_norm(name + "leave", y, entered) if traits.bottleneck else y
+    if norm_first:
+        x = norm(x, "final_norm")
+    if "head.decoder" in p and "head.transform" not in p:
+        return apply(p["head.decoder"], x)
     if "head.decoder" in p:
         return apply(p["head.decoder"], norm(act(apply(p["head.transform"], x)), "head.norm"))
     if f.pooler:
