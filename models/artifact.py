@@ -26,10 +26,12 @@ from typing import Any, Final, Literal, NoReturn, get_args
 
 from swiftlet_serve.models.errors import ModelError
 
-Head = Literal["classification", "token", "masked_lm", "causal_lm"]
-Outputs = int | Literal["labels", "vocabulary"]  # of a head, per position
+Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
+Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per position
 Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "int8"]
+Pooling = Literal["cls", "mean", "max"]
+Dense = Literal["identity", "tanh"]
 
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -59,6 +61,20 @@ class File:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """How the head `embedding` makes one vector of a sequence, and how texts are prepared for it.
+
+    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    """
+
+    pooling: Pooling  # of the tokens of a sequence; "cls" reads the position in focus
+    normalize: bool = False  # whether vectors have length 1 by default
+    dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
+    default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The description of an artifact.
 
@@ -81,6 +97,7 @@ class Manifest:
     config: Mapping[str, Any]
     source: Mapping[str, Any]
     files: Mapping[str, File] = field(default_factory=dict)
+    embedding: Embedding | None = None  # for the head "embedding", and only for it
     format: int = FORMAT
 
 
@@ -219,6 +236,8 @@ def _parse(document: object) -> Manifest:
     check(type(tolerance) in (int, float) and 0 < tolerance <= sys.float_info.max, "tolerance")
     for key in ("config", "source", "files"):
         check(isinstance(document[key], dict), key)
+    embedding = _parse_embedding(document["embedding"])
+    check((embedding is not None) == (document["head"] == "embedding"), "embedding")
     files = document["files"]
     for name in sorted(REQUIRED - set(files)):
         raise ValueError(f"the list of files lacks {name}.")
@@ -233,9 +252,28 @@ def _parse(document: object) -> Manifest:
             and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
             f"files/{name}",
         )
-    return Manifest(
-        **document | {"labels": tuple(labels), "files": {name: File(**entry) for name, entry in files.items()}}
-    )
+    parsed = {"labels": tuple(labels), "files": {name: File(**entry) for name, entry in files.items()}}
+    return Manifest(**document | parsed | {"embedding": embedding})
+
+
+def _parse_embedding(document: object) -> Embedding | None:
+    """Raises ValueError if the field `embedding` has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Embedding)}:
+        raise ValueError("the field 'embedding' has a wrong value.")
+    prompts, default = document["prompts"], document["default_prompt"]
+    valid = {
+        "pooling": document["pooling"] in get_args(Pooling),
+        "normalize": isinstance(document["normalize"], bool),
+        "dense": document["dense"] in (None, *get_args(Dense)),
+        "prompts": isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values()),
+    }
+    valid["default_prompt"] = default is None or (valid["prompts"] and isinstance(default, str) and default in prompts)
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'embedding/{key}' has a wrong value.")
+    return Embedding(**document)
 
 
 def _verify(path: Path, name: str, expected: File) -> None:

@@ -19,7 +19,8 @@ the number of a layer and J the number of a feed-forward network:
     position_bias (A, 2 P - 1) for P positions: the distance d from a query to a key has the column P - 1 + d
     layers.I.key_value, .query_residual (the residual only with a bottleneck), .output, .leave (with a bottleneck)
     layers.I.feed_forward.J.inner, .outer
-    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output, .output_bias
+    head.transform, .norm (if there is one), .decoder; or head.pooler (if there is one), .output, .output_bias. A
+    head that only pools has neither.
 
 Each product that ends in a residual addition, X, has the vector X.gain (NoNorm) or the vectors X.norm (LayerNorm). If
 the norms precede, it has neither, and there are layers.I.attention_norm, .feed_forward.J.norm and final_norm. A norm is
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures.traits import FeedForwardTraits, PositionBias, Traits
+from swiftlet_serve.models.artifact import Embedding, Pooling
 from swiftlet_serve.models.errors import ModelError
 
 Array = NDArray[np.floating[Any]]
@@ -71,14 +73,22 @@ class Folded:
     words: Array  # (V, E)
     outputs: int = 0
     pooler: str | None = None  # the activation of the classification head's pooler
+    pooling: Pooling = "cls"  # how the head reads the tokens of a sequence; "cls" reads the positions in focus
+    dense: str | None = None  # the activation of the head's output
     products: dict[str, Product] = field(default_factory=dict)
     vectors: dict[str, Array] = field(default_factory=dict)
 
 
-def fold(architecture: str, config: Mapping[str, Any], weights: Weights, multiple: int = MULTIPLE) -> Folded:
+def fold(
+    architecture: str,
+    config: Mapping[str, Any],
+    weights: Weights,
+    multiple: int = MULTIPLE,
+    embedding: Embedding | None = None,
+) -> Folded:
     """Folds a network. Its parameters are named as in `architectures.traits` and `heads`.
 
-    Every width must be a multiple of `multiple`.
+    Every width must be a multiple of `multiple`. `embedding` describes the head `embedding`.
 
     Raises:
         FoldingError: the network has unsupported traits, or its parameters do not match its configuration.
@@ -94,7 +104,7 @@ def fold(architecture: str, config: Mapping[str, Any], weights: Weights, multipl
         traits = own.traits()
         _check_traits(traits)
         folded = _fold_encoder(traits, read)
-        _fold_head(folded, read, own.pooler)
+        _fold_head(folded, read, own.pooler, embedding)
     except KeyError as error:
         raise FoldingError(f"the parameter {error} is missing") from None
     except (ValueError, TypeError, ZeroDivisionError):
@@ -228,7 +238,12 @@ def _add_residual_product(folded: Folded, name: str, weights: Weights, source: s
             _take_norm(folded, name + ".norm", weights, source + norm)
 
 
-def _fold_head(folded: Folded, weights: Weights, pooler: str | None) -> None:
+def _fold_head(folded: Folded, weights: Weights, pooler: str | None, embedding: Embedding | None) -> None:
+    if embedding:
+        folded.pooling, folded.dense = embedding.pooling, "tanh" if embedding.dense == "tanh" else None
+        if not embedding.dense:
+            folded.outputs = folded.hidden
+            return
     transforms = any(name.startswith("head.transform.") for name in weights)
     if "head.bias" in weights and not transforms:  # of a causal language model
         folded.products["head.decoder"] = Product(folded.words, weights["head.bias"])

@@ -2,7 +2,8 @@
 
 A head maps hidden states to outputs, (N, H) -> (N, O). It reads only the positions in `focus`. The head
 `classification` reads one token, `token` reads every token, `masked_lm` reads the masked positions, and `causal_lm` the
-tokens before those that it predicts. Shape letters: see `architectures/layers.py`.
+tokens before those that it predicts. For the head `embedding`, a position in `focus` stands for its sequence, whose
+tokens are pooled. Shape letters: see `architectures/layers.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Config, Encoder
-from swiftlet_serve.models.artifact import Head
+from swiftlet_serve.models.artifact import Embedding, Head, Pooling
 
 
 class Classification(nn.Module):
@@ -87,6 +88,30 @@ class CausalLM(nn.Module):
         return F.linear(rows, words, self.bias)
 
 
+class SentenceVector(nn.Module):
+    """The pooled hidden states, through a dense layer if the model has one (Dense of sentence-transformers)."""
+
+    def __init__(self, config: Config, width: int, embedding: Embedding) -> None:
+        super().__init__()
+        self.pooling: Pooling = embedding.pooling
+        self.output = nn.Linear(config.hidden_size, width) if embedding.dense else None
+        self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
+        if self.output is None:
+            return rows
+        out: Tensor = self.act(self.output(rows))
+        return out
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Returns the mean or the maximum over the tokens of each sequence, (B, S, H) -> (B, H). mask is (B, S)."""
+    padding = ~mask[:, :, None]
+    if pooling == "max":
+        return hidden.masked_fill(padding, -torch.inf).amax(1)
+    return hidden.masked_fill(padding, 0).sum(1) / mask.sum(1)[:, None]
+
+
 class Model(nn.Module):
     """An encoder with a head: the network of an artifact."""
 
@@ -94,6 +119,7 @@ class Model(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.pooling: Pooling = head.pooling if isinstance(head, SentenceVector) else "cls"
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
         """Runs B sequences and returns the outputs at N positions, (N, O).
@@ -104,16 +130,21 @@ class Model(nn.Module):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         mask = positions[None, :] < lengths[:, None]  # (B, S)
         hidden = self.encoder(input_ids, token_type_ids, mask)  # (B, S, H)
-        rows = hidden.flatten(0, 1)[focus]  # (N, H)
+        if self.pooling == "cls":
+            rows = hidden.flatten(0, 1)[focus]  # (N, H)
+        else:
+            rows = pool(hidden, mask, self.pooling)[focus // input_ids.shape[1]]  # (N, H)
         out: Tensor = self.head(rows, self.encoder.embeddings.word.weight)
         return out
 
 
-def build(architecture: str, config: Mapping[str, Any], head: Head, width: int = 0) -> Model:
+def build(
+    architecture: str, config: Mapping[str, Any], head: Head, width: int = 0, embedding: Embedding | None = None
+) -> Model:
     """Builds a model with untrained weights (normal, 0.02, as BERT's).
 
     `width` is the number of outputs per position. The heads `masked_lm` and `causal_lm` ignore it: their width is the
-    vocabulary size.
+    vocabulary size. `embedding` describes the head `embedding`, which needs it.
 
     Raises:
         ValueError: the architecture is unknown, or the configuration has an unknown setting.
@@ -134,6 +165,10 @@ def build(architecture: str, config: Mapping[str, Any], head: Head, width: int =
             layers = MaskedLM(settings)
         case "causal_lm":
             layers = CausalLM(settings)
+        case "embedding":
+            if embedding is None:
+                raise ValueError("the head embedding needs its pooling")
+            layers = SentenceVector(settings, width, embedding)
     model = Model(encoder, layers)
     model.apply(_initialise)
     return model

@@ -2,18 +2,19 @@
 
 The T tokens of B sequences come end to end, so that the products see no padding. Only for attention, a gather lays them
 out as B rows of S, the longest sequence, and another gather takes them back. The last layer computes only the N
-positions that the head reads, at most F per sequence, and so does the head. Consecutive layers with the same parameters
-(ALBERT) are a loop, so that ONNX Runtime packs their weights once.
+positions that the head reads, at most F per sequence, and so does the head. (A head that pools reads all tokens.)
+Consecutive layers with the same parameters (ALBERT) are a loop, so that ONNX Runtime packs their weights once.
 
 Inputs, all int64 except `lengths`, which is int32 (`inputs` of `service/engines/onnx_cpu.py` makes them):
 
     input_ids, token_type_ids (if the network has token types), positions (T,)
     before, after (T,)      each token's neighbours in its sequence, T if there is none (trigram only)
-    spread (B, S)           the token at each place; any token at places of padding
+    spread (B, S)           the token at each place; the sequence's last token at places of padding
     gathered (T,)           the place of each token, b * S + s
     lengths (B,)
     focus (N,)              the tokens that the head reads
     focus_spread (B, F), focus_gathered (N,)        like spread and gathered, for the tokens in focus
+    owner (N,)              the sequence of each token in focus (a head that pools only)
 
 Output: `rows` (N, O) float32.
 """
@@ -51,7 +52,7 @@ def ragged(folded: Folded, multiply: Multiply) -> bytes:
     Raises:
         FoldingError: ONNX Runtime has no operator for its activation.
     """
-    for activation in (folded.traits.activation, folded.pooler):
+    for activation in (folded.traits.activation, folded.pooler, folded.dense):
         if activation is not None and activation not in ACTIVATIONS:
             raise FoldingError(f"the activation {activation!r} is not supported")
     return Network(folded, multiply).build()
@@ -128,7 +129,8 @@ class Network:
 
     def build(self) -> bytes:
         g, f = self.graph, self.folded
-        for name in ("input_ids", "positions", "gathered", "focus", "focus_gathered"):
+        pools = f.pooling != "cls"
+        for name in ("input_ids", "positions", "gathered", "focus", "focus_gathered", *(["owner"] if pools else [])):
             g.input(name, "int64", 1)
         if self.traits.embedding.token_types:
             g.input("token_type_ids", "int64", 1)
@@ -145,13 +147,16 @@ class Network:
         if self.traits.causal or self.traits.position_bias:
             self.bias, self.focus_bias = map(self.attention_bias, self.query_positions())
         x = self.embeddings()
-        *all_but_last, last = f.order
-        for i, run in groupby(all_but_last):
+        *before_last, last = f.order
+        for i, run in groupby(f.order if pools else before_last):
             times = len(list(run))
             x = self.layer(g, i, x) if times == 1 else self.repeated(i, times, x)
-        x = self.last_layer(last, x)
+        if not pools:
+            x = self.last_layer(last, x)
         if self.norm_first:
             x = self.layer_norm(g, "final_norm", x)
+        if pools:
+            x = self.pooled(x)
         g.output("rows", "float32", 2, self.head(x))
         return g.file()
 
@@ -285,6 +290,22 @@ class Network:
             y = self.add_and_norm(g, network + "outer", widened, y, rows)
         return self.add_and_norm(g, name + "leave", y, x, rows) if self.traits.bottleneck else y
 
+    def pooled(self, x: str) -> str:
+        """The mean or the maximum of the tokens (T, H) of each position's sequence, (N, H)."""
+        g, shape = self.graph, self.graph.array("hidden_rows", np.array([-1, self.folded.hidden]))
+        places = g.add("Gather", [x, "spread"])  # (B, S, H)
+        second = g.array("second", np.array([1]))
+        if self.folded.pooling == "max":  # padding repeats the last token
+            return g.add("Gather", [g.add("ReduceMax", [places, second], keepdims=0), "owner"])
+        # The running sum adds the tokens in order, so that padding, which comes last, changes no bit.
+        sums = g.add("Reshape", [g.add("CumSum", [places, g.array("number.1", np.array(1))]), shape])
+        lengths = g.add("Cast", ["lengths"], to=7)
+        ends = g.add("CumSum", [lengths, g.array("number.0", np.array(0))])
+        last = g.add("Gather", [g.add("Sub", [ends, second]), "owner"])
+        counts = g.add("Cast", [g.add("Gather", [lengths, "owner"])], to=1)
+        total = g.add("Gather", [sums, g.add("Gather", ["gathered", last])])
+        return g.add("Div", [total, g.add("Unsqueeze", [counts, _last(g)])])
+
     def head(self, x: str) -> str:
         g, f = self.graph, self.folded
         if "head.decoder" in f.products and "head.transform" not in f.products:
@@ -295,8 +316,10 @@ class Network:
             return self.product(g, "head.decoder", x, "focus")
         if f.pooler:
             x = self.activation(g, self.product(g, "head.pooler", x, "focus"), f.pooler)
-        output = Product(f.vectors["head.output"], f.vectors["head.output_bias"])
-        return in_fp32(g, "head.output", output, x, "focus.zeros")
+        if "head.output" in f.vectors:
+            output = Product(f.vectors["head.output"], f.vectors["head.output_bias"])
+            x = in_fp32(g, "head.output", output, x, "focus.zeros")
+        return self.activation(g, x, f.dense) if f.dense else x
 
     def product(self, g: Graph, name: str, x: str, rows: str = "tokens") -> str:
         return self.multiply(g, name, self.folded.products[name], x, rows + ".zeros")

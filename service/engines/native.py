@@ -44,6 +44,7 @@ LIBRARIES: Final = Path(swiftlet_serve.service.__file__).parent / "native"
 KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
 CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
 PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
+POOLINGS: Final = {"cls": 0, "mean": 1, "max": 2}  # the same
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
 WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
@@ -69,7 +70,7 @@ class Shape(ctypes.Structure):
             )
         ),
         ("epsilon", ctypes.c_float),
-        ("pooler", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("pooler", "pooling", "dense")),
     )
 
 
@@ -248,7 +249,8 @@ def _native(artifact: Artifact) -> Native:
         weights = read_weights(artifact.file(ONNX))
     except WeightsError as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
-    network = Native(library, fold(manifest.architecture, manifest.config, weights), passed_over)
+    folded = fold(manifest.architecture, manifest.config, weights, embedding=manifest.embedding)
+    network = Native(library, folded, passed_over)
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network
@@ -359,6 +361,8 @@ def _shape(folded: Folded) -> Shape:
         position_bias=traits.position_bias is not None,
         epsilon=folded.epsilon,
         pooler=ACTIVATIONS[folded.pooler],
+        pooling=POOLINGS[folded.pooling],
+        dense=ACTIVATIONS[folded.dense],
     )
 
 

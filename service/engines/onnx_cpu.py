@@ -95,7 +95,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
     """
     manifest, file = artifact.manifest, artifact.file(ONNX)
     try:
-        folded = fold(manifest.architecture, manifest.config, read_weights(file), multiple=1)
+        folded = fold(manifest.architecture, manifest.config, read_weights(file), 1, manifest.embedding)
         return RaggedOnnx(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
     except (FoldingError, WeightsError):
         return PaddedOnnx(file, threads)
@@ -119,6 +119,7 @@ def ragged_inputs(batch: Batch) -> Mapping[str, NDArray[Any]]:
         "focus": np.repeat(batch.offsets[:-1], focus_counts) + batch.focus,
         "focus_spread": focus_spread,
         "focus_gathered": focus_gathered,
+        "owner": np.repeat(np.arange(len(batch)), focus_counts),
     }
 
 
@@ -127,14 +128,15 @@ def _layout(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
     Returns:
         The position of each token in its sequence (T,), the token at each place (B, S), and each token's place (T,).
+        Places of padding hold the last token of their row.
     """
     ends = np.cumsum(lengths)
     tokens = np.arange(ends[-1])
     row = np.repeat(np.arange(len(lengths)), lengths)
     positions = tokens - (ends - lengths)[row]
-    spread = np.zeros((len(lengths), lengths.max()), np.int64)
-    spread[row, positions] = tokens
-    return positions, spread, row * spread.shape[1] + positions
+    columns = np.arange(lengths.max())
+    spread = (ends - lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    return positions, spread, row * len(columns) + positions
 
 
 def session(model: Path | bytes, threads: int) -> ort.InferenceSession:

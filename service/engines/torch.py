@@ -74,7 +74,7 @@ def load_network(artifact: Artifact) -> Model:
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
-        network = build(manifest.architecture, manifest.config, manifest.head, manifest.width)
+        network = build(manifest.architecture, manifest.config, manifest.head, manifest.width, manifest.embedding)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ArtifactError(f"{name}: the manifest does not describe a valid network: {error}") from None
     try:

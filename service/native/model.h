@@ -26,6 +26,9 @@ constexpr std::size_t huge_page = 1 << 21;
 
 enum class Projection : int { none, words, sum };
 
+// How a head reads the tokens: those in focus, or the mean or the maximum of all tokens of their sequence.
+enum class Pooling : int { cls, mean, max };
+
 // The sizes and traits of a network. Python fills it in (`service/engines/native.py`).
 struct Shape {
     int layers, hidden, inner, intermediate, heads, feed_forward, activation;
@@ -40,6 +43,8 @@ struct Shape {
     int position_bias;      // 1 if the scores of attention have a bias
     float epsilon;
     int pooler;  // the activation of the head's pooler
+    Pooling pooling;
+    int dense;  // the activation of the head's output
 };
 
 struct Batch {
@@ -107,8 +112,10 @@ class Model {
             decoder_ = &matrix("head.decoder");
         } else {
             if (matrices_.count("head.pooler")) pooler_ = &matrix("head.pooler");
-            output_ = vector("head.output");
-            output_bias_ = vector("head.output_bias");
+            if (vectors_.count("head.output") || shape_.outputs != shape_.hidden) {
+                output_ = vector("head.output");
+                output_bias_ = vector("head.output_bias");
+            }
         }
         join_weights();
         ready_ = true;
@@ -141,13 +148,14 @@ class Model {
         float* hidden = space.hidden.reserve(static_cast<std::size_t>(batch.tokens) * shape_.hidden);
         embed(batch, hidden, space);
         const Selection all{batch.tokens, nullptr, all_queries}, focus{batch.reads, index, queries};
-        const bool fewer = batch.reads < batch.tokens;
+        const bool pools = shape_.pooling != Pooling::cls, fewer = batch.reads < batch.tokens && !pools;
         for (int depth = 0; depth < shape_.layers; depth++) {
             const bool last = depth == shape_.layers - 1;
             hidden = run_layer(layers_[order_[depth]], batch, hidden, fewer && last ? focus : all, space);
         }
-        if (!fewer) hidden = gather(hidden, shape_.hidden, focus, space);
-        if (shape_.norm_first) normalise(hidden, batch.reads, shape_.hidden, final_norm_);
+        if (!fewer && !pools) hidden = gather(hidden, shape_.hidden, focus, space);
+        if (shape_.norm_first) normalise(hidden, pools ? batch.tokens : batch.reads, shape_.hidden, final_norm_);
+        if (pools) hidden = pool(hidden, batch, space);
         run_head(hidden, batch, out, space);
     }
 
@@ -409,6 +417,31 @@ class Model {
 
     // ---- head
 
+    // Computes the mean or the maximum of a sequence's tokens for each of its positions in focus, (reads, H). Tokens are
+    // added in order, so that the sums do not depend on the other sequences.
+    float* pool(const float* hidden, const Batch& batch, Workspace& space) const {
+        const int h = shape_.hidden;
+        float* pooled = space.focused.reserve(static_cast<std::size_t>(batch.reads) * h);
+        for (int b = 0; b < batch.sequences; b++) {
+            const std::int64_t first = batch.offsets[b], last = batch.offsets[b + 1];
+            const float scale = 1.0f / static_cast<float>(last - first);
+            for (std::int64_t i = batch.focus_offsets[b]; i < batch.focus_offsets[b + 1]; i++) {
+                float* to = pooled + i * h;
+                std::copy(hidden + first * h, hidden + (first + 1) * h, to);
+                for (std::int64_t t = first + 1; t < last; t++) {
+                    const float* x = hidden + t * h;
+                    if (shape_.pooling == Pooling::mean)
+                        for (int d = 0; d < h; d++) to[d] += x[d];
+                    else
+                        for (int d = 0; d < h; d++) to[d] = std::max(to[d], x[d]);
+                }
+                if (shape_.pooling == Pooling::mean)
+                    for (int d = 0; d < h; d++) to[d] *= scale;
+            }
+        }
+        return pooled;
+    }
+
     // Writes the outputs of all positions in focus, or the top k of them.
     void run_head(const float* x, const Batch& batch, float* out, Workspace& space) const {
         const int h = shape_.hidden, stride = round_up(shape_.outputs, lanes);
@@ -449,10 +482,20 @@ class Model {
             multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {static_cast<Activation>(shape_.pooler)});
             y = pooled;
         }
-        for (int i = 0; i < rows; i++)
+        for (int i = 0; i < rows; i++) {
+            const float* from = y + static_cast<std::size_t>(i) * h;
+            float* to = out + static_cast<std::size_t>(i) * stride;
+            if (!output_) {
+                std::copy(from, from + h, to);
+                continue;
+            }
             for (int o = 0; o < shape_.outputs; o++)
-                out[static_cast<std::size_t>(i) * stride + o] =
-                    dot_product(y + static_cast<std::size_t>(i) * h, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
+                to[o] = dot_product(from, output_ + static_cast<std::size_t>(o) * h, h) + output_bias_[o];
+            if (shape_.dense) {
+                std::fill(to + shape_.outputs, to + stride, 0.0f);
+                activate(static_cast<Activation>(shape_.dense), to, stride);
+            }
+        }
     }
 
     Shape shape_;

@@ -19,6 +19,7 @@ from swiftlet_serve.models.artifact import (
     MANIFEST,
     Artifact,
     ArtifactError,
+    Embedding,
     Manifest,
     find_artifacts,
     open_artifact,
@@ -47,6 +48,15 @@ MAIN = Manifest(
     config={"hidden_size": 48, "hidden_act": "gelu_new"},
     source={"hub": "someone/something", "revision": "0123abc"},
 )
+
+
+EMBEDDING = {
+    "pooling": "mean",
+    "normalize": True,
+    "dense": None,
+    "prompts": {"query": "query: "},
+    "default_prompt": "query",
+}
 
 
 @pytest.fixture
@@ -237,6 +247,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "config": [None, [], "x", 3],
     "source": [None, [], "x", 3],
     "files": [None, [], "x", [{"name": "model.onnx"}]],
+    "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
 }
 
 
@@ -267,6 +278,31 @@ def test_manifest_rejects_other_format(path: Path, value: Any) -> None:
     """The format is checked first, because another format may have other fields."""
     edit(path, lambda document: (document.clear(), document.update(format=value)))
     assert error_message(path) == "manifest.json: the format is not 1."
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("pooling", value) for value in ("last", None, ["mean"], {})),
+        *(("normalize", value) for value in (1, None, "true")),
+        *(("dense", value) for value in ("relu", False, {})),
+        *(("prompts", value) for value in (None, [], {"query": 1})),
+        *(("default_prompt", value) for value in ("document", 1, {})),
+    ],
+)
+def test_manifest_rejects_wrong_value_of_an_embedding(path: Path, key: str, value: Any) -> None:
+    edit(path, settings_of(head="embedding", embedding=EMBEDDING | {key: value}))
+    assert error_message(path) == f"manifest.json: the field 'embedding/{key}' has a wrong value."
+
+
+def test_manifest_has_an_embedding_for_that_head_only(path: Path) -> None:
+    wrong = "manifest.json: the field 'embedding' has a wrong value."
+    edit(path, settings_of(head="embedding"))
+    assert error_message(path) == wrong
+    edit(path, settings_of(embedding=EMBEDDING))
+    assert open_artifact(path).manifest.embedding == Embedding("mean", True, None, {"query": "query: "}, "query")
+    edit(path, settings_of(head="token"))
+    assert error_message(path) == wrong
 
 
 def test_manifest_without_labels_has_no_problem(path: Path) -> None:
