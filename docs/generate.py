@@ -28,6 +28,7 @@ from swiftlet_serve.models.training import recipe as recipes
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.cli import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http import dialects
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
 from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
@@ -127,6 +128,13 @@ def error_example() -> str:
     with TestClient(create_app(Runtime.load(Settings(engine="echo")))) as client:
         response = client.post("/fill-mask", json={"inputs": "Paris"}, headers={"X-Request-Id": "4f1d2c"})
     return f"```json\n{json.dumps(response.json(), indent=2)}\n```"
+
+
+def dialect_routes(name: str) -> str:
+    dialect = dialects.load(name)
+    rows = [[code(f"POST {one.path}"), one.summary] for one in dialect.OPERATIONS]
+    rows += [[code(f"{page.method} {page.path}"), page.summary] for page in dialect.PAGES]
+    return table(["Route", "Content"], rows)
 
 
 def request_limits() -> str:
@@ -347,6 +355,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "error classes": error_classes,
     "error example": error_example,
+    **{f"dialect {name}": partial(dialect_routes, name) for name in dialects.names()},
     "request limits": request_limits,
     "connection limits": connection_limits,
     "commands": commands,

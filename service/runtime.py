@@ -148,6 +148,17 @@ class Runtime:
             )
         return pipeline
 
+    def find(self, name: str) -> Pipeline:
+        """Returns the pipeline of a model, given its name, or its task to mean the task's default model.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        pipeline = self.pipelines.get(name) or self.tasks.get(name)
+        if pipeline is None:
+            raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
+        return pipeline
+
     async def snapshot(self) -> Snapshot:
         """Returns the current state of the server. Must be awaited on `loop`."""
         queue = self.dispatcher.queue_state()

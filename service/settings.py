@@ -84,6 +84,10 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
         "X-Forwarded-Proto headers are trusted. Empty: none.",
     )
+    dialects: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Protocols of other servers to speak beside Swiftlet's own, separated by commas. Empty: all.",
+    )
     engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, openvino, torch or echo.")
     spare_engine: bool = Field(
         True,
@@ -145,7 +149,7 @@ class Settings(BaseSettings):
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
 
-    @field_validator("models", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("models", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

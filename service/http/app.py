@@ -13,14 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
 
 from swiftlet_serve.service.errors import MethodNotAllowed, NotFound
-from swiftlet_serve.service.http import openapi, playground, routes
+from swiftlet_serve.service.http import dialect_endpoint, dialects, openapi, playground, routes
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.middleware import RequestMiddleware
 from swiftlet_serve.service.http.request_guard import LIVE, READY, RequestGuard
 from swiftlet_serve.service.http.request_tracker import Observer, RequestTracker
+from swiftlet_serve.service.http.route_table import Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import COMPUTE_HEADERS, TaskEndpoint
 from swiftlet_serve.service.http.task_routes import TaskRoutes
 from swiftlet_serve.service.runtime import Runtime
@@ -66,16 +67,21 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         exception_handlers={HTTPException: _raise_own_error},
         telemetry=NO_TELEMETRY,
     )
-    guard = RequestGuard(runtime, keys, runtime.tasks)
+    endpoints = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
+    spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
+    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect)]
+    table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
+    guard = RequestGuard(runtime, keys, table)
     tracker = RequestTracker(runtime, guard, [runtime.stats.finish, *observers])
     app.state.refuse = tracker.begin
     app.add_middleware(RequestMiddleware, tracker=tracker)
     if origins := runtime.settings.cors_origins:  # outermost, so that pages of these origins can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
         app.state.refuse = lambda scope: None if "origin" in Headers(scope=scope) else tracker.begin(scope)
-    endpoints = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
-    app.state.task_routes = TaskRoutes(tracker, endpoints, runtime.settings.max_body_bytes)
+    app.state.task_routes = TaskRoutes(tracker, runtime.settings.max_body_bytes)
     _add_routes(app, runtime, endpoints)
+    for name, dialect in spoken.items():
+        dialect_endpoint.install(app, runtime, name, dialect, {route.path: route.endpoint for route in foreign})
     openapi.install(app, runtime)
     return app
 
@@ -84,9 +90,9 @@ def create_admin_app(runtime: Runtime) -> Starlette:
     """Creates the application of the admin port. It runs on another thread and only reads from the runtime."""
     app = Starlette(
         routes=[
-            Route(LIVE, routes.live, methods=["GET"]),
-            Route(READY, routes.ready(runtime), methods=["GET"]),
-            Route(METRICS, routes.metrics(runtime), methods=["GET"]),
+            StarletteRoute(LIVE, routes.live, methods=["GET"]),
+            StarletteRoute(READY, routes.ready(runtime), methods=["GET"]),
+            StarletteRoute(METRICS, routes.metrics(runtime), methods=["GET"]),
         ],
         middleware=[Middleware(RequestMiddleware, tracker=RequestTracker(runtime, RequestGuard(runtime)))],
         exception_handlers={HTTPException: _raise_own_error},

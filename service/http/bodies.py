@@ -7,7 +7,8 @@ characters in a text, including NUL, are text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,19 +29,29 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 """The keys of pydantic's error context that hold a violated limit."""
 
+WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The codings of compressed bodies, as zlib numbers them."""
+
 MAX_ERRORS: Final = 100
 """Errors that are described. A body of 1 MB can have 90,000, which would block the event loop for seconds."""
 
 
-async def read(request: Request, max_bytes: int) -> bytes:
+async def read(request: Request, max_bytes: int, *, json_only: bool = True) -> bytes:
     """Reads the body of a request.
 
     Raises:
-        UnsupportedMediaType: the headers declare something other than uncompressed JSON in UTF-8.
-        PayloadTooLarge: the declared or the received size exceeds `max_bytes`. The connection is closed then.
+        InvalidRequest: the body is not compressed as its headers declare.
+        UnsupportedMediaType: the body is compressed in another way than with gzip or deflate. With `json_only`: it is
+            compressed, or not declared as JSON in UTF-8.
+        PayloadTooLarge: the declared, the received or the decompressed size exceeds `max_bytes`. The connection is
+            closed then.
         starlette.requests.ClientDisconnect: the client disconnected.
     """
-    _check_media_type(request.headers)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity" and (json_only or encoding not in WINDOW_BITS):
+        raise _unsupported_encoding("identity" if json_only else "gzip, deflate, identity")
+    if json_only:
+        _check_media_type(request.headers)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and float(declared) > max_bytes:  # int refuses numbers of very many digits
         raise _too_large(max_bytes)
@@ -50,11 +61,12 @@ async def read(request: Request, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise _too_large(max_bytes)
         chunks.append(chunk)
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    return body if encoding == "identity" else _decompress(body, encoding, max_bytes)
 
 
 def parse(model: type[RequestT], body: bytes | bytearray) -> RequestT:
-    """Validates a body against a pydantic model.
+    """Validates a JSON body against a pydantic model.
 
     Raises:
         InvalidRequest: the body is not UTF-8 or not JSON.
@@ -67,24 +79,57 @@ def parse(model: type[RequestT], body: bytes | bytearray) -> RequestT:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > MAX_ERRORS:
-            detail = f"The body has more than {MAX_ERRORS} invalid values. Compare it with the schema in /openapi.json."
-            raise Unprocessable("validation_failed", detail) from None
-        errors = error.errors(include_url=False, include_input=False)
-        if errors[0]["type"] == "json_invalid":  # the only error then
-            raise InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.") from None
-        field_errors = list(dict.fromkeys(_field_error(one, _field_names(model)) for one in errors))
-        detail = "The body has invalid values. The list of errors names each place and the rule that it breaks."
-        raise Unprocessable("validation_failed", detail, field_errors=field_errors) from None
+        raise _invalid(model, error) from None
+
+
+def validate(model: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
+    """Validates decoded fields against a pydantic model.
+
+    Raises:
+        Unprocessable: the fields violate the model. The error names the places and rules, never the values.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(model, error) from None
+
+
+def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest | Unprocessable:
+    if error.error_count() > MAX_ERRORS:
+        detail = f"The body has more than {MAX_ERRORS} invalid values. Compare it with the schema in /openapi.json."
+        return Unprocessable("validation_failed", detail)
+    errors = error.errors(include_url=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":  # the only error then
+        return InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.")
+    field_errors = list(dict.fromkeys(_field_error(one, _field_names(model)) for one in errors))
+    detail = "The body has invalid values. The list of errors names each place and the rule that it breaks."
+    return Unprocessable("validation_failed", detail, field_errors=field_errors)
+
+
+def _unsupported_encoding(accepted: str) -> UnsupportedMediaType:
+    detail = "This route does not accept bodies with this Content-Encoding. Send the body without one."
+    return UnsupportedMediaType(
+        "unsupported_encoding", detail, headers={"accept-encoding": accepted, "connection": "close"}
+    )
+
+
+def _decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Returns a decompressed body. Never makes more than `max_bytes` of it."""
+    decompressor = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        whole = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error:
+        whole = b""
+    if len(whole) > max_bytes:
+        raise _too_large(max_bytes)
+    if not decompressor.eof or decompressor.unused_data:
+        detail = "The body is not compressed as its Content-Encoding declares, or is incomplete."
+        raise InvalidRequest("bad_framing", detail)
+    return whole
 
 
 def _check_media_type(headers: Headers) -> None:
-    """Checks the Content-Type and Content-Encoding. Without a Content-Type, the body counts as JSON."""
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        detail = "The server does not accept compressed bodies. Send the body without Content-Encoding."
-        raise UnsupportedMediaType(
-            "unsupported_encoding", detail, headers={"accept-encoding": "identity", "connection": "close"}
-        )
+    """Checks the Content-Type. Without one, the body counts as JSON."""
     media_type, *parameters = headers.get("content-type", "application/json").lower().split(";")
     charsets = {name.strip().removeprefix("charset=").strip('"') for name in parameters if name.strip()}
     if media_type.strip() != "application/json" or not charsets <= {"utf-8", "utf8"}:

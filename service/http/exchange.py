@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
 from swiftlet_serve.service.http.response_transport import ResponseTransport
-from swiftlet_serve.service.http.task_endpoint import TaskEndpoint
+from swiftlet_serve.service.http.route_table import Endpoint
 from swiftlet_serve.service.http.task_routes import TaskRoutes
 from swiftlet_serve.service.http.uvicorn_internals import FlowControl, RequestResponseCycle
 
@@ -84,7 +84,7 @@ class TaskExchange:
         self,
         connection: ExchangeConnection,
         routes: TaskRoutes,
-        endpoint: TaskEndpoint,
+        endpoint: Endpoint,
         scope: Scope,
         tasks: Tasks,
         *,
@@ -120,15 +120,14 @@ class TaskExchange:
             self._task.cancel()
 
     async def _run(self) -> None:
-        state = self._scope["state"]
-        record = state["record"]
+        record = self._scope["state"]["record"]
         try:
-            response = await self._endpoint.respond(record, state["context"], self._body)
+            response = await self._endpoint.respond(self._scope, self._body)
         except (Exception, asyncio.CancelledError) as error:
             if self._is_disconnected:
                 self._tracker.finish(record, self._scope, None)
                 return
-            response = self._tracker.error_response(record, error)
+            response = self._tracker.error_response(self._scope, error)
         self._tracker.add_headers(record, response.raw_headers)
         self._tracker.finish(record, self._scope, response.status_code)
         flow = self._connection.flow

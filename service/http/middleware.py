@@ -42,6 +42,6 @@ class RequestMiddleware:
             if record.status is None:
                 tracker.finish(record, scope, None)
         except (Exception, asyncio.CancelledError) as error:
-            response = tracker.error_response(record, error)
+            response = tracker.error_response(scope, error)
             if record.status is None:
                 await response(scope, receive, send_and_finish)

@@ -56,10 +56,14 @@ def render(error: SwiftletError, request_id: str) -> Response:
 def _render(error: SwiftletError, request_id: str) -> Response:
     field_errors = error.field_errors[:MAX_FIELD_ERRORS]
     before, after = _around_id(error.code, error.title, error.status, error.retryable, error.detail, field_errors)
-    headers = error.headers
-    if error.retry_after is not None:
-        headers = headers | {"retry-after": str(math.ceil(error.retry_after))}
-    return Response(before + request_id.encode() + after, error.status, headers, MEDIA_TYPE)
+    return Response(before + request_id.encode() + after, error.status, headers(error), MEDIA_TYPE)
+
+
+def headers(error: SwiftletError) -> dict[str, str]:
+    """Returns the headers of the response to an error, in any form."""
+    if error.retry_after is None:
+        return error.headers
+    return error.headers | {"retry-after": str(math.ceil(error.retry_after))}
 
 
 @lru_cache(maxsize=128)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from starlette.datastructures import Headers
@@ -17,6 +17,7 @@ from swiftlet_serve.service.errors import FieldError, TooManyRequests, Unauthori
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.proxies import client_address, is_trusted
+from swiftlet_serve.service.http.route_table import Match, RouteTable
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -57,7 +58,7 @@ class RequestGuard:
         self,
         runtime: Runtime,
         keys: ApiKeys | None = None,
-        tasks: Collection[str] = (),
+        routes: RouteTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates a guard.
@@ -65,21 +66,22 @@ class RequestGuard:
         Args:
             runtime: provides the settings and the expected wait.
             keys: the API keys that all paths but `PUBLIC_PATHS` require; None requires none.
-            tasks: the tasks whose routes exist.
+            routes: the routes that run a model; None for none.
             clock: returns the time in seconds.
         """
         self._runtime = runtime
         self._keys = keys
-        self._task_routes = {f"/{task}" for task in tasks}
+        self._routes = routes or RouteTable()
         rate = runtime.settings.client_rate_limit
         self._rate_limiter = None if rate is None else RateLimiter(rate)
         self._clock = clock
 
     def admit(self, record: RequestRecord, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Checks a request, and notes its client in the record and its `context` in the scope's state.
+        """Checks a request, and notes its client in the record and its `match` and `context` in the scope's state.
 
-        The server sets in `scope["state"]`: `received`, the time of arrival; `lag_s`, as in `RequestContext`; and
-        `has_whole_body`, whether the body has arrived too. Only requests to a task have a context.
+        The match is that of the route table. Only requests that run a model have a context. The server sets in
+        `scope["state"]`: `received`, the time of arrival; `lag_s`, as in `RequestContext`; and `has_whole_body`,
+        whether the body has arrived too.
 
         Args:
             record: the request's record.
@@ -93,19 +95,15 @@ class RequestGuard:
             DeadlineExceeded: the deadline passed before the request was read.
             Unavailable: the server is shutting down, or the queue is too long for the deadline.
         """
-        address = self._resolve_client(scope, headers)
         state = scope.setdefault("state", {})
+        state["match"] = self._routes.match(scope["path"])
+        address = self._resolve_client(scope, headers)
         record.client = self._owner(scope, headers) or address  # rate limits apply to this name
-        if scope["method"] == "POST" and self.task_route(scope):
+        if scope["method"] == "POST" and runs_model(scope):
             state["context"] = context = self._create_context(record, headers, state)
             left_s = context.response_deadline - self._clock()
             is_complete = state.get("has_whole_body", False)
             self._runtime.admission.reserve(record, left_s, context.priority, complete=is_complete)
-
-    def task_route(self, scope: Scope) -> str | None:
-        """Returns the path of a request if it is the route of a task."""
-        path: str = scope["path"]
-        return path if path in self._task_routes else None
 
     def _create_context(
         self, record: RequestRecord, headers: Mapping[str, str], state: Mapping[str, Any]
@@ -128,7 +126,8 @@ class RequestGuard:
         Raises:
             Unauthorized: the key is missing or unknown.
         """
-        if self._keys is None or scope["path"] in PUBLIC_PATHS:
+        match: Match | None = scope["state"].get("match")
+        if self._keys is None or scope["path"] in PUBLIC_PATHS or (match is not None and match.route.public):
             return None
         key = _api_key(headers)
         if key is None:
@@ -149,6 +148,12 @@ class RequestGuard:
         address = client_address(peer, Headers(scope=scope).getlist("x-forwarded-for"), trusted)
         scope["client"] = (address, 0)
         return address
+
+
+def runs_model(scope: Scope) -> bool:
+    """Returns whether the route of a request runs a model."""
+    match: Match | None = scope["state"].get("match")
+    return match is not None and match.route.endpoint is not None
 
 
 def _api_key(headers: Mapping[str, str]) -> str | None:

@@ -15,7 +15,8 @@ from starlette.types import Scope
 
 from swiftlet_serve.service.errors import Internal, SwiftletError, draining, log_exception
 from swiftlet_serve.service.http import problem_details
-from swiftlet_serve.service.http.request_guard import RequestGuard
+from swiftlet_serve.service.http.request_guard import RequestGuard, runs_model
+from swiftlet_serve.service.http.route_table import Match
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import OTHER, RequestRecord
 
@@ -49,14 +50,16 @@ class RequestTracker:
         try:
             self._guard.admit(record, scope, headers)
         except Exception as error:
-            response = self.error_response(record, error)
+            response = self.error_response(scope, error)
             self.add_headers(record, response.raw_headers)
             self.finish(record, scope, response.status_code)
             return response
         return None
 
-    def error_response(self, record: RequestRecord, error: BaseException) -> Response:
+    def error_response(self, scope: Scope, error: BaseException) -> Response:
         """Returns the response to a request that failed with `error`, and notes the error's code in the record."""
+        record: RequestRecord = scope["state"]["record"]
+        match: Match | None = scope["state"].get("match")
         if isinstance(error, SwiftletError):
             failure = error
         elif isinstance(error, asyncio.CancelledError):  # the server shuts down without waiting any longer
@@ -66,7 +69,8 @@ class RequestTracker:
             detail = "The server failed unexpectedly. Its log has the cause under the ID of this request."
             failure = Internal("internal", detail)
         record.code = failure.code
-        return problem_details.render(failure, record.id)
+        render = problem_details.render if match is None else match.route.render_error
+        return render(failure, record.id)
 
     def add_headers(self, record: RequestRecord, headers: list[tuple[bytes, bytes]]) -> None:
         """Adds the headers that all responses have."""
@@ -82,10 +86,11 @@ class RequestTracker:
             scope: the request's ASGI scope.
             status: the response's status; None if the client disconnected before the response.
         """
-        if task := self._guard.task_route(scope):
+        match: Match | None = scope["state"]["match"]
+        if runs_model(scope):
             self._runtime.admission.release(record)
         record.status, record.ended = status, time.monotonic()
-        record.route = task or str(getattr(scope.get("route"), "path", OTHER))
+        record.route = match.route.path if match else str(getattr(scope.get("route"), "path", OTHER))
         for observe in self._observers:
             try:
                 observe(record)

@@ -1,20 +1,23 @@
-"""The endpoint of a task: body → request → pipeline → response."""
+"""The endpoints that run a model: body → request → pipeline → response."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.http import bodies
 from swiftlet_serve.service.http.request_guard import RequestContext
+from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord, Stage
 
@@ -35,13 +38,31 @@ COMPUTE_HEADERS: Final = (
 T = TypeVar("T")
 
 
-class TaskEndpoint:
-    """Answers the requests to one task that the request guard has admitted."""
+class Translation(NamedTuple):
+    """A request in the terms of the tasks."""
 
-    def __init__(self, runtime: Runtime, task: str) -> None:
-        self._runtime = runtime
-        self._task = task
-        self._model = runtime.tasks[task].model.task.Request
+    pipeline: Pipeline
+    request: tasks.Request
+    render: Callable[[Any], TaskResponse]
+    """Returns the response, given the task's answer."""
+    timeout_s: float | None = None
+    """A timeout that the body names, in seconds since the arrival of the request."""
+
+
+class ModelEndpoint(ABC):
+    """Answers the requests that the request guard has admitted, on one route."""
+
+    def __init__(self, runtime: Runtime, *, json_only: bool = True) -> None:
+        self.runtime = runtime
+        self.json_only = json_only
+
+    @abstractmethod
+    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
+        """Translates a request.
+
+        Raises:
+            SwiftletError: the request is invalid.
+        """
 
     async def __call__(self, request: Request) -> Response:
         """Responds to a request of the ASGI application.
@@ -50,44 +71,67 @@ class TaskEndpoint:
             ClientDisconnect: the client disconnected.
             SwiftletError: as `respond` and `bodies.read`.
         """
-        record: RequestRecord = request.state.record
-        record.task = self._task
-        body = await bodies.read(request, self._runtime.settings.max_body_bytes)
-        return await _run_while_connected(request, self.respond(record, request.state.context, body))
+        body = await bodies.read(request, self.runtime.settings.max_body_bytes, json_only=self.json_only)
+        return await _run_while_connected(request, self.respond(request.scope, body))
 
-    async def respond(self, record: RequestRecord, context: RequestContext, body: bytes | bytearray) -> Response:
+    async def respond(self, scope: Scope, body: bytes | bytearray) -> Response:
         """Returns the response to a request with this body.
 
         Raises:
             SwiftletError: the request is invalid, is not admitted or failed.
         """
-        runtime, deadline = self._runtime, context.response_deadline
+        record: RequestRecord = scope["state"]["record"]
+        context: RequestContext = scope["state"]["context"]
         started = time.monotonic()
-        record.task, record.body_bytes = self._task, len(body)
-        runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
-        request = bodies.parse(self._model, body)
+        record.body_bytes = len(body)
+        deadline = context.response_deadline
+        self.runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
+        pipeline, request, render, timeout_s = self.translate(scope, body)
         record.add_stage("parse", started, time.monotonic())
-        pipeline = runtime.pipeline(self._task, request.model)
-        record.model = pipeline.model.manifest.name
-        record.characters = tasks.characters(request.inputs)
-        answer = to_json(await pipeline.answer(request, deadline, context.priority, record))
-        max_bytes = max(runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body))
-        _check_response_size(len(answer), max_bytes)
+        manifest = pipeline.model.manifest
+        record.task, record.model = manifest.task, manifest.name
+        record.characters = tasks.characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
+        if timeout_s is not None:
+            record.timeout_s = timeout_s
+            sooner = min(context.deadline, context.received + timeout_s)
+            context = RequestContext(context.received, sooner, context.lag_s, context.priority)
+            deadline = context.response_deadline
+        response = render(await pipeline.answer(request, deadline, context.priority, record))
+        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body))
+        _check_response_size(len(response.body), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
-        return TaskResponse(answer, _compute_headers(record, pipeline.model.engine_name))
+        response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
+        return response
+
+
+class TaskEndpoint(ModelEndpoint):
+    """The endpoint of a task's own route."""
+
+    def __init__(self, runtime: Runtime, task: str) -> None:
+        super().__init__(runtime)
+        self._task = task
+        self._model = runtime.tasks[task].model.task.Request
+
+    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
+        scope["state"]["record"].task = self._task  # also of an invalid request
+        request = bodies.parse(self._model, body)
+        return Translation(self.runtime.pipeline(self._task, request.model), request, TaskResponse.of)
 
 
 class TaskResponse(Response):
     """The response to a successful request. Starlette's own constructor takes a multiple of the time."""
 
-    def __init__(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    body: bytes
+
+    def __init__(self, body: bytes, media_type: bytes = b"application/json") -> None:
         self.status_code, self.background = 200, None
         self.body = body
-        self.raw_headers = [
-            (b"content-length", b"%d" % len(body)),
-            (b"content-type", b"application/json"),
-            *headers,
-        ]
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
+
+    @classmethod
+    def of(cls, answer: object) -> TaskResponse:
+        """Returns an answer as JSON."""
+        return cls(to_json(answer))
 
 
 def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, bytes]]:

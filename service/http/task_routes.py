@@ -1,4 +1,4 @@
-"""The routes of the tasks, for requests that the server runs without the ASGI application.
+"""The routes that run a model, for requests that the server runs without the ASGI application.
 
 FastAPI, Starlette and uvicorn's implementation of ASGI took a fifth of the server's CPU time for a short request. The
 application has the same routes, with the same endpoints: they answer the requests that `TaskRoutes.find` leaves to it.
@@ -6,13 +6,12 @@ application has the same routes, with the same endpoints: they answer the reques
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import Scope
 
 from swiftlet_serve.service.http.request_tracker import RequestTracker
-from swiftlet_serve.service.http.task_endpoint import TaskEndpoint
+from swiftlet_serve.service.http.route_table import Endpoint
 
 JSON_TYPES: Final = frozenset(
     {b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"}
@@ -23,30 +22,32 @@ JSON_TYPES: Final = frozenset(
 class TaskRoutes:
     """Finds the endpoint of a request."""
 
-    def __init__(self, tracker: RequestTracker, endpoints: Mapping[str, TaskEndpoint], max_body_bytes: int) -> None:
+    def __init__(self, tracker: RequestTracker, max_body_bytes: int) -> None:
         """Creates the routes.
 
         Args:
             tracker: finishes the records of the requests.
-            endpoints: the endpoint of each path.
             max_body_bytes: the maximum size of a body.
         """
         self.tracker = tracker
-        self._endpoints = endpoints
         self._max_body_bytes = max_body_bytes
 
-    def find(self, scope: Scope, body_bytes: int | None) -> TaskEndpoint | None:
-        """Returns the endpoint of an ordinary request to a task. Returns None if the application must run the request.
+    def find(self, scope: Scope, body_bytes: int | None) -> Endpoint | None:
+        """Returns the endpoint of an ordinary request. Returns None if the application must run the request.
 
-        An ordinary request was admitted by the tracker and has an uncompressed JSON body of acceptable size.
+        An ordinary request was admitted by the tracker and has an uncompressed body of acceptable size and type.
 
         Args:
             scope: the request's ASGI scope.
             body_bytes: the size of its body; None if it is not known yet.
         """
-        if "context" not in scope["state"] or body_bytes is None or body_bytes > self._max_body_bytes:
+        state = scope["state"]
+        if "context" not in state or body_bytes is None or body_bytes > self._max_body_bytes:
             return None
+        endpoint: Endpoint = state["match"].route.endpoint
         for name, value in scope["headers"]:
-            if name == b"content-encoding" or (name == b"content-type" and value.lower() not in JSON_TYPES):
+            if name == b"content-encoding":
                 return None
-        return self._endpoints.get(scope["path"])
+            if name == b"content-type" and endpoint.json_only and value.lower() not in JSON_TYPES:
+                return None
+        return endpoint

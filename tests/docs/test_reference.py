@@ -20,6 +20,7 @@ from swiftlet_serve.service.http.app import CORS, create_app
 from swiftlet_serve.service.loading import BUNDLED
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
+from tests.support.dialects import dialect_routes
 from tests.support.markdown import blocks, code, first_column, table, text_of
 from tests.support.paths import ROOT
 
@@ -72,13 +73,18 @@ def test_error_fields_are_those_of_the_example():
 
 def test_routes_are_those_of_the_application(app):
     shown = {row[0].strip("`") for row in table(page("http-api"), "Route", "Response")}
+    foreign = {f"{method} {path}" for method, path in dialect_routes()}
     files = playground.FILES.keys() - {"/"}
 
-    assert shown == {
-        f"{'POST' if route.path.strip('/') in TASKS else 'GET'} {route.path}"
-        for route in app.routes
-        if route.path not in files
+    assert shown | foreign == {
+        f"{next(iter(route.methods - {'HEAD'}))} {route.path}" for route in app.routes if route.path not in files
     }
+
+
+def test_routes_of_each_dialect_are_shown():
+    shown = set(re.findall(r"^\| `((?:GET|POST) [^|]+)` \|", page("dialects"), re.MULTILINE))
+
+    assert shown == {f"{method} {path}" for method, path in dialect_routes()}
 
 
 def test_request_headers_include_those_of_openapi_and_of_cors(app):

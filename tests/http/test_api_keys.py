@@ -20,6 +20,7 @@ from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
 from swiftlet_serve.service.http.app import create_admin_app, create_app
 from tests.support.apps import TASKS, assert_problem, make_runtime, record_clients
+from tests.support.dialects import dialect_routes
 
 OTHER = "0" * 43
 
@@ -44,7 +45,6 @@ NOWHERE = [
     "/redoc",
     "/admin",
     "/classify/",
-    "/health",
     "/health/",
     "/health/live/",
     "/%2e",
@@ -171,8 +171,9 @@ def test_public_app_has_exactly_these_routes_and_methods(unlocked):
     for path in NOWHERE:
         for method in METHODS:
             assert unlocked.request(method, path).status_code == 404, (method, path)
-    paths = {route.path: route.methods for route in unlocked.app.routes}
-    assert paths == {**OPEN, **LOCKED}
+    routes = {(method, route.path) for route in unlocked.app.routes for method in route.methods}
+    own = {(method, path) for path, methods in {**OPEN, **LOCKED}.items() for method in methods}
+    assert routes == own | dialect_routes().keys()
 
 
 def test_only_health_and_playground_routes_need_no_key(locked):
@@ -186,6 +187,14 @@ def test_only_health_and_playground_routes_need_no_key(locked):
                 assert response.headers["www-authenticate"] == "Bearer"
                 if method != "HEAD":
                     assert_problem(response, 401, "missing_key")
+
+
+@pytest.mark.parametrize(("method", "path", "public"), [(*route, public) for route, public in dialect_routes().items()])
+def test_routes_of_dialects_need_a_key_unless_public(method, path, public, locked):
+    response = locked.request(method, path.format(model="classify", version="1"))
+
+    assert response.status_code == (200 if public else 401)
+    assert public or isinstance(response.json()["error"], str)
 
 
 def test_admin_app_has_health_and_metrics_only(artifact_dir):

@@ -14,6 +14,7 @@ from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
+from tests.support.dialects import dialect_routes
 from tests.support.fakes import ManualExecutor
 
 
@@ -57,7 +58,8 @@ def test_app_describes_exactly_these_routes(client):
     paths = client.get("/openapi.json").json()["paths"]
 
     others = {"/models", "/health/live", "/health/ready", "/metrics", "/status"}
-    assert set(paths) == {"/classify", "/qa", "/fill-mask", *others}
+    foreign = {path for _, path in dialect_routes()}
+    assert set(paths) == {"/classify", "/qa", "/fill-mask", *others, *foreign}
 
 
 def test_app_hides_the_message_of_an_unexpected_error(artifact_dir, monkeypatch, caplog):

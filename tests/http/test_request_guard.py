@@ -11,12 +11,15 @@ from starlette.datastructures import Headers
 
 from swiftlet_serve.service.errors import DeadlineExceeded, SwiftletError, Unavailable
 from swiftlet_serve.service.http.request_guard import RequestContext, RequestGuard
+from swiftlet_serve.service.http.route_table import Route, RouteTable
 from swiftlet_serve.service.scheduling.admission import admissible
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Priority
 
 NOW = 1000.0
+ENDPOINT: Any = object()  # never called
+CLASSIFY, QA = (RouteTable([Route(path, ENDPOINT)]) for path in ("/classify", "/qa"))
 
 
 class BusyRuntime:
@@ -43,7 +46,7 @@ def admit(
     timeout_ms: int = 1000, waited_s: float = 0.0, took_s: float = 0.0, wait_s: float = 0.0, **settings: Any
 ) -> RequestContext:
     """Admits a request that arrived `waited_s` ago and took `took_s` to arrive. Returns its context."""
-    guard = RequestGuard(BusyRuntime(wait_s, **settings), tasks=["classify"], clock=lambda: NOW)
+    guard = RequestGuard(BusyRuntime(wait_s, **settings), routes=CLASSIFY, clock=lambda: NOW)
     arrived = NOW - waited_s
     scope = {
         "type": "http",
@@ -90,7 +93,7 @@ def test_guard_refuses_late_requests_on_an_idle_server(waited_s, status):
 
 def test_arrival_defaults_to_the_time_of_the_check():
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/qa", "headers": []}
-    RequestGuard(BusyRuntime(0.0, timeout_ms=3000), tasks=["qa"], clock=lambda: NOW).admit(
+    RequestGuard(BusyRuntime(0.0, timeout_ms=3000), routes=QA, clock=lambda: NOW).admit(
         RequestRecord(), scope, Headers(scope=scope)
     )
 
@@ -100,7 +103,7 @@ def test_arrival_defaults_to_the_time_of_the_check():
 @pytest.mark.parametrize(("method", "path"), [("GET", "/classify"), ("POST", "/models"), ("POST", "/qa")])
 def test_guard_checks_no_deadline_of_other_requests(method, path):
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": [], "state": {"received": 0.0}}
-    RequestGuard(BusyRuntime(60.0), tasks=["classify"], clock=lambda: NOW).admit(
+    RequestGuard(BusyRuntime(60.0), routes=CLASSIFY, clock=lambda: NOW).admit(
         RequestRecord(), scope, Headers(scope=scope)
     )
 

@@ -1,0 +1,140 @@
+"""The protocol of Hugging Face's text-embeddings-inference (TEI).
+
+A list of two strings is a pair of texts there, and a list of lists is a batch: the opposite of `/classify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
+from swiftlet_serve.service.http import bodies, openapi, problem_details
+from swiftlet_serve.service.http.dialects import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import MAX_INPUTS
+
+ERROR_TYPES: Final[Mapping[str, str]] = {
+    "overloaded": "Overloaded",
+    "quota_exceeded": "Overloaded",
+    "empty_input": "Empty",
+}
+"""The names of TEI's errors, by code. Other errors are named by their status."""
+ERROR_TYPES_BY_STATUS: Final[Mapping[int, str]] = {500: "Backend", 503: "Unhealthy", 504: "Overloaded"}
+
+
+class PredictRequest(Foreign):
+    """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
+
+    inputs: str | list[str] | list[list[str]]
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    raw_scores: bool = False
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+def predict(runtime: Runtime, call: Call) -> Translation:
+    """Translates a prediction request."""
+    pipeline, given = _default(runtime, "classify"), bodies.parse(PredictRequest, call.body)
+    if given.truncation_direction.lower() == "left":
+        _refuse("/truncation_direction", "unsupported", "Texts can only be truncated on the right.")
+    inputs = given.inputs
+    batch = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], list) else None
+    texts: list[Any] = [_text(one) for one in (inputs if batch is not None else [inputs])]
+    request = bodies.validate(
+        pipeline.model.task.Request,
+        {
+            "inputs": texts,
+            "parameters": {
+                # TEI fails for a long text unless it is started with --auto-truncate.
+                "truncation": bool(given.truncate),
+                **({"function_to_apply": "none"} if given.raw_scores else {}),
+            },
+        },
+    )
+    return Translation(pipeline, request, lambda answer: TaskResponse.of(answer if batch is not None else answer[0]))
+
+
+def _text(one: Any) -> Any:
+    if isinstance(one, str):
+        return one
+    if len(one) not in (1, 2):
+        _refuse("/inputs", "wrong_length", "An input is neither a text nor a pair of texts.")
+    return {"text": one[0], "text_pair": one[1]} if len(one) == 2 else one[0]
+
+
+def render_error(error: SwiftletError, _: str) -> Response:
+    """Returns an error in TEI's form. The statuses are Swiftlet's."""
+    kind = ERROR_TYPES.get(error.code) or ERROR_TYPES_BY_STATUS.get(error.status, "Validation")
+    return JSONResponse(
+        {"error": error.detail, "error_type": kind, "code": error.code}, error.status, problem_details.headers(error)
+    )
+
+
+def _default(runtime: Runtime, task: str) -> Pipeline:
+    """Returns the default model of a task.
+
+    Raises:
+        NotFound: no model serves the task.
+    """
+    if task not in runtime.tasks:
+        raise NotFound("unknown_model", "No served model does this. See /models for the served models.")
+    return runtime.tasks[task]
+
+
+def _refuse(pointer: str, code: str, detail: str) -> None:
+    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
+
+
+def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
+    pipeline = next(iter(runtime.tasks.values()))
+    manifest, limits = pipeline.model.manifest, runtime.settings
+    labels = manifest.labels
+    kind: dict[str, Any] = {
+        "classifier": {
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+    }
+    return JSONResponse(
+        {
+            "model_id": manifest.name,
+            "model_sha": None,
+            "model_dtype": manifest.precision,
+            "served_model_name": manifest.name,
+            "model_type": kind,
+            "max_concurrent_requests": limits.max_queued_tokens,
+            "max_input_length": manifest.max_tokens,
+            "max_batch_tokens": pipeline.model.manifest.max_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": MAX_INPUTS,
+            "auto_truncate": False,
+            "tokenization_workers": limits.cores,
+            "version": openapi.version(),
+            "sha": None,
+            "docker_label": None,
+        }
+    )
+
+
+def _health(runtime: Runtime, _: Mapping[str, str]) -> Response:
+    runtime.check_ready()
+    return Response()
+
+
+OPERATIONS: Final = (Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),)
+PAGES: Final = (
+    Page("/info", "Description of the default model", _info),
+    Page("/health", "Readiness check", _health, public=True),
+)
