@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from swiftlet_serve.models.training import recipe as recipes
@@ -219,7 +220,8 @@ def openapi() -> Any:
 def schema(task: str, kind: str) -> Any:
     """Returns the JSON schema of a task's `Parameters` or `Request`."""
     name = "".join(part.capitalize() for part in task.split("-")) + kind
-    return openapi()["components"]["schemas"][name]
+    model: type[BaseModel] = getattr(tasks.load(task), name)
+    return model.model_json_schema()
 
 
 def bound(field: Any, name: str) -> str:
@@ -363,6 +365,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "classify parameters": partial(parameters, "classify"),
     "qa parameters": partial(parameters, "qa"),
     "fill-mask parameters": partial(parameters, "fill-mask"),
+    "score parameters": partial(parameters, "score"),
     "models fields": partial(response_fields, "/models"),
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,

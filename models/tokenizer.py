@@ -206,6 +206,11 @@ class Tokenizer:
         ranges = window_ranges(len(context), size, stride)
         return [self._window(question, context, question_index, start, stop) for start, stop in ranges]
 
+    def sequence(self, text: TokenizedText) -> tuple[Ids, Ids, int]:
+        """Returns a text with its special tokens: input ids, token type ids, and the position of its first token."""
+        input_ids, token_type_ids, (start,) = self._assemble([text.ids])
+        return input_ids, token_type_ids, start
+
     def special_count(self, *, pair: bool) -> int:
         """Returns the number of special tokens that surround a text, or a pair."""
         return self._special_counts[pair]

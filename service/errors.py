@@ -131,7 +131,15 @@ class Unprocessable(SwiftletError):
     status = 422
     title = "Unprocessable content"
     codes = frozenset(
-        {"validation_failed", "input_too_long", "empty_input", "no_mask", "too_many_masks", "answer_too_large"}
+        {
+            "validation_failed",
+            "input_too_long",
+            "empty_input",
+            "no_mask",
+            "too_many_masks",
+            "too_few_tokens",
+            "answer_too_large",
+        }
     )
 
 

@@ -1,12 +1,15 @@
-"""Top-k of rows that are as long as a vocabulary.
+"""Reduced rows: the top-k of rows that are as long as a vocabulary, or one log-probability of each.
 
 An engine reduces such rows before they leave it, because the transfer and the search of 30,522 logits for each mask
-would be slow. A row (F, O) becomes (F, 1 + 2 K) float32. For each of its F focus positions it holds:
+would be slow. A row (F, O) of a `Ranked` sequence becomes (F, 1 + 2 K) float32. For each of its F focus positions it
+holds:
 
     the total, the K largest logits in descending order, their K columns
 
 The total is the logarithm of the sum of the exponentials of all O logits, so exp(logit - total) is the softmax
 probability. It is NaN if a logit is not finite. Columns are integers far below 2^24, so float32 holds them exactly.
+
+A row of a `Scored` sequence becomes (F, 1): the logit of each position's target less the total.
 """
 
 from __future__ import annotations
@@ -33,6 +36,13 @@ class Ranked(Encoding):
     candidates: Ids  # (M,): distinct columns to choose from; empty: all columns
 
 
+@dataclass(frozen=True, eq=False)
+class Scored(Encoding):
+    """A sequence whose rows are reduced to the log-probabilities of one column for each focus position."""
+
+    targets: Ids  # (F,): the columns
+
+
 class Ranking(NamedTuple):
     """The parts of a ranked row."""
 
@@ -47,8 +57,13 @@ class Ranking(NamedTuple):
 
 
 def width(top_k: int, candidates: int, outputs: int) -> int:
-    """Returns the width of a ranked row for O outputs and M candidates. If `top_k` is 0, the row keeps its width O."""
-    return 1 + 2 * min(top_k, candidates or outputs) if top_k else outputs
+    """Returns the width of a row for O outputs and M candidates.
+
+    If `top_k` is 0, the candidates are the targets of a `Scored` sequence. If there are none, the row is not reduced.
+    """
+    if top_k:
+        return 1 + 2 * min(top_k, candidates or outputs)
+    return 1 if candidates else outputs
 
 
 def is_of(row: Floats, outputs: int) -> bool:
@@ -61,6 +76,20 @@ def _middle(row: Floats) -> int:
     """Returns the index of the first column number in a ranked row, (F, 1 + 2 K)."""
     length: int = row.shape[1]
     return (length + 1) // 2
+
+
+def reduce_rows(rows: Floats, top_k: int, candidates: Ids) -> Floats:
+    """Reduces rows, (F, O), to the width that `width` gives. Returns a copy."""
+    if top_k:
+        return rank(rows, top_k, candidates)
+    return log_probabilities(rows, candidates) if len(candidates) else rows.copy()
+
+
+def log_probabilities(rows: Floats, targets: Ids) -> Floats:
+    """Returns the logarithm of the softmax of each row, (F, O), at its target, (F, 1)."""
+    # Row by row, because a copy of the rows of a long text would take hundreds of megabytes.
+    found = [row[None, target] - _total(row[None])[:, 0] for row, target in zip(rows, targets, strict=True)]
+    return np.array(found, np.float32).reshape(-1, 1)
 
 
 def rank(rows: Floats, top_k: int, candidates: Ids) -> Floats:

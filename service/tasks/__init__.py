@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
 from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Tokenizer
@@ -76,6 +77,18 @@ def load(name: str) -> Definition:
 def head_width(outputs: Outputs, labels: int, vocab_size: int) -> int:
     """Returns the number of outputs per position for a model with these labels and this vocabulary."""
     return outputs if isinstance(outputs, int) else {"labels": labels, "vocabulary": vocab_size}[outputs]
+
+
+def is_causal(manifest: Manifest) -> bool:
+    """Returns whether a token of this network attends only to itself and the tokens before it.
+
+    False if the architecture or its configuration is invalid, which the engine reports.
+    """
+    try:
+        config = architectures.describe(manifest.architecture).Config(**manifest.config)
+        return config.traits().causal
+    except (ValueError, TypeError):
+        return False
 
 
 def check_unlabelled(manifest: Manifest) -> None:

@@ -1,5 +1,7 @@
 """Classification: labels and scores for a text or a pair of texts.
 
+The head reads the first token, or the last one if the network is causal: only that one has seen the whole text.
+
 The semantics are those of `TextClassificationPipeline` in transformers 4.57.1. The response is a list of lists even for
 one text, because Hugging Face clients expect that. If `top_k` is left out, all labels are returned, as by the hosted
 Inference API. (The pipeline itself returns only the best label.)
@@ -10,9 +12,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
@@ -113,6 +117,7 @@ class Classify:
         self.max_tokens = manifest.max_tokens
         self.labels = manifest.labels
         self._default = default_function(manifest.problem, len(manifest.labels))
+        self._read_last_token = tasks.is_causal(manifest)
 
     def encode(self, request: ClassifyRequest) -> list[Encoding]:
         """Encodes each text as one sequence.
@@ -125,9 +130,15 @@ class Classify:
         parameters = request.parameters or DEFAULTS
         texts = [_text(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
         try:
-            return self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
+            encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
         except TextTooLong as error:
             raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+        for encoding, pointer in zip(encodings, pointers, strict=True):
+            if not len(encoding.input_ids):  # no special tokens, and a text of control characters
+                raise tasks.empty_input(pointer)
+        if not self._read_last_token:
+            return encodings
+        return [replace(one, focus=np.array([len(one.input_ids) - 1])) for one in encodings]
 
     def decode(
         self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]

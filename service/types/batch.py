@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.topk import NOTHING, Ranked, rank, width
+from swiftlet_serve.service.topk import NOTHING, Ranked, Scored, reduce_rows, width
 
 Row = NDArray[np.float32]
 """One sequence's share of an engine's output, (F, O): the head's O numbers for each of the F focus positions.
 
-The row of a `Ranked` sequence has the shape that `service.topk` describes.
+The rows of `Ranked` and `Scored` sequences have the shapes that `service.topk` describes.
 """
 
 
@@ -42,14 +42,14 @@ class Batch:
     focus: NDArray[np.int64]  # (N,): positions within their own sequence
     focus_offsets: NDArray[np.int64]  # (B + 1,): sequence b has focus[focus_offsets[b]:focus_offsets[b + 1]]
     top_k: NDArray[np.int64]  # (B,): the number of values that a `Ranked` sequence asks for; 0 for other sequences
-    candidates: NDArray[np.int64]  # (M,): columns that take part in top-k
+    candidates: NDArray[np.int64]  # (M,): columns that take part in top-k, or the targets of `Scored` sequences
     candidate_offsets: NDArray[np.int64]  # (B + 1,): as focus_offsets, for candidates
 
     @classmethod
     def of(cls, encodings: Sequence[Encoding]) -> Batch:
         """Returns the batch of these sequences."""
         top_k = [e.top_k if isinstance(e, Ranked) else 0 for e in encodings]
-        candidates = [e.candidates if isinstance(e, Ranked) else NOTHING for e in encodings]
+        candidates = [_candidates(e) for e in encodings]
         return cls(
             input_ids=np.concatenate([e.input_ids for e in encodings]),
             token_type_ids=np.concatenate([e.token_type_ids for e in encodings]),
@@ -57,7 +57,7 @@ class Batch:
             focus=np.concatenate([e.focus for e in encodings]),
             focus_offsets=_offsets(e.focus for e in encodings),
             top_k=np.array(top_k),
-            candidates=np.concatenate(candidates) if any(top_k) else NOTHING,
+            candidates=np.concatenate(candidates),
             candidate_offsets=_offsets(candidates),
         )
 
@@ -82,7 +82,7 @@ class Batch:
         parts = np.split(self.input_ids, tokens), np.split(self.token_type_ids, tokens), np.split(self.focus, focus)
         ranked = zip(self.top_k.tolist(), np.split(self.candidates, self.candidate_offsets[1:-1]), strict=True)
         return [
-            Ranked(*part, top_k, candidates) if top_k else Encoding(*part)
+            _reduced(Encoding(*part), top_k, candidates)
             for part, (top_k, candidates) in zip(zip(*parts, strict=True), ranked, strict=True)
         ]
 
@@ -114,8 +114,21 @@ class Batch:
         rows = []
         for b, top_k in enumerate(self.top_k.tolist()):
             part = outputs[focus[b] : focus[b + 1]]
-            rows.append(rank(part, top_k, self.candidates[first[b] : first[b + 1]]) if top_k else part.copy())
+            rows.append(reduce_rows(part, top_k, self.candidates[first[b] : first[b + 1]]))
         return rows
+
+
+def _candidates(encoding: Encoding) -> NDArray[np.int64]:
+    if isinstance(encoding, Ranked):
+        return encoding.candidates
+    return encoding.targets if isinstance(encoding, Scored) else NOTHING
+
+
+def _reduced(encoding: Encoding, top_k: int, candidates: NDArray[np.int64]) -> Encoding:
+    """Returns the sequence as its entries in a batch describe it."""
+    if top_k:
+        return Ranked(**vars(encoding), top_k=top_k, candidates=candidates)
+    return Scored(**vars(encoding), targets=candidates) if len(candidates) else encoding
 
 
 def _offsets(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:

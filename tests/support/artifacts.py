@@ -20,9 +20,14 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
 MAX_TOKENS = 48
-LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": ()}
-HEADS: Mapping[str, Head] = {"classify": "classification", "qa": "token", "fill-mask": "masked_lm"}
-WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY)}
+LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": (), "score": ()}
+HEADS: Mapping[str, Head] = {
+    "classify": "classification",
+    "qa": "token",
+    "fill-mask": "masked_lm",
+    "score": "causal_lm",
+}
+WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY)}
 
 
 def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:

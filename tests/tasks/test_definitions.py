@@ -12,9 +12,9 @@ from swiftlet_serve.models.artifact import MANIFEST, ArtifactError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import open_model
-from tests.support.artifacts import make_artifact, make_tokenizer
+from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
-NAMES = ("classify", "fill-mask", "qa")
+NAMES = ("classify", "fill-mask", "qa", "score")
 
 
 def change(path: Path, **fields: Any) -> Path:
@@ -44,7 +44,7 @@ def test_head_width_is_a_number_or_counts_labels_or_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["translate", "fill_mask", "__init__", "", "os"])
 def test_unknown_task_is_refused(name: str) -> None:
-    with pytest.raises(SetupError, match=r"The tasks are classify, fill-mask, qa\.$"):
+    with pytest.raises(SetupError, match=r"The tasks are classify, .*, score\.$"):
         tasks.load(name)
 
 
@@ -62,6 +62,7 @@ def test_artifact_of_unknown_task_is_refused(tmp_path: Path) -> None:
         ("classify", {"labels": [], "problem": None}, "a classifier needs labels and a problem"),
         ("qa", {"labels": ["a", "b"]}, "a model for qa has no labels"),
         ("qa", {"width": 3}, "qa needs 2 outputs per token, and the artifact has 3"),
+        ("score", {"labels": ["a"] * WIDTHS["score"]}, "a model for score has no labels"),
         ("fill-mask", {"width": 2, "labels": ["a", "b"]}, "a model for fill-mask has no labels"),
     ],
 )

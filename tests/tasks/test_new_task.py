@@ -89,7 +89,7 @@ def artifact(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_new_task_is_listed_without_being_imported(folder: Path) -> None:
     sys.modules.pop("swiftlet_serve.service.tasks.tag_words", None)
 
-    assert tasks.names() == ["classify", "fill-mask", "qa", "tag-words"]
+    assert {"classify", "tag-words"} < set(tasks.names())
     assert "swiftlet_serve.service.tasks.tag_words" not in sys.modules
 
 
