@@ -1,11 +1,13 @@
 """Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
-Ids and offsets equal those of transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`, `AlbertConverter`).
+Ids and offsets equal those of transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`, `AlbertConverter`,
+`RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,9 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from swiftlet_serve.models.errors import ModelError
 
 WORDPIECE_SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA_SPECIALS: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 ALBERT_SPECIALS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+GENERIC: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take the file as it is
 
 _Reader = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
@@ -26,7 +30,8 @@ class TokenizerError(ModelError):
 
 
 def read_directory(path: Path) -> tokenizers.Tokenizer:
-    """Reads `tokenizer.json`, else `vocab.txt` (WordPiece), else `spiece.model` (ALBERT).
+    """Reads the first of these files: `tokenizer.json`, `vocab.txt` (WordPiece), `spiece.model` (ALBERT), `vocab.json`
+    with `merges.txt` (byte-level BPE), `sentencepiece.bpe.model` (XLM-RoBERTa, CamemBERT).
 
     Options come from `tokenizer_config.json`. Missing options have the defaults of transformers.
 
@@ -67,8 +72,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _from_tokenizer_json(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     class_name = config.get("tokenizer_class") or "Bert"
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and "Bert" in class_name:
-        tokenizer.normalizer = _bert_normalizer(config)  # as in transformers, the configuration overrides the file
+    # As in transformers, the configuration overrides the file.
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and re.search("Bert|Electra", class_name):
+        tokenizer.normalizer = _bert_normalizer(config)
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        tokenizer.pre_tokenizer.add_prefix_space = config.get("add_prefix_space", False)
+    if isinstance(tokenizer.post_processor, processors.RobertaProcessing) and class_name not in GENERIC:
+        tokenizer.post_processor.add_prefix_space = config.get("add_prefix_space", False)
+        tokenizer.post_processor.trim_offsets = config.get("trim_offsets", True)
     return tokenizer
 
 
@@ -99,11 +110,80 @@ def _from_vocab(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
+def _from_merges(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Reads a byte-level BPE: `vocab.json` and its `merges.txt`.
 
-    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, with which
-    ALBERT was trained, keeps it.
+    RoBERTa puts special tokens around a text. A vocabulary without them is that of GPT-2, which adds none.
+    """
+    merges = path.with_name("merges.txt")
+    if not merges.is_file():
+        raise TokenizerError(f"{path.name} has no {merges.name} beside it.")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.get("add_prefix_space", False))
+    tokenizer.decoder = decoders.ByteLevel()
+    ids = tokenizer.get_vocab()
+    specials = [token for token in (*ROBERTA_SPECIALS, "<|endoftext|>") if token in ids]
+    if {"<s>", "</s>"}.issubset(specials):
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("</s>", ids["</s>"]),
+            ("<s>", ids["<s>"]),
+            trim_offsets=config.get("trim_offsets", True),
+            add_prefix_space=config.get("add_prefix_space", False),
+        )
+    else:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens([_special(token) for token in specials])
+    return tokenizer
+
+
+def _special(token: str, *, normalized: bool = False) -> AddedToken:
+    """Returns a special token. The mask token includes the space before it."""
+    return AddedToken(token, normalized=normalized, special=True, lstrip=token == ROBERTA_SPECIALS[-1])
+
+
+def _from_fairseq(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Reads a SentencePiece unigram model whose ids are shifted, because fairseq had special tokens of its own."""
+    proto = _read_unigram(path)
+    own: list[tuple[str, float]] = [(piece.piece, piece.score) for piece in proto.pieces]
+    head: list[tuple[str, float]] = [(token, 0.0) for token in ROBERTA_SPECIALS[:4]]
+    is_camembert = str(config.get("tokenizer_class", "")).startswith("Camembert")
+    if is_camembert:
+        unused = [("<s>NOTUSED", 0.0), head[1], ("</s>NOTUSED", 0.0), head[3], ("<unk>NOTUSED", -100.0)]
+        pieces = [*unused, *own[1:], ("<mask>", 0.0)]
+    else:
+        pieces = [*head, *own[3:], ("<mask>", 0.0)]
+    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    for token in ("<s>", "</s>"):
+        if token not in ids:
+            raise TokenizerError(f"{path.name} lacks the piece {token}.")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, ids["<unk>"]))
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Precompiled(charsmap)] if charsmap else []),
+            normalizers.Strip(left=False, right=True),
+            normalizers.Replace(Regex(" {2,}"), "▁"),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[(token, ids[token]) for token in ("<s>", "</s>")],
+    )
+    user_defined = [piece.piece for piece in proto.pieces if piece.type == proto.SentencePiece.USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in user_defined])
+    tokenizer.add_special_tokens([_special(token) for token in ROBERTA_SPECIALS[:4]])
+    tokenizer.add_special_tokens([_special("<mask>", normalized=not is_camembert)])
+    return tokenizer
+
+
+def _read_unigram(path: Path) -> Any:
+    """Reads the message of a SentencePiece unigram model.
+
+    Raises:
+        TokenizerError: it is a model of another kind.
     """
     from sentencepiece import sentencepiece_model_pb2
 
@@ -111,6 +191,16 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokeni
     proto.ParseFromString(path.read_bytes())
     if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
         raise TokenizerError(f"{path.name} is not a unigram model.")
+    return proto
+
+
+def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
+
+    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, with which
+    ALBERT was trained, keeps it.
+    """
+    proto = _read_unigram(path)
     pieces = [(piece.piece, _albert_score(piece.piece, piece.score)) for piece in proto.pieces]
     ids = {piece: index for index, (piece, _) in enumerate(pieces)}
     for token in ALBERT_SPECIALS[2:4]:
@@ -170,4 +260,6 @@ _READERS: Final[dict[str, _Reader]] = {
     "tokenizer.json": _from_tokenizer_json,
     "vocab.txt": _from_vocab,
     "spiece.model": _from_sentencepiece,
+    "vocab.json": _from_merges,
+    "sentencepiece.bpe.model": _from_fairseq,
 }

@@ -28,6 +28,9 @@ TOKENIZER_FILES: Final = (
     "tokenizer_config.json",
     "vocab.txt",
     "spiece.model",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
     "special_tokens_map.json",
 )
 # The only files that are downloaded from a hub repository.
@@ -124,10 +127,11 @@ def convert(
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
     """
     settings = _read_object(directory / "config.json")
-    architecture = settings.get("model_type")
+    model_type = settings.get("model_type")
+    architecture = model_type.replace("-", "_") if isinstance(model_type, str) else ""
     if architecture not in architectures.names():
         known = ", ".join(architectures.names())
-        raise ConversionError(f"config.json: model_type {architecture!r} is not supported; supported are {known}.")
+        raise ConversionError(f"config.json: model_type {model_type!r} is not supported; supported are {known}.")
     config = _translate_config(architecture, settings)
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     try:
@@ -168,7 +172,7 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
     defaults = {field.name: field.default for field in fields(module.Config)} | dict(module.IMPLIED)
     config = {key: settings.get(key, default) for key, default in defaults.items()}
     for key, default in defaults.items():
-        if not _is_valid(config[key], default):
+        if not _is_valid(config[key], default, least=0 if key.endswith("_id") else 1):
             raise ConversionError(f"config.json: {key} has an invalid value.")
     try:
         activation = module.Config(**config).hidden_act
@@ -179,13 +183,14 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
     return config
 
 
-def _is_valid(value: object, default: object) -> bool:
+def _is_valid(value: object, default: object, least: int = 1) -> bool:
+    """Returns whether a value has the type of the default. `least` is the lowest valid whole number."""
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     if default is None:
         return value is None or (isinstance(value, int) and value > 0)
     if isinstance(default, int):
-        return isinstance(value, int) and value > 0
+        return isinstance(value, int) and value >= least
     if isinstance(default, float):
         return isinstance(value, int | float) and value >= 0
     return isinstance(value, type(default))

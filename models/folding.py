@@ -72,7 +72,7 @@ class Folded:
     order: tuple[int, ...]  # the number of the layer at each depth
     words: Array  # (V, E)
     outputs: int = 0
-    pooler: str | None = None  # the activation of the classification head's pooler
+    head_activation: str | None = None  # of the pooler or the transform, if the head has one
     pooling: Pooling = "cls"  # how the head reads the tokens of a sequence; "cls" reads the positions in focus
     dense: str | None = None  # the activation of the head's output
     products: dict[str, Product] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def fold(
         traits = own.traits()
         _check_traits(traits)
         folded = _fold_encoder(traits, read)
-        _fold_head(folded, read, own.pooler, embedding)
+        _fold_head(folded, read, own.pooler, own.prediction_act, embedding)
     except KeyError as error:
         raise FoldingError(f"the parameter {error} is missing") from None
     except (ValueError, TypeError, ZeroDivisionError):
@@ -238,7 +238,9 @@ def _add_residual_product(folded: Folded, name: str, weights: Weights, source: s
             _take_norm(folded, name + ".norm", weights, source + norm)
 
 
-def _fold_head(folded: Folded, weights: Weights, pooler: str | None, embedding: Embedding | None) -> None:
+def _fold_head(
+    folded: Folded, weights: Weights, pooler: str | None, prediction_act: str, embedding: Embedding | None
+) -> None:
     if embedding:
         folded.pooling, folded.dense = embedding.pooling, "tanh" if embedding.dense == "tanh" else None
         if not embedding.dense:
@@ -251,6 +253,7 @@ def _fold_head(folded: Folded, weights: Weights, pooler: str | None, embedding: 
         return
     if "head.transform.weight" in weights:
         folded.products["head.transform"] = _product(weights, "head.transform")
+        folded.head_activation = prediction_act
         _take_norm(folded, "head.norm", weights, "head.norm")
         table = folded.words
         if "head.extra" in weights:
@@ -260,7 +263,7 @@ def _fold_head(folded: Folded, weights: Weights, pooler: str | None, embedding: 
         return
     if "head.pooler.weight" in weights:
         folded.products["head.pooler"] = _product(weights, "head.pooler")
-        folded.pooler = pooler
+        folded.head_activation = pooler
     folded.vectors["head.output"] = weights["head.output.weight"]
     folded.vectors["head.output_bias"] = weights["head.output.bias"]
     folded.outputs = len(weights["head.output.bias"])

@@ -59,7 +59,7 @@ class MaskedLM(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         p = config.prediction_size
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = ACTIVATIONS[config.prediction_act]
         self.transform = nn.Linear(config.hidden_size, p)
         self.norm = nn.LayerNorm(p, config.layer_norm_eps)
         missing = p - config.embedding_size

@@ -124,6 +124,10 @@ class Tokenizer:
         self._special_counts = {
             pair: sum(slot.special is not None for slot in template) for pair, template in self._templates.items()
         }
+        # A byte-level tokenizer with this option takes the first token of each window for the start of a text, and does
+        # not trim the space of its prefix, as if it had been added.
+        processor = self._document["post_processor"] or {}
+        self._first_space_kept = bool(processor.get("trim_offsets") and processor.get("add_prefix_space"))
         self.special_ids = frozenset(token["id"] for token in self._document["added_tokens"] if token["special"])
         self.mask = self._first_known("[MASK]", "<mask>")
         self.mask_id = None if self.mask is None else self._whole.token_to_id(self.mask)
@@ -275,6 +279,9 @@ class Tokenizer:
     ) -> Window:
         input_ids, token_type_ids, starts = self._assemble([question.ids, context.ids[start:stop]])
         token_spans = context.offsets[start:stop]
+        if start and self._first_space_kept and str(self._whole.id_to_token(context.ids[start])).startswith("Ġ"):
+            token_spans = token_spans.copy()
+            token_spans[0, 0] -= 1
         return Window(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -326,17 +333,22 @@ def _without_specials(document: dict[str, Any], keep: str | None) -> dict[str, A
     """Returns the same tokenizer, except that text never yields a special token other than `keep`.
 
     `encode_special_tokens` turns marked special tokens into text. A Unigram model would still find a piece such as
-    `<pad>` in a text, so those pieces get a space in their name. A space never matches, because the normalizer has
-    replaced every space by `▁`.
+    `<pad>` in a text, and a BPE could merge to one, so those pieces get a space in their name. A space never matches,
+    because the normalizer or pre-tokenizer has replaced every space by `▁` or `Ġ`.
     """
     document = copy.deepcopy(document)
-    added = document["added_tokens"]
+    added, model = document["added_tokens"], document["model"]
     for token in added:
         token["special"] = token["special"] and token["content"] != keep
-    if document["model"]["type"] == "Unigram":
+    if model["type"] in ("Unigram", "BPE"):
         specials = {token["content"] for token in added if token["special"]}
-        pieces = document["model"]["vocab"]
-        renamed = {piece for piece, _ in pieces} & specials
-        document["model"]["vocab"] = [[f" {piece}" if piece in renamed else piece, score] for piece, score in pieces]
+        pieces = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]
+        renamed = {piece: f" {piece}" for piece in specials.intersection(pieces)}
         document["added_tokens"] = [token for token in added if token["content"] not in renamed]
+        if model["type"] == "Unigram":
+            model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
+        else:
+            model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
+            pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+            model["merges"] = [pair for pair in pairs if renamed.keys().isdisjoint((*pair, "".join(pair)))]
     return document

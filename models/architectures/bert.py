@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from swiftlet_serve.models.architectures.descriptions import describing
 from swiftlet_serve.models.architectures.traits import FeedForwardTraits, Traits, check_heads
@@ -58,6 +58,11 @@ class Config:
         """The width of the masked-LM head before the vocabulary."""
         return self.hidden_size
 
+    @property
+    def prediction_act(self) -> str:
+        """The activation of the masked-LM head."""
+        return self.hidden_act
+
 
 if not describing(__name__):
     import torch
@@ -81,8 +86,18 @@ if not describing(__name__):
             out: Tensor = self.dropout(self.norm(x))
             return out
 
+    class LayerConfig(layers.Config, Protocol):
+        """The settings that a layer reads. RoBERTa, ELECTRA, DistilBERT and MPNet have such layers."""
+
+        @property
+        def num_hidden_layers(self) -> int: ...
+        @property
+        def num_attention_heads(self) -> int: ...
+        @property
+        def intermediate_size(self) -> int: ...
+
     class Layer(layers.Layer):
-        def __init__(self, config: Config) -> None:
+        def __init__(self, config: LayerConfig) -> None:
             super().__init__()
             h = config.hidden_size
             self.heads = config.num_attention_heads
@@ -104,13 +119,13 @@ if not describing(__name__):
             out: Tensor = self.ffn_norm(x + self.dropout(self.ffn_out(widened)))
             return out
 
-    class Encoder(layers.Encoder):
-        embeddings: Embeddings
+    class LayerStack(layers.Encoder):
+        """Embeddings, and L layers of which each has its own parameters."""
 
-        def __init__(self, config: Config) -> None:
+        def __init__(self, config: LayerConfig, embeddings: layers.Embeddings) -> None:
             super().__init__()
             self.config = config
-            self.embeddings = Embeddings(config)
+            self.embeddings = embeddings
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
 
         def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
@@ -121,17 +136,31 @@ if not describing(__name__):
                 features.append(layer(features[-1], bias))
             return features
 
+    class Encoder(LayerStack):
+        embeddings: Embeddings
+
+        def __init__(self, config: Config) -> None:
+            super().__init__(config, Embeddings(config))
+
+
+def encoder_names(prefix: str) -> tuple[tuple[str, str], ...]:
+    """Returns the names of the encoder's parameters. RoBERTa and ELECTRA have the same, with prefixes of their own."""
+    layer = rf"^({prefix}\.)?encoder\.layer\.(\d+)\."
+    return (
+        (rf"^({prefix}\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
+        (rf"^({prefix}\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
+        (layer + r"attention\.self\.", r"encoder.layers.\2."),
+        (layer + r"attention\.output\.dense\.", r"encoder.layers.\2.output."),
+        (layer + r"attention\.output\.LayerNorm\.", r"encoder.layers.\2.attention_norm."),
+        (layer + r"intermediate\.dense\.", r"encoder.layers.\2.ffn_in."),
+        (layer + r"output\.dense\.", r"encoder.layers.\2.ffn_out."),
+        (layer + r"output\.LayerNorm\.", r"encoder.layers.\2.ffn_norm."),
+    )
+
 
 # The names of the parameters in transformers, as (pattern, replacement), applied in order. A head has its own prefix.
 NAMES: Final = (
-    (r"^(bert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
-    (r"^(bert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.self\.", r"encoder.layers.\2."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.output\.dense\.", r"encoder.layers.\2.output."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.", r"encoder.layers.\2.attention_norm."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.intermediate\.dense\.", r"encoder.layers.\2.ffn_in."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.output\.dense\.", r"encoder.layers.\2.ffn_out."),
-    (r"^(bert\.)?encoder\.layer\.(\d+)\.output\.LayerNorm\.", r"encoder.layers.\2.ffn_norm."),
+    *encoder_names("bert"),
     (r"^(bert\.)?pooler\.dense\.", r"classification.pooler."),
     (r"^classifier\.", r"classification.output."),
     (r"^qa_outputs\.", r"token.output."),

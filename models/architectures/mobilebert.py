@@ -121,6 +121,11 @@ class Config:
         """The width of the masked-LM head before the vocabulary."""
         return self.hidden_size
 
+    @property
+    def prediction_act(self) -> str:
+        """The activation of the masked-LM head."""
+        return self.hidden_act
+
 
 if not describing(__name__):
     import torch

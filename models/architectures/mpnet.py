@@ -101,10 +101,7 @@ if not describing(__name__):
             super().__init__()
             self.config = config
             self.embeddings = Embeddings(config)
-            self.layers = nn.ModuleList(
-                bert.Layer(config)  # type: ignore[arg-type]  # the same settings
-                for _ in range(config.num_hidden_layers)
-            )
+            self.layers = nn.ModuleList(bert.Layer(config) for _ in range(config.num_hidden_layers))
             self.position_bias = nn.Embedding(2 * (len(BUCKETS) + 1), config.num_attention_heads)
 
         def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:  # noqa: ARG002

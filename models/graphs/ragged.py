@@ -52,7 +52,7 @@ def ragged(folded: Folded, multiply: Multiply) -> bytes:
     Raises:
         FoldingError: ONNX Runtime has no operator for its activation.
     """
-    for activation in (folded.traits.activation, folded.pooler, folded.dense):
+    for activation in (folded.traits.activation, folded.head_activation, folded.dense):
         if activation is not None and activation not in ACTIVATIONS:
             raise FoldingError(f"the activation {activation!r} is not supported")
     return Network(folded, multiply).build()
@@ -311,11 +311,10 @@ class Network:
         if "head.decoder" in f.products and "head.transform" not in f.products:
             return self.product(g, "head.decoder", x, "focus")
         if "head.decoder" in f.products:
-            transformed = self.activation(g, self.product(g, "head.transform", x, "focus"), self.traits.activation)
-            x = self.layer_norm(g, "head.norm", transformed)
-            return self.product(g, "head.decoder", x, "focus")
-        if f.pooler:
-            x = self.activation(g, self.product(g, "head.pooler", x, "focus"), f.pooler)
+            x = self.activation(g, self.product(g, "head.transform", x, "focus"), f.head_activation)
+            return self.product(g, "head.decoder", self.layer_norm(g, "head.norm", x), "focus")
+        if "head.pooler" in f.products:
+            x = self.activation(g, self.product(g, "head.pooler", x, "focus"), f.head_activation)
         if "head.output" in f.vectors:
             output = Product(f.vectors["head.output"], f.vectors["head.output_bias"])
             x = in_fp32(g, "head.output", output, x, "focus.zeros")
@@ -324,7 +323,9 @@ class Network:
     def product(self, g: Graph, name: str, x: str, rows: str = "tokens") -> str:
         return self.multiply(g, name, self.folded.products[name], x, rows + ".zeros")
 
-    def activation(self, g: Graph, x: str, name: str) -> str:
+    def activation(self, g: Graph, x: str, name: str | None) -> str:
+        if name is None:
+            return x
         operator, domain = ACTIVATIONS[name]
         return g.add(operator, [x], domain=domain)
 

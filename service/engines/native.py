@@ -70,7 +70,7 @@ class Shape(ctypes.Structure):
             )
         ),
         ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("pooler", "pooling", "dense")),
+        *((name, ctypes.c_int) for name in ("head_activation", "pooling", "dense")),
     )
 
 
@@ -335,7 +335,7 @@ def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
 
 def _shape(folded: Folded) -> Shape:
     traits = folded.traits
-    for activation in (traits.activation, folded.pooler):
+    for activation in (traits.activation, folded.head_activation):
         if activation not in ACTIVATIONS:
             raise FoldingError(f"the activation {activation!r} is not supported")
     return Shape(
@@ -360,7 +360,7 @@ def _shape(folded: Folded) -> Shape:
         causal=traits.causal,
         position_bias=traits.position_bias is not None,
         epsilon=folded.epsilon,
-        pooler=ACTIVATIONS[folded.pooler],
+        head_activation=ACTIVATIONS[folded.head_activation],
         pooling=POOLINGS[folded.pooling],
         dense=ACTIVATIONS[folded.dense],
     )

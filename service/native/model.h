@@ -42,7 +42,7 @@ struct Shape {
     int causal;             // 1 if a token attends only to itself and the tokens before it
     int position_bias;      // 1 if the scores of attention have a bias
     float epsilon;
-    int pooler;  // the activation of the head's pooler
+    int head_activation;  // of the pooler or the transform
     Pooling pooling;
     int dense;  // the activation of the head's output
 };
@@ -471,7 +471,7 @@ class Model {
             if (!transform_) return multiply(space.quantised(x, h, rows, h), rows, *decoder_, out, stride);
             const int p = transform_->n;
             float* y = space.inner.reserve(static_cast<std::size_t>(block_rows) * p);
-            multiply(space.quantised(x, h, rows, h), rows, *transform_, y, p, {activation()});
+            multiply(space.quantised(x, h, rows, h), rows, *transform_, y, p, {static_cast<Activation>(shape_.head_activation)});
             normalise(y, rows, p, head_norm_);
             multiply(space.quantised(y, p, rows, p), rows, *decoder_, out, stride);
             return;
@@ -479,7 +479,7 @@ class Model {
         const float* y = x;
         if (pooler_) {
             float* pooled = space.inner.reserve(static_cast<std::size_t>(block_rows) * h);
-            multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {static_cast<Activation>(shape_.pooler)});
+            multiply(space.quantised(x, h, rows, h), rows, *pooler_, pooled, h, {static_cast<Activation>(shape_.head_activation)});
             y = pooled;
         }
         for (int i = 0; i < rows; i++) {

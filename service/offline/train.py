@@ -210,7 +210,7 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         task=work.task,
         head=definition.HEAD,
         precision="int8",
-        max_tokens=model.encoder.config.max_position_embeddings,
+        max_tokens=model.encoder.max_tokens,
         vocab_size=tokenizer.vocab_size,
         width=tasks.head_width(definition.OUTPUTS, len(work.labels), tokenizer.vocab_size),
         labels=work.labels,

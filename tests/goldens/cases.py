@@ -9,7 +9,7 @@ import json
 import lzma
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ DATA = HERE.parents[2] / "shared" / "data"
 SENTENCES = (HERE / "sentences.txt").read_text("utf-8").splitlines()
 LABELS = ("bad", "fair", "good")
 MAX_TOKENS = 512
+TOKENIZERS = ("vocab", "spiece")
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -95,8 +96,8 @@ def weights(name: str, shape: tuple[int, ...]) -> Floats:
     return (centre + 0.15 * noise).astype(np.float32)
 
 
-def network_cases(task: str) -> Iterator[Case]:
-    for network, (tokenizer, _) in NETWORKS.items():
+def network_cases(task: str, networks: Mapping[str, tuple[str, Any]] = NETWORKS) -> Iterator[Case]:
+    for network, (tokenizer, _) in networks.items():
         if task == "qa":
             for inputs in (*own_questions()[:5], *own_questions()[-3:-1]):
                 for parameters in ({"top_k": 3}, {"max_seq_len": 96, "doc_stride": 24}):
@@ -196,8 +197,8 @@ def squad_questions(count: int, step: int) -> list[dict[str, str]]:
     return every[::step][:count]
 
 
-def qa_own() -> Iterator[Case]:
-    for tokenizer in ("vocab", "spiece"):
+def qa_own(tokenizers: Iterable[str] = TOKENIZERS) -> Iterator[Case]:
+    for tokenizer in tokenizers:
         for inputs in own_questions():
             for parameters in GRID:
                 yield Case(tokenizer, inputs, parameters)
@@ -227,12 +228,12 @@ CLASSIFY_GRID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def classify_own() -> Iterator[Case]:
+def classify_own(tokenizers: Iterable[str] = TOKENIZERS) -> Iterator[Case]:
     long = " ".join(SENTENCES * 4)
     inputs: list[Any] = [*SENTENCES, long, {"text": SENTENCES[0], "text_pair": SENTENCES[1]}]
     inputs += [{"text": long, "text_pair": SENTENCES[3]}, {"text": SENTENCES[4], "text_pair": long}]
     inputs += [{"text": long, "text_pair": long[100:]}, SENTENCES[:3], [{"text": SENTENCES[5]}, {"text": long}]]
-    for tokenizer in ("vocab", "spiece"):
+    for tokenizer in tokenizers:
         for i, one in enumerate(inputs):
             problem, parameters = CLASSIFY_GRID[i % len(CLASSIFY_GRID)]
             yield Case(tokenizer, one, parameters, problem)
@@ -264,8 +265,8 @@ def masked(text: str, places: tuple[int, ...]) -> str:
     return " ".join(words)
 
 
-def fill_own() -> Iterator[Case]:
-    for tokenizer in ("vocab", "spiece"):
+def fill_own(tokenizers: Iterable[str] = TOKENIZERS) -> Iterator[Case]:
+    for tokenizer in tokenizers:
         for i, text in enumerate(SENTENCES):
             places = (i,) if i % 4 else (i, i + 2)
             yield Case(tokenizer, masked(text, places), FILL_GRID[i % len(FILL_GRID)])

@@ -21,9 +21,18 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
-from transformers import AlbertTokenizerFast, BertConfig, BertTokenizerFast, pipeline
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    AlbertTokenizerFast,
+    BertConfig,
+    BertTokenizerFast,
+    RobertaTokenizerFast,
+    XLMRobertaTokenizerFast,
+    pipeline,
+)
 from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 
+from tests.goldens import families
 from tests.goldens.cases import (
     DATA,
     HERE,
@@ -60,18 +69,23 @@ def write_vocab() -> None:
     (HERE / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n", "utf-8")
 
 
+def write_rules(directory: str) -> str:
+    """Writes normalisation rules for SentencePiece, and returns their file."""
+    file = Path(directory) / "rules.tsv"
+    file.write_text("FB01\t66 69\nA0\t20\n9\t20\nA\t20\n200B\t\nBD\t31 20 32\n", "utf-8")
+    return str(file)
+
+
 def write_spiece() -> None:
     """Writes a SentencePiece model like ALBERT's, with normalisation rules for a ligature, spaces and ½."""
-    rules = "FB01\t66 69\nA0\t20\n9\t20\nA\t20\n200B\t\nBD\t31 20 32\n"
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "rules.tsv").write_text(rules, "utf-8")
         sentencepiece.SentencePieceTrainer.train(
             input=str(HERE / "sentences.txt"),
             model_prefix=f"{scratch}/spiece",
             model_type="unigram",
             vocab_size=420,
             hard_vocab_limit=False,
-            normalization_rule_tsv=f"{scratch}/rules.tsv",
+            normalization_rule_tsv=write_rules(scratch),
             pad_id=0,
             unk_id=1,
             bos_id=-1,
@@ -84,33 +98,71 @@ def write_spiece() -> None:
         (HERE / "spiece.model").write_bytes((Path(scratch) / "spiece.model").read_bytes())
 
 
+def write_merges() -> None:
+    """Writes a byte-level BPE of our sentences: vocab.json and merges.txt."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=specials, initial_alphabet=alphabet)
+    trained.train_from_iterator(SENTENCES, trainer)
+    trained.model.save(str(HERE))
+
+
+def write_fairseq() -> None:
+    """Writes a SentencePiece model like XLM-RoBERTa's, with the normalisation rules of ours."""
+    with tempfile.TemporaryDirectory() as scratch:
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(HERE / "sentences.txt"),
+            model_prefix=f"{scratch}/spiece",
+            model_type="unigram",
+            vocab_size=420,
+            hard_vocab_limit=False,
+            normalization_rule_tsv=write_rules(scratch),
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+        (HERE / "sentencepiece.bpe.model").write_bytes((Path(scratch) / "spiece.model").read_bytes())
+
+
 def tokenizer(name: str, *, specials_are_text: bool, **options: Any) -> Any:
     options |= {"model_max_length": MAX_TOKENS, "split_special_tokens": specials_are_text}
+    if name.startswith("bpe"):
+        options |= families.OPTIONS.get(name, {})
+        return RobertaTokenizerFast(str(HERE / "vocab.json"), str(HERE / "merges.txt"), **options)
+    if name == "xlm":
+        return XLMRobertaTokenizerFast(str(HERE / "sentencepiece.bpe.model"), **options)
     if name == "spiece":
         return AlbertTokenizerFast(str(HERE / "spiece.model"), **options)
     file = HERE / "vocab.txt" if name == "vocab" else DATA / "bert-base-uncased-vocab.txt"
     return BertTokenizerFast(str(file), **options)
 
 
-def numpy_rows(input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> tuple[Any, Any]:
+def numpy_rows(input_ids: torch.Tensor, token_type_ids: torch.Tensor | None) -> tuple[Any, Any]:
+    """Returns the ids and token types of one sequence. A tokenizer without token types gives none."""
     assert input_ids.shape[0] == 1
-    return input_ids[0].numpy(), token_type_ids[0].numpy()
+    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+    return input_ids[0].numpy(), types[0].numpy()
 
 
 class Classifier(transformers.BertForSequenceClassification):
-    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+    def forward(self, input_ids: Any, token_type_ids: Any = None, **_: Any) -> Any:
         logits = classify_logits(*numpy_rows(input_ids, token_type_ids), self.config.num_labels)
         return SequenceClassifierOutput(logits=torch.from_numpy(logits)[None])
 
 
 class Answerer(transformers.BertForQuestionAnswering):
-    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+    def forward(self, input_ids: Any, token_type_ids: Any = None, **_: Any) -> Any:
         logits = torch.from_numpy(qa_logits(*numpy_rows(input_ids, token_type_ids)))[None]
         return QuestionAnsweringModelOutput(start_logits=logits[..., 0], end_logits=logits[..., 1])
 
 
 class Filler(transformers.BertForMaskedLM):
-    def forward(self, input_ids: Any, token_type_ids: Any, **_: Any) -> Any:
+    def forward(self, input_ids: Any, token_type_ids: Any = None, **_: Any) -> Any:
         ids, types = numpy_rows(input_ids, token_type_ids)
         masks = np.flatnonzero(ids == self.config.mask_id)
         logits = np.zeros((len(ids), self.config.vocab_size), np.float32)
@@ -129,6 +181,8 @@ HASHES = {"text-classification": Classifier, "question-answering": Answerer, "fi
 def make(task: str, case: Case) -> Any:
     """Returns the pipeline for a case."""
     reader = tokenizer(case.tokenizer, specials_are_text=task != "fill-mask")
+    if case.network == "distilbert":
+        reader.model_input_names = ["input_ids", "attention_mask"]  # as of its tokenizer's class
     labels = LABELS[:1] if case.problem == "regression" else LABELS
     options: dict[str, Any] = {"vocab_size": len(reader), "mask_id": reader.mask_token_id}
     if task == "text-classification":
@@ -136,7 +190,8 @@ def make(task: str, case: Case) -> Any:
     if case.problem != "single_label":
         options["problem_type"] = {"multi_label": "multi_label_classification"}.get(case.problem, case.problem)
     if case.network:
-        config = transformers.AutoConfig.for_model(case.network, **options, **NETWORKS[case.network][1])
+        settings = (NETWORKS | families.NETWORKS)[case.network][1]
+        config = transformers.AutoConfig.for_model(case.network, **options, **settings)
         model = AUTO[task].from_config(config).eval()
         for name, parameter in model.named_parameters():
             parameter.data = torch.from_numpy(weights(name, tuple(parameter.shape)))
@@ -174,15 +229,15 @@ def filled(pipe: Any, case: Case) -> list[list[float]]:
     return [[f["token"], f["score"], hash_of(f["token_str"] + "\n" + f["sequence"])] for f in flatten(results)]
 
 
-def write_tokens() -> None:
+def write_tokens(file: str, variants: dict[str, tuple[str, dict[str, Any]]]) -> None:
     """Writes a hash of the ids and offsets for each string and tokenizer variant."""
     hashes = {}
-    for variant, (name, options) in VARIANTS.items():
+    for variant, (name, options) in variants.items():
         reader = tokenizer(name, specials_are_text=True, **options)
         found = reader(strings(600), add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
         hashes[variant] = [hash_of(f"{ids} {[tuple(span) for span in spans]}") for ids, spans in pairs]
-    np.savez_compressed(HERE / "tokens.npz", **{name: np.array(column, "u4") for name, column in hashes.items()})
+    np.savez_compressed(HERE / file, **{name: np.array(column, "u4") for name, column in hashes.items()})
 
 
 def flatten(nested: Any) -> list[Any]:
@@ -208,10 +263,20 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    for name, make_file in (("vocab.txt", write_vocab), ("spiece.model", write_spiece)):
+    makers = {
+        "vocab.txt": write_vocab,
+        "spiece.model": write_spiece,
+        "vocab.json": write_merges,
+        "sentencepiece.bpe.model": write_fairseq,
+    }
+    for name, make_file in makers.items():
         if not (HERE / name).exists():
             make_file()
-    write_tokens()
+    write_tokens("tokens.npz", VARIANTS)
+    write_tokens("tokens-families.npz", families.VARIANTS)
+    write("classify-families", "text-classification", list(families.classify()), classified)
+    write("fill_mask-families", "fill-mask", list(families.fill_mask()), filled)
+    write("qa-families", "question-answering", list(families.qa()), answered)
     write("classify-own", "text-classification", list(classify_own()), classified)
     write("fill_mask-own", "fill-mask", list(fill_own()), filled)
     write("qa-own", "question-answering", list(qa_own()), answered)

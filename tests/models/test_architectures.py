@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures import albert, bert, layers, mobilebert
+from swiftlet_serve.models.architectures import albert, bert, layers
 from swiftlet_serve.models.convert import convert
 from swiftlet_serve.models.heads import Model
 from tests.support.checkpoints import (
@@ -39,7 +39,6 @@ from tests.support.checkpoints import (
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}  # relative
-MODULES = {"albert": albert, "bert": bert, "mobilebert": mobilebert}
 FEW_LAYERS = {
     "bert-base-uncased": 2,
     "albert-base-v2": 2,
@@ -47,6 +46,10 @@ FEW_LAYERS = {
     "mobilebert-uncased": 4,
     "mobilebert-tiny": 4,
     "ib-bert": 1,
+    "roberta-base": 1,
+    "electra-small-discriminator": 2,
+    "electra-base-discriminator": 1,
+    "distilbert-base-uncased": 1,
 }
 
 
@@ -122,8 +125,8 @@ def test_last_token_has_no_right_neighbour_in_a_padded_batch(task: Task) -> None
 
 def known_settings(shape: Shape) -> dict[str, Any]:
     """Returns the settings of a shape that our configuration has, with the defaults of transformers."""
-    config = shape.config()
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(MODULES[shape.architecture].Config)}
+    config, module = shape.config(), architectures.load(shape.architecture)
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(module.Config)}
 
 
 @functools.cache
@@ -215,6 +218,13 @@ def test_embeddings_of_xxlarge_are_factorised() -> None:
         ("mobilebert-uncased", 25),
         ("mobilebert-tiny", 15),
         ("ib-bert", 332),
+        ("roberta-base", 125),
+        ("roberta-large", 355),
+        ("xlm-roberta-base", 278),
+        ("camembert-base", 111),
+        ("electra-small-discriminator", 14),
+        ("electra-base-discriminator", 109),
+        ("distilbert-base-uncased", 67),
     ],
 )
 def test_released_shapes_have_the_parameters_of_transformers(name: str, millions: int, task: Task) -> None:

@@ -320,7 +320,7 @@ def test_convert_rejects_untied_masked_lm(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("architecture", architectures.names())
 def test_defaults_equal_transformers(architecture: str) -> None:
     module = architectures.load(architecture)
-    reference = transformers.AutoConfig.for_model(architecture)
+    reference = transformers.AutoConfig.for_model(architecture.replace("_", "-"))
     ours = {field.name: field.default for field in dataclasses.fields(module.Config)} | dict(module.IMPLIED)
     assert ours == {name: getattr(reference, name) for name in ours}
 

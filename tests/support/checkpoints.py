@@ -35,6 +35,7 @@ AUTO: Final[Mapping[Task, Any]] = {
     "score": transformers.AutoModelForCausalLM,
 }
 PAD: Final = 0
+FIRST_ID: Final = 2  # of random sequences: 0 and 1 are padding tokens, which no sequence contains
 
 # These networks are small, so several threads would mostly wait for each other.
 torch.set_num_threads(1)
@@ -49,7 +50,8 @@ class Shape:
 
     def config(self, **more: Any) -> transformers.PreTrainedConfig:
         settings = {**self.settings, **more}
-        return transformers.AutoConfig.for_model(self.architecture, attn_implementation="eager", **settings)
+        model_type = self.architecture.replace("_", "-")
+        return transformers.AutoConfig.for_model(model_type, attn_implementation="eager", **settings)
 
 
 _MOBILEBERT: Final = {"classifier_activation": False}
@@ -61,6 +63,8 @@ _TEACHER: Final = {
     "normalization_type": "layer_norm",
     "hidden_act": "gelu",
 }
+_ROBERTA: Final = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "vocab_size": 50265}
+_LARGE: Final = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 # The shapes of released checkpoints, by their names on the Hugging Face hub.
 RELEASED: Final[Mapping[str, Shape]] = {
@@ -78,6 +82,15 @@ RELEASED: Final[Mapping[str, Shape]] = {
     "mobilebert-uncased": Shape("mobilebert", _MOBILEBERT),
     "mobilebert-tiny": Shape("mobilebert", _TINY),
     "ib-bert": Shape("mobilebert", _TEACHER),
+    "roberta-base": Shape("roberta", _ROBERTA),
+    "roberta-large": Shape("roberta", _ROBERTA | _LARGE),
+    "xlm-roberta-base": Shape("xlm_roberta", _ROBERTA | {"vocab_size": 250002}),
+    "camembert-base": Shape("camembert", _ROBERTA | {"vocab_size": 32005}),
+    "electra-small-discriminator": Shape("electra", {}),
+    "electra-base-discriminator": Shape(
+        "electra", {"embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    ),
+    "distilbert-base-uncased": Shape("distilbert", {}),
 }
 
 # Small shapes. The LayerNorm epsilon is so large that a wrong one changes the outputs visibly.
@@ -91,6 +104,15 @@ _SMALL: Final = {
     "layer_norm_eps": 0.05,
 }
 _SMALL_ALBERT: Final = _SMALL | {"embedding_size": 16}
+_SMALL_ROBERTA: Final = _SMALL | {"max_position_embeddings": 66, "type_vocab_size": 1}
+_SMALL_DISTILBERT: Final = {
+    "vocab_size": 211,
+    "dim": 48,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 96,
+    "max_position_embeddings": 64,
+}
 _SMALL_MOBILEBERT: Final = _SMALL_ALBERT | {"intra_bottleneck_size": 32}
 SMALL: Final[Mapping[str, Shape]] = {
     "bert": Shape("bert", _SMALL),
@@ -115,6 +137,15 @@ SMALL: Final[Mapping[str, Shape]] = {
     "ib-bert": Shape(
         "mobilebert", _SMALL_MOBILEBERT | _TEACHER | {"intra_bottleneck_size": 96, "intermediate_size": 128}
     ),
+    "roberta": Shape("roberta", _SMALL_ROBERTA),
+    "roberta-two-types": Shape("roberta", _SMALL_ROBERTA | {"type_vocab_size": 2}),
+    "roberta-relu": Shape("roberta", _SMALL_ROBERTA | {"hidden_act": "relu", "pad_token_id": 0}),
+    "xlm-roberta": Shape("xlm_roberta", _SMALL_ROBERTA),
+    "camembert": Shape("camembert", _SMALL_ROBERTA),
+    "electra": Shape("electra", _SMALL | {"embedding_size": 16}),
+    "electra-relu": Shape("electra", _SMALL | {"embedding_size": 48, "hidden_act": "relu"}),
+    "distilbert": Shape("distilbert", _SMALL_DISTILBERT),
+    "distilbert-relu": Shape("distilbert", _SMALL_DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True}),
 }
 
 
@@ -149,7 +180,7 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
     """Returns random sequences of these lengths, with the positions that the task reads: at most three masks each."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths))
-    input_ids = torch.randint(1, vocabulary, size, generator=generator)
+    input_ids = torch.randint(FIRST_ID, vocabulary, size, generator=generator)
     token_type_ids = torch.randint(0, 2, size, generator=generator)
     for b, length in enumerate(lengths):
         input_ids[b, length:] = PAD
@@ -201,9 +232,9 @@ def conversion(model: Any, task: Task) -> ConvertedCheckpoint:
 @torch.no_grad()
 def reference_rows(model: Any, task: Task, batch: Rows) -> Tensor:
     """Returns the logits (N, O) that transformers computes at the focus positions."""
-    out = model(
-        input_ids=batch.input_ids, token_type_ids=batch.token_type_ids, attention_mask=batch.mask.to(torch.int64)
-    )
+    tells_types = getattr(model.config, "type_vocab_size", 1) > 1
+    types = {"token_type_ids": batch.token_type_ids} if tells_types else {}
+    out = model(input_ids=batch.input_ids, attention_mask=batch.mask.to(torch.int64), **types)
     if task == "classify":
         return out.logits  # type: ignore[no-any-return]
     logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits

@@ -55,6 +55,19 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
     "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
     | {"n_head": 2, "resid_pdrop": 0.0},
+    "roberta": SIZES
+    | {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": POSITIONS + 2},
+    "electra": SIZES
+    | {"embedding_size": 48, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "hidden_act": "relu"},
+    "distilbert": {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "n_heads": 2,
+        "dim": 96,
+        "hidden_dim": 112,
+        "n_layers": 2,
+        "dropout": 0.0,
+    },
 }
 NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     *((architecture, task) for architecture in CONFIGS for task in TASKS),
@@ -143,6 +156,7 @@ def torch_rows(model: Model, batch: Batch) -> np.ndarray:
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda x: x,
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
@@ -217,10 +231,11 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
         x = add_and_norm(name + "leave", y, entered) if traits.bottleneck else y
     if norm_first:
         x = norm(x, "final_norm")
+    head_act = ACTIVATIONS[f.head_activation or "none"]
     if "head.decoder" in p and "head.transform" not in p:
         return apply(p["head.decoder"], x)
     if "head.decoder" in p:
-        return apply(p["head.decoder"], norm(act(apply(p["head.transform"], x)), "head.norm"))
-    if f.pooler:
-        x = ACTIVATIONS[f.pooler](apply(p["head.pooler"], x))
+        return apply(p["head.decoder"], norm(head_act(apply(p["head.transform"], x)), "head.norm"))
+    if "head.pooler" in p:
+        x = head_act(apply(p["head.pooler"], x))
     return x @ v["head.output"].T + v["head.output_bias"]

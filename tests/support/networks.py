@@ -47,8 +47,18 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_feedforward_networks": 2,
     },
     "bert": _SIZES | {"num_hidden_layers": 1},
+    "roberta": _SIZES | {"num_hidden_layers": 1, "max_position_embeddings": 514},
+    "electra": _SIZES | {"num_hidden_layers": 1, "embedding_size": 32},
+    "distilbert": {
+        "vocab_size": VOCABULARY,
+        "dim": 64,
+        "n_heads": 4,
+        "hidden_dim": 128,
+        "n_layers": 1,
+        "dropout": 0.0,
+    },
 }
-# Every architecture, and every head on two of them.
+# Every architecture but those that share a network, and every head on two of them.
 NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("albert", "classify"),
     ("albert", "fill-mask"),
@@ -56,6 +66,9 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("mobilebert", "fill-mask"),
     ("bert", "classify"),
     ("bert", "qa"),
+    ("roberta", "qa"),
+    ("electra", "fill-mask"),
+    ("distilbert", "classify"),
 )
 
 

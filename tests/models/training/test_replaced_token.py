@@ -105,7 +105,7 @@ def test_detection_loss_is_50_times_the_mean_cross_entropy():
     assert detection_loss(logits, replaced, weight=1.0).item() == pytest.approx((two + 100).item() / 3)
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", ["albert", "bert", "mobilebert"])
 def test_discriminator_learns_to_detect_replacements(name):
     """The replacements do not occur otherwise, so the token alone reveals them."""
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_discriminator_learns_to_detect_replacements(name):
     assert losses[-1] < 0.75 * losses[0]
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", ["albert", "bert", "mobilebert"])
 def test_make_generator_halves_the_width_and_shares_word_embeddings(name):
     encoder = network(name, "qa").encoder
     generator = make_generator(name, encoder)

@@ -1,7 +1,8 @@
 """A toy architecture. `tests/models/test_new_architecture.py` adds this file to the architectures.
 
 Its combination of traits occurs in no other architecture: projected words under a LayerNorm, positions with an offset,
-no token types, shared layers without a bottleneck, NoNorm, two feed-forward networks per layer, and a GELU pooler.
+no token types, shared layers without a bottleneck, NoNorm, two feed-forward networks per layer, and heads with other
+activations.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Config:
     @property
     def prediction_size(self) -> int:
         return self.embedding_size
+
+    @property
+    def prediction_act(self) -> str:
+        return "relu"
 
 
 if not describing(__name__):
