@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.models.artifact import ONNX, Embedding
 from swiftlet_serve.models.folding import Folded, fold
 from swiftlet_serve.models.graphs.export import export
@@ -40,6 +41,7 @@ KINDS = (
 )
 IDS = [f"{kind.pooling}-{kind.dense}" for kind in KINDS]
 ARCHITECTURES = tuple(CONFIGS)
+HIDDEN = {name: architectures.load(name).Config(**config).hidden_size for name, config in CONFIGS.items()}
 # Sequences of different lengths, one of a single token; padded, most of the batch is padding.
 MIXED = [encoding(length, [0], length) for length in (9, 1, 33, 40, 2)]
 
@@ -47,7 +49,7 @@ MIXED = [encoding(length, [0], length) for length in (9, 1, 33, 40, 2)]
 @cache
 def network(architecture: str, kind: int) -> Model:
     """Returns a network with random weights. Tests must not change it."""
-    width = DENSE_WIDTH if KINDS[kind].dense else CONFIGS[architecture]["hidden_size"]
+    width = DENSE_WIDTH if KINDS[kind].dense else HIDDEN[architecture]
     model = build(architecture, CONFIGS[architecture], "embedding", width, KINDS[kind])
     randomise(model)
     return model.eval()
@@ -90,7 +92,7 @@ def test_engine_pools_the_tokens_of_each_sequence(architecture: str, kind: int, 
     create, off = RAGGED[engine]
     rows = rows_of(create(folded(architecture, kind)), MIXED)
 
-    assert rows.shape == (len(MIXED), DENSE_WIDTH if KINDS[kind].dense else CONFIGS[architecture]["hidden_size"])
+    assert rows.shape == (len(MIXED), DENSE_WIDTH if KINDS[kind].dense else HIDDEN[architecture])
     assert relative_error(rows, expected(architecture, kind, MIXED)) <= off
 
 
