@@ -1,0 +1,194 @@
+"""Checkpoints of the families that came after the first three: imported, and served over HTTP by every engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+from swiftlet_serve.models.artifact import open_artifact
+from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.types import Batch, Row
+from tests.goldens import cases, families
+from tests.support.checkpoints import AUTO, randomise
+from tests.support.fakes import PATIENCE_S
+from tests.support.processes import serving
+
+_SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 2}
+_ROBERTA = _SIZES | {"max_position_embeddings": 130, "type_vocab_size": 1}
+TEXT = "A swift sleeps on the wing, and she sells bread on Saturdays 👍🏽."
+PAIR = {"question": "Who sells bread?", "context": f"{TEXT} 언제 시장에 갔어?"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family, the tokenizer of its checkpoint, its settings, and the task that the test serves."""
+
+    model_type: str
+    tokenizer: str
+    tokenizer_class: str
+    settings: Mapping[str, Any]
+    task: str
+    inputs: Any
+    max_tokens: int = 128
+
+    @property
+    def name(self) -> str:
+        return f"tiny-{self.model_type}"
+
+
+FAMILIES = {
+    one.model_type: one
+    for one in (
+        Family("roberta", "bpe", "RobertaTokenizer", _ROBERTA, "qa", PAIR),
+        Family("xlm-roberta", "xlm", "XLMRobertaTokenizer", _ROBERTA, "fill-mask", f"She sells <mask>. {TEXT}"),
+        Family("camembert", "xlm", "CamembertTokenizer", _ROBERTA, "classify", TEXT),
+        Family(
+            "electra",
+            "vocab",
+            "ElectraTokenizer",
+            _SIZES | {"embedding_size": 32, "max_position_embeddings": 128},
+            "classify",
+            TEXT,
+        ),
+        Family(
+            "distilbert",
+            "vocab",
+            "DistilBertTokenizer",
+            {"dim": 64, "n_heads": 4, "hidden_dim": 96, "n_layers": 2, "max_position_embeddings": 128},
+            "classify",
+            {"text": TEXT, "text_pair": "She bakes it, too."},
+        ),
+    )
+}
+ENGINES = {"torch": 1e-4, "onnx_cpu": 0.1, "native": 0.1}  # the largest difference of a score from transformers'
+
+
+def write_checkpoint(family: Family, directory: Path) -> Any:
+    """Writes a checkpoint with random weights, and returns the network of transformers."""
+    directory.mkdir()
+    for file in families.FILES[family.tokenizer]:
+        shutil.copy(cases.HERE / file, directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": family.tokenizer_class}))
+    size = Tokenizer.from_directory(directory).vocab_size
+    labels = {"num_labels": 3} if family.task == "classify" else {}
+    config = transformers.AutoConfig.for_model(family.model_type, vocab_size=size, **family.settings, **labels)
+    model = AUTO[family.task].from_config(config).eval()  # type: ignore[index]
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The networks of transformers, of which `folder` holds the imported artifacts."""
+    folder = tmp_path_factory.mktemp("imported")
+    networks: dict[str, Any] = {"folder": folder}
+    for family in FAMILIES.values():
+        source = folder / f"checkpoint-{family.model_type}"
+        networks[family.model_type] = write_checkpoint(family, source)
+        command = ["import", str(source), "--task", family.task, "--name", family.name, "--out", str(folder)]
+        result = CliRunner().invoke(main, [*command, "--keep-fp32"])
+        assert result.exit_code == 0, result.output
+    return networks
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request: pytest.FixtureRequest, imported: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A server of all artifacts on one engine: the engine and the URL."""
+    engine = request.param
+    if engine == "native" and native.best() is None:
+        pytest.skip("there are no kernels for this CPU")
+    paths = ",".join(str(imported["folder"] / family.name) for family in FAMILIES.values())
+    with serving(imported["folder"], "--engine", engine, "--models", paths) as process:
+        yield engine, process.url
+
+
+def ask(url: str, family: Family) -> Any:
+    body = json.dumps({"model": family.name, "inputs": family.inputs, "parameters": {"top_k": 3}}).encode()
+    request = urllib.request.Request(f"{url}/{family.task}", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        return json.load(response)
+
+
+@torch.no_grad()
+def reference_row(model: Any, task: str, encoding: Encoding) -> Row:
+    """Returns the row that transformers computes for a sequence."""
+    ids = torch.from_numpy(encoding.input_ids)[None]
+    tells_types = getattr(model.config, "type_vocab_size", 1) > 1
+    out = model(ids, **({"token_type_ids": torch.from_numpy(encoding.token_type_ids)[None]} if tells_types else {}))
+    if task == "classify":
+        return out.logits.numpy()  # type: ignore[no-any-return]
+    logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
+    return logits[0].numpy()[encoding.focus]  # type: ignore[no-any-return]
+
+
+def expected(imported: dict[str, Any], family: Family) -> Any:
+    """Returns the response that follows from the rows of transformers."""
+    artifact = open_artifact(imported["folder"] / family.name)
+    task = tasks.load(family.task).create(Tokenizer.load(artifact.path / "tokenizer.json"), artifact.manifest)
+    request = task.Request(inputs=family.inputs, parameters={"top_k": 3})
+    encodings = task.encode(request)
+    rows = np.concatenate([reference_row(imported[family.model_type], family.task, one) for one in encodings])
+    return task.decode(request, encodings, Batch.of(encodings).split_rows(rows))
+
+
+def flatten(nested: Any) -> list[Any]:
+    return [leaf for each in nested for leaf in flatten(each)] if isinstance(nested, list) else [nested]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_server_gives_the_answers_of_transformers(server: tuple[str, str], imported: dict[str, Any], name: str) -> None:
+    (engine, url), family = server, FAMILIES[name]
+    answers, wanted = flatten(ask(url, family)), flatten(expected(imported, family))
+
+    assert len(answers) == len(wanted) > 1
+    if engine == "torch":
+        assert [{**one, "score": 0} for one in answers] == [{**one, "score": 0} for one in wanted]
+    found = sorted(one["score"] for one in answers)
+    np.testing.assert_allclose(found, sorted(one["score"] for one in wanted), atol=ENGINES[engine])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_import_records_the_family(imported: dict[str, Any], name: str) -> None:
+    family = FAMILIES[name]
+    manifest = open_artifact(imported["folder"] / family.name).manifest
+
+    assert manifest.architecture == name.replace("-", "_")
+    assert manifest.max_tokens == family.max_tokens
+    assert manifest.precision == "int8"
+
+
+def test_import_rejects_fill_mask_without_a_mask_token(tmp_path: Path) -> None:
+    """The network would fit the task."""
+    family = FAMILIES["xlm-roberta"]
+    write_checkpoint(family, tmp_path / "source")
+    (tmp_path / "source" / "sentencepiece.bpe.model").unlink()
+    write_letters(tmp_path / "source")
+    command = ["import", str(tmp_path / "source"), "--task", "fill-mask", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, command)
+
+    assert result.exit_code == 1
+    assert "fill-mask needs a tokenizer that has a mask token." in result.output
+    assert "Traceback" not in result.output
+
+
+def write_letters(directory: Path) -> None:
+    """Writes a byte-level BPE without special tokens, which is smaller than the network's vocabulary."""
+    vocab = json.loads((cases.HERE / "vocab.json").read_text("utf-8"))
+    letters = [token for token in vocab if len(token) == 1]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(letters)}), "utf-8")
+    (directory / "merges.txt").write_text("#version: 0.2\n", "utf-8")
