@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.models.training import recipe as recipes
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.cli import main as command_line
@@ -297,13 +298,22 @@ def metrics() -> str:
 
 def modules(package: str) -> str:
     """Returns the modules of a top-level package with the first sentences of their docstrings."""
-    rows = []
-    for path in sorted((ROOT / package).rglob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        sentence = re.split(r"(?<=\.)\s", text.partition("\n\n")[0].replace("\n", " "))[0]
-        if path.name != "__init__.py":
-            rows.append([code(path.relative_to(ROOT)), sentence.rstrip(":.") + "."])
-    return table(["Module", "Content"], rows)
+    paths = [path for path in sorted((ROOT / package).rglob("*.py")) if path.name != "__init__.py"]
+    return table(["Module", "Content"], [[code(path.relative_to(ROOT)), _first_sentence(path)] for path in paths])
+
+
+def networks() -> str:
+    """Returns the networks that `swiftlet import` reads, by their names in a checkpoint's configuration."""
+    folder = ROOT / "models/architectures"
+    rows = [[code(name.replace("_", "-")), _first_sentence(folder / f"{name}.py")] for name in architectures.names()]
+    return table(["`model_type`", "Network"], rows)
+
+
+def _first_sentence(path: Path) -> str:
+    """Returns the first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    sentence = re.split(r"(?<=\.)(?<! al\.)\s", text.partition("\n\n")[0].replace("\n", " "))[0]
+    return sentence.rstrip(":.") + "."
 
 
 def native_files() -> str:
@@ -371,6 +381,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "metrics": metrics,
     "modules service": partial(modules, "service"),
     "native files": native_files,
+    "networks": networks,
     "modules models": partial(modules, "models"),
     **{f"recipe {name}": partial(recipe, name) for name in RECIPE_TABLES},
 }

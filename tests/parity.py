@@ -1,0 +1,113 @@
+"""Measures how far each engine's rows are from those of transformers, and writes the table of the documentation.
+
+    python -m tests.parity
+
+The checkpoints are small and have random weights, with activations near 1. A difference is the Euclidean length of a
+row's error relative to the root mean square length of all rows. The table holds the largest of any row. The sequences
+have 1 to 40 tokens. transformers computes each of them alone, and the engines compute all of them in one batch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from swiftlet_serve.models.convert import ConvertedCheckpoint
+from swiftlet_serve.models.folding import fold
+from swiftlet_serve.models.graphs.ragged import in_fp32, of_int8
+from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.engines.native import Native
+from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.service.types import Batch
+from tests.support.checkpoints import (
+    FIRST_ID,
+    TASKS,
+    Shape,
+    Task,
+    conversion,
+    our_rows,
+    reference,
+    relative_error,
+    rows,
+)
+from tests.support.native_kernels import CONFIGS, weights
+from tests.support.paths import ROOT
+
+PAGE: Final = ROOT / "loadtest/results/parity.md"
+LENGTHS: Final = (40, 1, 2, 17, 39, 8)
+SHAPES: Final = {
+    **{name: Shape(name, settings) for name, settings in CONFIGS.items()},
+    "xlm_roberta": Shape("xlm_roberta", CONFIGS["roberta"]),
+    "camembert": Shape("camembert", CONFIGS["roberta"]),
+}
+CAUSAL_TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "score")
+CASES: Final = [(name, task) for name in sorted(SHAPES) for task in (CAUSAL_TASKS if name == "gpt2" else TASKS)]
+
+
+def differences(shape: Shape, task: Task) -> list[float]:
+    """Returns the differences of torch, of onnx_cpu in fp32 and in int8, and of native.
+
+    A difference is NaN if there is no kernel for this CPU.
+    """
+    model = reference(shape, task)
+    converted = conversion(model, task)
+    batch = rows(task, LENGTHS, converted.model.encoder.config.vocab_size)
+    if task == "classify" and converted.model.encoder.config.traits().causal:
+        batch.focus.copy_(torch.arange(len(LENGTHS)) * batch.input_ids.shape[1] + batch.lengths - 1)
+    alone = batch.alone()
+    assert int(batch.input_ids[batch.mask].min()) >= FIRST_ID
+    expected = torch.cat([_expected(model, task, one.input_ids, one.token_type_ids, one.focus) for one in alone])
+    encodings = [Encoding(one.input_ids[0].numpy(), one.token_type_ids[0].numpy(), one.focus.numpy()) for one in alone]
+    found = [our_rows(converted.model, batch), *_engine_rows(converted, Batch.of(encodings))]
+    return [float("nan") if one is None else relative_error(one, expected) for one in found]
+
+
+@torch.no_grad()
+def _expected(model: Any, task: Task, ids: Tensor, types: Tensor, focus: Tensor) -> Tensor:
+    """Returns the rows that transformers computes for one sequence."""
+    out = model(input_ids=ids, **({"token_type_ids": types} if getattr(model.config, "type_vocab_size", 1) > 1 else {}))
+    if task == "classify":
+        return out.logits  # type: ignore[no-any-return]
+    logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
+    return logits[0][focus]  # type: ignore[no-any-return]
+
+
+def _engine_rows(converted: ConvertedCheckpoint, batch: Batch) -> Iterator[Tensor | None]:
+    folded = fold(converted.architecture, converted.config, weights(converted.model))
+    library = native.best()
+    engines = [RaggedOnnx(folded, multiply, 1) for multiply in (in_fp32, of_int8(folded))]
+    for engine in [*engines, None if library is None else Native(library, folded)]:
+        yield None if engine is None else torch.from_numpy(np.concatenate(engine.run(batch)))
+
+
+def table() -> list[Sequence[str]]:
+    """Returns a row of the table for each architecture and task."""
+    return [[name, task, *(f"{value:.1e}" for value in differences(SHAPES[name], task))] for name, task in CASES]
+
+
+def main() -> None:
+    header = ["architecture", "task", "torch, fp32", "onnx_cpu, fp32", "onnx_cpu, int8", "native, int8"]
+    lines = [header, ["---"] * len(header), *table()]
+    kernel = native.select().library
+    text = f"""# Parity with transformers
+
+The largest difference of a row from the row that transformers computes, relative to the root mean square length of the
+rows. Small networks with random weights; sequences of 1 to 40 tokens, which the engines compute as one batch.
+
+Measured by `python -m tests.parity` with transformers {transformers.__version__}, torch {torch.__version__},
+{platform.machine()}, the kernel {kernel.kernel if kernel else "of no instruction set"}.
+
+"""
+    Path(PAGE).write_text(text + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
