@@ -1,7 +1,7 @@
 """Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
 Ids and offsets equal those of transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`, `AlbertConverter`,
-`RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`).
+`MPNetConverter`, `RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from swiftlet_serve.models.errors import ModelError
 
 WORDPIECE_SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MPNET_SPECIALS: Final = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
 ROBERTA_SPECIALS: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 ALBERT_SPECIALS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 GENERIC: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take the file as it is
@@ -73,7 +74,7 @@ def _from_tokenizer_json(path: Path, config: dict[str, Any]) -> tokenizers.Token
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     class_name = config.get("tokenizer_class") or "Bert"
     # As in transformers, the configuration overrides the file.
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and re.search("Bert|Electra", class_name):
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and re.search("Bert|Electra|MPNet", class_name):
         tokenizer.normalizer = _bert_normalizer(config)
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
         tokenizer.pre_tokenizer.add_prefix_space = config.get("add_prefix_space", False)
@@ -93,20 +94,44 @@ def _bert_normalizer(config: dict[str, Any]) -> normalizers.Normalizer:
 
 
 def _from_vocab(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Reads a WordPiece vocabulary with one token per line. Equals `BertConverter` of transformers."""
+    """Reads a WordPiece vocabulary with one token per line.
+
+    Equals `BertConverter` of transformers, or `MPNetConverter` if the vocabulary has MPNet's special tokens.
+    """
     with path.open(encoding="utf-8") as lines:
         vocab = {line.rstrip("\n"): index for index, line in enumerate(lines)}
+    if vocab.keys() >= {*MPNET_SPECIALS}:  # beside BERT's, which are common tokens then
+        return _mpnet(vocab, config)
     for token in ("[UNK]", "[CLS]", "[SEP]"):
         if token not in vocab:
             raise TokenizerError(f"{path.name} lacks the token {token}.")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.normalizer = _bert_normalizer(config)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = _word_pieces(vocab, config)
     tokenizer.post_processor = _template(vocab["[CLS]"], vocab["[SEP]"])
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in WORDPIECE_SPECIALS if token in vocab]
     )
+    return tokenizer
+
+
+def _mpnet(vocab: dict[str, int], config: dict[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = _word_pieces(vocab, config)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s>:0 $A:0 </s>:0",
+        pair="<s>:0 $A:0 </s>:0 </s>:0 $B:1 </s>:1",
+        special_tokens=[(token, vocab[token]) for token in ("<s>", "</s>")],
+    )
+    # The mask token includes the space before it.
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True, lstrip=token == "<mask>") for token in MPNET_SPECIALS]  # noqa: S105
+    )
+    return tokenizer
+
+
+def _word_pieces(vocab: dict[str, int], config: dict[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.normalizer = _bert_normalizer(config)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer
 
 

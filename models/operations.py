@@ -26,6 +26,7 @@ class Operations:
     after_key_value: int  # per token and layer: everything else except attention
     attention: int  # per layer and pair of tokens of which one attends to the other
     head: int  # per token that the head reads
+    causal: bool = False  # whether a token attends only to itself and the tokens before it
 
     @classmethod
     def of(cls, architecture: str, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Operations:
@@ -46,21 +47,29 @@ class Operations:
             key_value=key_value,
             after_key_value=sum(layer.values()) - key_value,
             attention=2 * shapes[first + "key.weight"][0],
-            head=_head(sizes),
+            head=_head(sizes, shapes),
+            causal=traits.causal,
         )
 
     def count(self, lengths: Sequence[int], focus_counts: Sequence[int]) -> int:
-        """Returns the multiply-adds of a batch. The head reads `focus_counts` tokens of sequences of these lengths."""
+        """Returns the multiply-adds of a batch. The head reads `focus_counts` tokens of sequences of these lengths.
+
+        Of a causal network, it reads the last ones.
+        """
         tokens, read = sum(lengths), sum(focus_counts)
-        last_pairs = sum(map(int.__mul__, lengths, focus_counts))
+        last_pairs = sum(map(self._pairs, lengths, focus_counts))
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
-        pairs = sum(length * length for length in lengths)
+        pairs = sum(map(self._pairs, lengths, lengths))
         each = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
         return tokens * self.embedding + (self.layers - 1) * each + last + read * self.head
 
+    def _pairs(self, length: int, queries: int) -> int:
+        """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""
+        return queries * length - (queries * (queries - 1) // 2 if self.causal else 0)
 
-def _head(sizes: Mapping[str, int]) -> int:
-    """Returns the multiply-adds of the head per token. A masked-LM head multiplies with the word table, too."""
+
+def _head(sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> int:
+    """Returns the multiply-adds of the head per token. The head of a language model multiplies with the word table."""
     products = ("head.pooler.weight", "head.output.weight", "head.transform.weight", "head.extra")
-    words = sizes["encoder.embeddings.word.weight"] if "head.transform.weight" in sizes else 0
+    words = sizes["encoder.embeddings.word.weight"] if "head.bias" in shapes else 0
     return words + sum(sizes.get(name, 0) for name in products)

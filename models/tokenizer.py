@@ -240,7 +240,13 @@ class Tokenizer:
         return _build(_without_specials(self._document, keep=self.mask))
 
     def _first_known(self, *tokens: str) -> str | None:
-        return next((token for token in tokens if self._whole.token_to_id(token) is not None), None)
+        """Returns the first of these tokens that is special, or else that the vocabulary has.
+
+        MPNet's vocabulary has BERT's special tokens, too, as common tokens.
+        """
+        special = [token["content"] for token in self._document["added_tokens"] if token["special"]]
+        known = [token for token in tokens if self._whole.token_to_id(token) is not None]
+        return next((token for token in known if token in special), known[0] if known else None)
 
     def _derive_template(self, *, pair: bool) -> list[TemplateSlot]:
         """Derives the template from a tokenised example, which works for every post-processor."""

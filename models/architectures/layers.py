@@ -61,11 +61,12 @@ def causal_bias(size: int, like: Tensor) -> Tensor:
 def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor:
     """Returns the attention bias (1, A, S, S) of `traits.PositionBias` for sequences of S tokens."""
     distances = torch.arange(1 - size, size, device=table.device)  # from a query to a key
-    limits = torch.tensor(boundaries, device=table.device)
-    buckets = (distances.abs()[:, None] >= limits).sum(1) + (len(boundaries) + 1) * (distances > 0)
-    # A product instead of a look-up, because `graphs/quantize.py` puts tables of embeddings into int8.
+    buckets = (len(boundaries) + 1) * (distances > 0).long()
+    for boundary in boundaries:
+        buckets = buckets + (distances.abs() >= boundary)
+    # A sum instead of a look-up, because `graphs/quantize.py` puts tables of embeddings into int8.
     chosen = buckets[:, None] == torch.arange(len(table), device=table.device)
-    by_distance = chosen.to(table.dtype) @ table  # (2 S - 1, A)
+    by_distance = (chosen[:, :, None] * table).sum(1)  # (2 S - 1, A)
     positions = torch.arange(size, device=table.device)
     return by_distance[positions[None, :] - positions[:, None] + size - 1].permute(2, 0, 1)[None]
 

@@ -57,8 +57,10 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "n_layers": 1,
         "dropout": 0.0,
     },
+    "mpnet": _SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 514},
+    "gpt2": {"vocab_size": VOCABULARY, "n_embd": 64, "n_head": 4, "n_inner": 128, "n_layer": 2, "resid_pdrop": 0.0},
 }
-# Every architecture but those that share a network, and every head on two of them.
+# Every architecture but those that share a network, and the common heads on two of them.
 NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("albert", "classify"),
     ("albert", "fill-mask"),
@@ -69,6 +71,9 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("roberta", "qa"),
     ("electra", "fill-mask"),
     ("distilbert", "classify"),
+    ("mpnet", "fill-mask"),
+    ("gpt2", "qa"),
+    ("gpt2", "score"),
 )
 
 
@@ -115,7 +120,7 @@ def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft
         precision=precision,
         max_tokens=512,
         vocab_size=VOCABULARY,
-        width={"classify": LABELS, "qa": 2, "fill-mask": VOCABULARY}[task],
+        width={"classify": LABELS, "qa": 2}.get(task, VOCABULARY),
         labels=NAMES[task],
         problem="single_label" if task == "classify" else None,
         tolerance=1.0,
