@@ -130,7 +130,7 @@ def convert(
     model_type = settings.get("model_type")
     architecture = model_type.replace("-", "_") if isinstance(model_type, str) else ""
     if architecture not in architectures.names():
-        known = ", ".join(architectures.names())
+        known = ", ".join(name.replace("_", "-") for name in architectures.names())
         raise ConversionError(f"config.json: model_type {model_type!r} is not supported; supported are {known}.")
     config = _translate_config(architecture, settings)
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)

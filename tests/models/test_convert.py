@@ -32,7 +32,7 @@ from tests.support.checkpoints import (
 )
 
 Tensors = dict[str, Tensor]
-KNOWN = f"supported are {', '.join(architectures.names())}."
+KNOWN = f"supported are {', '.join(name.replace('_', '-') for name in architectures.names())}."
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 

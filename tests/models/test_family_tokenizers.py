@@ -87,6 +87,17 @@ def test_saved_tokenizer_is_read_alike(name: str, tmp_path: Path) -> None:
     ]
 
 
+def test_written_xlm_tokenizer_equals_installed_transformers(tmp_path: Path) -> None:
+    """The file that transformers 5 writes differs from the one that 4.57.1 makes of the same model."""
+    written = CLASSES["xlm"].from_pretrained(checkpoint(tmp_path, "xlm"))
+    written.save_pretrained(tmp_path / "written")
+    texts = [text for text in cases.strings(3000) if not looks_special(text)]
+    found = written(texts, add_special_tokens=False, return_offsets_mapping=True)
+
+    expected = [(ids, list(map(tuple, s))) for ids, s in zip(found["input_ids"], found["offset_mapping"], strict=True)]
+    assert read(Tokenizer.from_directory(tmp_path / "written"), texts) == expected
+
+
 def test_configuration_overrides_byte_level_tokenizer_json(tmp_path: Path) -> None:
     Tokenizer.from_directory(checkpoint(tmp_path, "bpe")).save(tmp_path / "tokenizer.json")
     config = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True, "trim_offsets": False}
