@@ -77,9 +77,9 @@ def _from_tokenizer_json(path: Path, config: dict[str, Any]) -> tokenizers.Token
     if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and re.search("Bert|Electra|MPNet", class_name):
         tokenizer.normalizer = _bert_normalizer(config)
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
-        tokenizer.pre_tokenizer.add_prefix_space = config.get("add_prefix_space", False)
+        tokenizer.pre_tokenizer.add_prefix_space = bool(config.get("add_prefix_space"))
     if isinstance(tokenizer.post_processor, processors.RobertaProcessing) and class_name not in GENERIC:
-        tokenizer.post_processor.add_prefix_space = config.get("add_prefix_space", False)
+        tokenizer.post_processor.add_prefix_space = bool(config.get("add_prefix_space"))
         tokenizer.post_processor.trim_offsets = config.get("trim_offsets", True)
     return tokenizer
 
@@ -144,7 +144,7 @@ def _from_merges(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     if not merges.is_file():
         raise TokenizerError(f"{path.name} has no {merges.name} beside it.")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.get("add_prefix_space", False))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
     tokenizer.decoder = decoders.ByteLevel()
     ids = tokenizer.get_vocab()
     specials = [token for token in (*ROBERTA_SPECIALS, "<|endoftext|>") if token in ids]
@@ -153,7 +153,7 @@ def _from_merges(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
             ("</s>", ids["</s>"]),
             ("<s>", ids["<s>"]),
             trim_offsets=config.get("trim_offsets", True),
-            add_prefix_space=config.get("add_prefix_space", False),
+            add_prefix_space=bool(config.get("add_prefix_space")),
         )
     else:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -173,8 +173,8 @@ def _from_fairseq(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     head: list[tuple[str, float]] = [(token, 0.0) for token in ROBERTA_SPECIALS[:4]]
     is_camembert = str(config.get("tokenizer_class", "")).startswith("Camembert")
     if is_camembert:
-        unused = [("<s>NOTUSED", 0.0), head[1], ("</s>NOTUSED", 0.0), head[3], ("<unk>NOTUSED", -100.0)]
-        pieces = [*unused, *own[1:], ("<mask>", 0.0)]
+        head = [("<s>NOTUSED", 0.0), head[1], ("</s>NOTUSED", 0.0), head[3], ("<unk>NOTUSED", -100.0)]
+        pieces = [*head, *own[1:], ("<mask>", 0.0)]
     else:
         pieces = [*head, *own[3:], ("<mask>", 0.0)]
     ids = {piece: index for index, (piece, _) in enumerate(pieces)}
@@ -199,7 +199,8 @@ def _from_fairseq(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     )
     user_defined = [piece.piece for piece in proto.pieces if piece.type == proto.SentencePiece.USER_DEFINED]
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in user_defined])
-    tokenizer.add_special_tokens([_special(token) for token in ROBERTA_SPECIALS[:4]])
+    specials = dict.fromkeys((*ROBERTA_SPECIALS[:4], *(token for token, _ in head)))
+    tokenizer.add_special_tokens([_special(token) for token in specials])
     tokenizer.add_special_tokens([_special("<mask>", normalized=not is_camembert)])
     return tokenizer
 

@@ -28,6 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bpe, untrimmed": ("bpe", {"trim_offsets": False}),
     "bpe, prefix space, untrimmed": ("bpe", {"add_prefix_space": True, "trim_offsets": False}),
     "xlm": ("xlm", {}),
+    "camembert": ("xlm", {"tokenizer_class": "CamembertTokenizer"}),
 }
 
 _ROBERTA = SMALL | {"max_position_embeddings": 514, "type_vocab_size": 1}

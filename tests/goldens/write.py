@@ -26,6 +26,7 @@ from transformers import (
     AlbertTokenizerFast,
     BertConfig,
     BertTokenizerFast,
+    CamembertTokenizerFast,
     RobertaTokenizerFast,
     XLMRobertaTokenizerFast,
     pipeline,
@@ -134,6 +135,8 @@ def tokenizer(name: str, *, specials_are_text: bool, **options: Any) -> Any:
     if name.startswith("bpe"):
         options |= families.OPTIONS.get(name, {})
         return RobertaTokenizerFast(str(HERE / "vocab.json"), str(HERE / "merges.txt"), **options)
+    if name == "xlm" and options.pop("tokenizer_class", "") == "CamembertTokenizer":
+        return CamembertTokenizerFast(str(HERE / "sentencepiece.bpe.model"), **options)
     if name == "xlm":
         return XLMRobertaTokenizerFast(str(HERE / "sentencepiece.bpe.model"), **options)
     if name == "spiece":

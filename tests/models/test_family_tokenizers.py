@@ -192,6 +192,8 @@ def test_camembert_has_its_own_ids(tmp_path: Path) -> None:
     ((their_ids, their_spans),) = read(other, [cases.SENTENCES[0]])
     assert ids == [number + 3 for number in their_ids]
     assert spans == their_spans
+    ((ids, _),) = read(tokenizer, ["<s>NOTUSED <unk>NOTUSED"])
+    assert {0, 2, 4, 5, 6}.isdisjoint(ids)
 
 
 def test_gpt2_vocabulary_has_no_special_tokens_around_a_text(tmp_path: Path) -> None:
