@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
@@ -69,7 +69,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     )
     endpoints = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
-    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect)]
+    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect, endpoints)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
     guard = RequestGuard(runtime, keys, table)
     tracker = RequestTracker(runtime, guard, [runtime.stats.finish, *observers])
@@ -79,9 +79,9 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
         app.state.refuse = lambda scope: None if "origin" in Headers(scope=scope) else tracker.begin(scope)
     app.state.task_routes = TaskRoutes(tracker, runtime.settings.max_body_bytes)
-    _add_routes(app, runtime, endpoints)
+    _add_routes(app, runtime, table)
     for name, dialect in spoken.items():
-        dialect_endpoint.install(app, runtime, name, dialect, {route.path: route.endpoint for route in foreign})
+        dialect_endpoint.install(app, runtime, name, dialect, table)
     openapi.install(app, runtime)
     return app
 
@@ -101,10 +101,11 @@ def create_admin_app(runtime: Runtime) -> Starlette:
     return app
 
 
-def _add_routes(app: FastAPI, runtime: Runtime, endpoints: Mapping[str, TaskEndpoint]) -> None:
+def _add_routes(app: FastAPI, runtime: Runtime, table: RouteTable) -> None:
     app.router.route_class = routes.PlainRoute
     for task in runtime.tasks:
-        app.add_api_route(f"/{task}", endpoints[f"/{task}"], methods=["POST"], **openapi.task(runtime, task))
+        match: Any = table.match(f"/{task}")  # never None
+        app.add_api_route(f"/{task}", match.route.endpoint, methods=["POST"], **openapi.task(runtime, task))
     app.add_api_route(MODELS, routes.models(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, routes.live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, routes.ready(runtime), methods=["GET"], **openapi.READY)

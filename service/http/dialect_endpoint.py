@@ -7,12 +7,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from swiftlet_serve.service.http.dialects import Call, Dialect, Operation, Page
-from swiftlet_serve.service.http.route_table import Route
+from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
+from swiftlet_serve.service.http.route_table import Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation
 from swiftlet_serve.service.runtime import Runtime
 
@@ -29,20 +31,59 @@ class DialectEndpoint(ModelEndpoint):
         return self.operation.translate(self.runtime, Call(scope["state"]["match"].parameters, headers, body))
 
 
-def routes(runtime: Runtime, dialect: Dialect) -> Iterator[Route]:
-    """Returns the entries of a dialect in the route table."""
+class SharedEndpoint(ModelEndpoint):
+    """The endpoint of a task's route that a dialect uses, too. The fields of a body tell whose it is."""
+
+    def __init__(self, own: ModelEndpoint, foreign: DialectEndpoint) -> None:
+        super().__init__(own.runtime)
+        self._own = own
+        self._foreign = foreign
+        self._quoted = [f'"{name}"'.encode() for name in sorted(foreign.operation.fields)]
+
+    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
+        endpoint = self._foreign if self._is_foreign(body) else self._own
+        return endpoint.translate(scope, body)
+
+    def _is_foreign(self, body: bytes | bytearray) -> bool:
+        if not any(name in body for name in self._quoted):  # the usual case costs no second parse
+            return False
+        try:
+            document = from_json(body, cache_strings="keys")
+        except ValueError:
+            return False
+        return isinstance(document, dict) and not self._foreign.operation.fields.isdisjoint(document)
+
+
+def routes(runtime: Runtime, dialect: Dialect, endpoints: Mapping[str, ModelEndpoint]) -> Iterator[Route]:
+    """Returns the entries of a dialect in the route table, given the endpoints of the tasks by path."""
     for operation in dialect.OPERATIONS:
-        yield Route(operation.path, DialectEndpoint(runtime, operation), dialect.render_error)
+        endpoint = DialectEndpoint(runtime, operation)
+        if operation.path in endpoints:
+            yield Route(operation.path, SharedEndpoint(endpoints[operation.path], endpoint))
+        elif not operation.fields:
+            yield Route(operation.path, endpoint, dialect.render_error)
     for page in dialect.PAGES:
         yield Route(page.path, None, dialect.render_error, page.public)
 
 
-def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, endpoints: Mapping[str, Any]) -> None:
-    """Adds the routes of a dialect to the application. `endpoints` are those of its operations, by path."""
+def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: RouteTable) -> None:
+    """Adds the routes of a dialect to the application, except those that it has already.
+
+    Args:
+        app: the application.
+        runtime: the loaded models.
+        name: the dialect's name.
+        dialect: the dialect.
+        table: has the endpoints of the operations.
+    """
+    present = {(method, path) for path, methods in _methods(app) for method in methods}
     for operation in dialect.OPERATIONS:
+        match = table.match(operation.path)
+        if match is None or ("POST", operation.path) in present:
+            continue
         app.add_api_route(
             operation.path,
-            endpoints[operation.path],
+            match.route.endpoint,  # type: ignore[arg-type]  # it is not None
             methods=["POST"],
             summary=operation.summary,
             tags=[name],
@@ -51,14 +92,21 @@ def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, endpoin
             responses={200: {"description": "The response.", "content": _json(operation.answer, "serialization")}},
         )
     for page in dialect.PAGES:
-        app.add_api_route(
-            page.path,
-            _page_endpoint(runtime, page),
-            methods=[page.method],
-            summary=page.summary,
-            tags=[name],
-            operation_id=f"{name}:{page.method}:{page.path}",
-        )
+        if (page.method, page.path) not in present:
+            app.add_api_route(
+                page.path,
+                _page_endpoint(runtime, page),
+                methods=[page.method],
+                summary=page.summary,
+                tags=[name],
+                operation_id=f"{name}:{page.method}:{page.path}",
+            )
+
+
+def _methods(app: FastAPI) -> Iterator[tuple[str, set[str]]]:
+    for route in app.routes:
+        if isinstance(route, StarletteRoute):
+            yield route.path, route.methods or set()
 
 
 def _page_endpoint(runtime: Runtime, page: Page) -> Any:

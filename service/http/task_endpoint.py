@@ -43,8 +43,8 @@ class Translation(NamedTuple):
 
     pipeline: Pipeline
     request: tasks.Request
-    render: Callable[[Any], TaskResponse]
-    """Returns the response, given the task's answer."""
+    render: Callable[[Any, RequestRecord], TaskResponse]
+    """Returns the response, given the task's answer and the request's record."""
     timeout_s: float | None = None
     """A timeout that the body names, in seconds since the arrival of the request."""
 
@@ -96,7 +96,7 @@ class ModelEndpoint(ABC):
             sooner = min(context.deadline, context.received + timeout_s)
             context = RequestContext(context.received, sooner, context.lag_s, context.priority)
             deadline = context.response_deadline
-        response = render(await pipeline.answer(request, deadline, context.priority, record))
+        response = render(await pipeline.answer(request, deadline, context.priority, record), record)
         max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body))
         _check_response_size(len(response.body), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
@@ -129,7 +129,7 @@ class TaskResponse(Response):
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
 
     @classmethod
-    def of(cls, answer: object) -> TaskResponse:
+    def of(cls, answer: object, _: RequestRecord | None = None) -> TaskResponse:
         """Returns an answer as JSON."""
         return cls(to_json(answer))
 

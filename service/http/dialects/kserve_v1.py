@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialects import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http import bodies, model_pages, problem_details
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 
 class PredictRequest(Foreign):
@@ -39,7 +39,7 @@ def predict(runtime: Runtime, call: Call) -> Translation:
     fields: dict[str, Any] = {"inputs": given.instances[0] if only else given.instances}
     request = bodies.validate(task.Request, fields | ({"parameters": given.parameters} if given.parameters else {}))
 
-    def render(answer: Any) -> TaskResponse:
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
         return TaskResponse.of({"predictions": [task.single(answer)] if only else answer})
 
     return Translation(pipeline, request, render)
@@ -50,18 +50,5 @@ def render_error(error: SwiftletError, _: str) -> Response:
     return JSONResponse({"error": error.detail, "code": error.code}, error.status, problem_details.headers(error))
 
 
-def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
-    return JSONResponse({"models": list(runtime.pipelines)})
-
-
-def _ready(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
-    name = runtime.find(parameters["model"]).model.manifest.name
-    runtime.check_ready()
-    return JSONResponse({"name": name, "ready": True})
-
-
 OPERATIONS: Final = (Operation("/v1/models/{model}:predict", "Prediction", predict, PredictRequest, PredictResponse),)
-PAGES: Final = (
-    Page("/v1/models", "Names of the served models", _list),
-    Page("/v1/models/{model}", "Readiness of a model", _ready),
-)
+PAGES: Final = model_pages.PAGES

@@ -25,11 +25,12 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, InvalidRequest, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, problem_details, tensors
-from swiftlet_serve.service.http.dialects import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 Scalar = bool | int | float | str
 Parameters = dict[str, Scalar]
@@ -88,7 +89,7 @@ def infer(runtime: Runtime, call: Call) -> Translation:
     timeout_us = request.parameters.get("timeout")
     own = _own_request(pipeline, inputs, request.parameters)
 
-    def render(answer: Any) -> TaskResponse:
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
         answers = answer if _is_batch(own) else [pipeline.model.task.single(answer)]
         found = _columns(answers)
         mlserver = bool(MLSERVER & inputs.keys())

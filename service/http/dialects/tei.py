@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, problem_details
-from swiftlet_serve.service.http.dialects import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
@@ -63,7 +63,7 @@ def predict(runtime: Runtime, call: Call) -> Translation:
             },
         },
     )
-    return Translation(pipeline, request, lambda answer: TaskResponse.of(answer if batch is not None else answer[0]))
+    return Translation(pipeline, request, lambda answer, _: TaskResponse.of(answer if batch is not None else answer[0]))
 
 
 def _text(one: Any) -> Any:

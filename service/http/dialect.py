@@ -1,0 +1,73 @@
+"""The parts of a dialect: its routes, and the form of its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http.task_endpoint import Translation
+from swiftlet_serve.service.runtime import Runtime
+
+
+class Call(NamedTuple):
+    """A request, whose body has been read."""
+
+    parameters: Mapping[str, str]
+    """Those of the path."""
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    body: bytes | bytearray
+
+
+class Operation(NamedTuple):
+    """A POST route that runs a model."""
+
+    path: str
+    """With the names of its parameters in braces."""
+    summary: str
+    """For /openapi.json."""
+    translate: Callable[[Runtime, Call], Translation]
+    """Raises SwiftletError if the request is invalid."""
+    body: type[BaseModel]
+    """The model of the body."""
+    answer: Any
+    """The type of the response."""
+    json_only: bool = True
+    """Whether bodies must be declared as JSON."""
+    fields: frozenset[str] = frozenset()
+    """If the path is that of a task, too: the fields that only bodies of this dialect have."""
+
+
+class Page(NamedTuple):
+    """A route that runs no model."""
+
+    path: str
+    """With the names of its parameters in braces."""
+    summary: str
+    """For /openapi.json."""
+    respond: Callable[[Runtime, Mapping[str, str]], Response]
+    """Is given the parameters of the path. Raises SwiftletError."""
+    method: str = "GET"
+    public: bool = False
+    """Whether it needs no API key."""
+
+
+class Dialect(Protocol):
+    """The members of a dialect module."""
+
+    OPERATIONS: Sequence[Operation]
+    PAGES: Sequence[Page]
+
+    def render_error(self, error: SwiftletError, request_id: str) -> Response:
+        """Returns the response to a request that failed. Never contains text from the request."""
+        ...
+
+
+class Foreign(BaseModel):
+    """A body in a dialect. Fields that Swiftlet does not know are ignored, as other servers do."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")

@@ -1,0 +1,97 @@
+"""OpenAI's embeddings and list of models.
+
+Token ids in the place of texts are ids of the model's own vocabulary. Clients that send ids of OpenAI's vocabularies
+must be told to send texts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.http import bodies, model_pages, openai_format
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
+from swiftlet_serve.service.http.openai_format import Usage
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+
+class EmbeddingsRequest(Foreign):
+    """An embeddings request of OpenAI."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+class Embedding(BaseModel):
+    """A vector: a list of numbers, or little-endian 32-bit floats in Base64."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    """An embeddings response of OpenAI."""
+
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+def embeddings(runtime: Runtime, call: Call) -> Translation:
+    """Translates an embeddings request."""
+    given = bodies.parse(EmbeddingsRequest, call.body)
+    pipeline = runtime.find(given.model)
+    if pipeline.model.manifest.task != "embed":
+        raise NotFound("unknown_model", "No model of this name makes embeddings. See /models for the served models.")
+    parameters: dict[str, Any] = {"encoding_format": given.encoding_format, "truncation": False}
+    if given.dimensions is not None:
+        parameters["dimensions"] = given.dimensions
+    fields = {"inputs": _texts(pipeline, given.input), "parameters": parameters}
+    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), partial(_render, pipeline))
+
+
+def _texts(pipeline: Pipeline, given: Any) -> list[str]:
+    """Returns the texts of a request.
+
+    Raises:
+        Unprocessable: an id is not in the model's vocabulary.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given or isinstance(given[0], str):
+        return list(given)
+    rows = [given] if isinstance(given[0], int) else given
+    task: Any = pipeline.model.task
+    tokenizer: Tokenizer = task.tokenizer
+    if any(not 0 <= token < tokenizer.vocab_size for row in rows for token in row):
+        detail = "A token id is not in the model's vocabulary. Send texts, or ids of this model's own tokenizer."
+        raise Unprocessable("validation_failed", detail, field_errors=[FieldError("/input", "unknown_token")])
+    texts: list[str] = tokenizer.decode(rows, skip_specials=True)
+    return texts
+
+
+def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
+    response = EmbeddingsResponse(
+        object="list",
+        data=[Embedding(object="embedding", index=i, embedding=vector) for i, vector in enumerate(answer)],
+        model=pipeline.model.manifest.name,
+        usage=Usage.of(record),
+    )
+    return TaskResponse.of(response)
+
+
+render_error = openai_format.render_error
+
+OPERATIONS: Final = (Operation("/v1/embeddings", "Embeddings", embeddings, EmbeddingsRequest, EmbeddingsResponse),)
+PAGES: Final = model_pages.PAGES

@@ -1,0 +1,87 @@
+"""Classification as SGLang (`/v1/classify`) and vLLM (`/classify`) serve it: `input` in, `probs` out."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from swiftlet_serve.service.errors import NotFound
+from swiftlet_serve.service.http import bodies, openai_format
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.openai_format import Usage
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+
+class ClassifyRequest(Foreign):
+    """A classification request of SGLang and vLLM."""
+
+    model: str | None = None
+    input: str | list[str]
+
+
+class Classification(BaseModel):
+    """The probabilities of the labels of one text, in the order of the model's labels."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(BaseModel):
+    """A classification response of SGLang and vLLM."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: Usage
+
+
+def classify(runtime: Runtime, call: Call) -> Translation:
+    """Translates a classification request."""
+    given = bodies.parse(ClassifyRequest, call.body)
+    pipeline = runtime.find(given.model or "classify")
+    manifest = pipeline.model.manifest
+    if manifest.task != "classify":
+        raise NotFound("unknown_model", "No model of this name classifies texts. See /models for the served models.")
+    texts = [given.input] if isinstance(given.input, str) else given.input
+    request = bodies.validate(pipeline.model.task.Request, {"inputs": texts})
+    return Translation(pipeline, request, partial(_render, pipeline))
+
+
+def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
+    labels = pipeline.model.manifest.labels
+    response = ClassifyResponse(
+        id=f"classify-{record.id}",
+        object="list",
+        created=int(time.time()),
+        model=record.model,
+        data=[_classification(index, ranked, labels) for index, ranked in enumerate(answer)],
+        usage=Usage.of(record),
+    )
+    return TaskResponse.of(response)
+
+
+def _classification(index: int, ranked: list[dict[str, Any]], labels: tuple[str, ...]) -> Classification:
+    scores = {one["label"]: one["score"] for one in ranked}
+    probabilities = [scores[label] for label in labels]
+    return Classification(index=index, label=ranked[0]["label"], probs=probabilities, num_classes=len(labels))
+
+
+render_error = openai_format.render_error
+
+OPERATIONS: Final = (
+    Operation("/v1/classify", "Classification, as SGLang", classify, ClassifyRequest, ClassifyResponse),
+    Operation(
+        "/classify", "Classification, as vLLM", classify, ClassifyRequest, ClassifyResponse, fields=frozenset({"input"})
+    ),
+)
+PAGES: Final[tuple[Page, ...]] = ()
