@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn
 
 from pydantic import BaseModel, Field
 from pydantic_core import to_json
@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, InvalidRequest, NotFound, SwiftletError, Unprocessable
-from swiftlet_serve.service.http import bodies, openapi, problem_details, tensors
+from swiftlet_serve.service.http import bodies, openapi, problem_details, task_schema, tensors
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
@@ -40,6 +40,7 @@ MLSERVER: Final = frozenset({"args", "array_inputs"})
 TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))
 """The names of the input that holds the texts."""
 OUTPUT: Final = "output"
+DATATYPES: Final[Mapping[type, str]] = {str: "BYTES", float: "FP32", int: "INT64", bool: "BOOL"}
 RESERVED: Final = frozenset(
     {"binary_data_output", "content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start"}
 )
@@ -150,9 +151,9 @@ def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: M
     Raises:
         Unprocessable: inputs or parameters do not fit the task.
     """
-    model = pipeline.model.task.Request
+    model: type[tasks.Request] = pipeline.model.task.Request
     texts = {name: tensor.values for name, tensor in inputs.items() if tensor.datatype == "BYTES"}
-    fields, plain = _input_fields(model)
+    fields, plain = task_schema.input_fields(model)
     found: Sequence[Any]
     if (len(fields) > 1 and set(texts) & set(fields) == set(fields)) or (set(texts) & set(fields)) - {"text"}:
         columns = {name: list(texts[name]) for name in fields if name in texts}
@@ -183,32 +184,13 @@ def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: M
     return request
 
 
-def _input_fields(model: type[BaseModel]) -> tuple[list[str], bool]:
-    """Returns the fields of an input that is an object, and whether an input may be a plain text."""
-    kinds = list(_members(model.model_fields["inputs"].annotation))
-    objects = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return list(objects[0].model_fields) if objects else ["text"], str in kinds
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """Returns the types that an annotation is made of."""
-    arguments = get_args(annotation)
-    if not arguments:
-        yield annotation
-    for one in arguments:
-        yield from _members(one)
-
-
 def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns the parameters of a task. Lists come as JSON, because parameters of the protocol are scalars.
 
     Raises:
         Unprocessable: the task has no such parameter, or a list is not JSON.
     """
-    field = model.model_fields.get("parameters")
-    members = [] if field is None else list(_members(field.annotation))
-    kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    known = kinds[0].model_fields if kinds else {}
+    known = task_schema.parameter_names(model)
     chosen: dict[str, Any] = {}
     for name, value in given.items():
         if name in RESERVED or name == "timeout" or name.startswith("triton_"):
@@ -241,11 +223,10 @@ def _columns(answers: Sequence[Any]) -> list[Tensor]:
         return [Tensor("embedding", "FP32", shape, items)]
     if not isinstance(first, dict) or any(not isinstance(item, dict) or item.keys() != first.keys() for item in items):
         return []
-    kinds = {str: "BYTES", float: "FP32", int: "INT64", bool: "BOOL"}
     return [
-        Tensor(name, kinds[type(value)], shape, [item[name] for item in items])
+        Tensor(name, DATATYPES[type(value)], shape, [item[name] for item in items])
         for name, value in first.items()
-        if type(value) in kinds and all(type(item[name]) is type(value) for item in items)
+        if type(value) in DATATYPES and all(type(item[name]) is type(value) for item in items)
     ]
 
 
@@ -257,16 +238,19 @@ def _choose(
     Raises:
         Unprocessable: the client asks for an output that there is not.
     """
-    by_name = {tensor.name: tensor for tensor in found}
-    whole = Tensor(OUTPUT, "BYTES", [len(answers), 1], [to_json(answer).decode() for answer in answers])
     if not asked:
-        yield from [*found, whole] if mlserver or not found else found
+        yield from [*found, _as_json(answers)] if mlserver or not found else found
         return
+    by_name = {tensor.name: tensor for tensor in found}
     for one in asked:
         if one.name not in (*by_name, OUTPUT):
             known = ", ".join((*by_name, OUTPUT))
             _refuse("unknown_output", f"There is no such output. There are {known}.", "/outputs")
-        yield by_name.get(one.name, whole)
+        yield by_name[one.name] if one.name in by_name else _as_json(answers)
+
+
+def _as_json(answers: Sequence[Any]) -> Tensor:
+    return Tensor(OUTPUT, "BYTES", [len(answers), 1], [to_json(answer).decode() for answer in answers])
 
 
 def _render(pipeline: Pipeline, request: InferRequest, outputs: Sequence[Tensor]) -> TaskResponse:
@@ -340,31 +324,23 @@ def _model_ready(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
 def _describe(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
     pipeline = _model(runtime, parameters)
     manifest = pipeline.model.manifest
-    fields, plain = _input_fields(pipeline.model.task.Request)
+    own: type[tasks.Request] = pipeline.model.task.Request
+    fields, plain = task_schema.input_fields(own)
+    answer = task_schema.answer_fields(pipeline.model.task.Response)
+    outputs = {name: DATATYPES[kind] for name, kind in answer.items()} | {OUTPUT: "BYTES"}
     return JSONResponse(
         {
             "name": manifest.name,
             "versions": [manifest.version],
             "platform": "swiftlet",
             "inputs": [_slot(name, "BYTES", [-1]) for name in (["text"] if plain else fields)],
-            "outputs": [_slot(name, kind, [-1, -1]) for name, kind in _output_types(pipeline).items()],
+            "outputs": [_slot(name, kind, [-1, -1]) for name, kind in outputs.items()],
         }
     )
 
 
 def _slot(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape}
-
-
-def _output_types(pipeline: Pipeline) -> dict[str, str]:
-    """Returns the datatype of each output of a model."""
-    members = list(_members(pipeline.model.task.Response))
-    kinds = {str: "BYTES", float: "FP32", int: "INT64", bool: "BOOL"}
-    for kind in members:
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not tasks.Failure:
-            types = {name: next(iter(_members(field.annotation))) for name, field in kind.model_fields.items()}
-            return {name: kinds[one] for name, one in types.items() if one in kinds} | {OUTPUT: "BYTES"}
-    return {OUTPUT: "BYTES"} | ({"embedding": "FP32"} if float in members else {})
 
 
 def _index(runtime: Runtime, _: Mapping[str, str]) -> Response:
