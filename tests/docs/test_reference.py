@@ -84,7 +84,7 @@ def test_routes_are_those_of_the_application(app):
 def test_routes_of_each_dialect_are_shown():
     shown = set(re.findall(r"^\| `((?:GET|POST) [^|]+)` \|", page("dialects"), re.MULTILINE))
 
-    assert shown == {f"{method} {path}" for method, path in dialect_routes()}
+    assert shown == {f"{method} {path}" for method, path in dialect_routes(shared=True)}
 
 
 def test_request_headers_include_those_of_openapi_and_of_cors(app):

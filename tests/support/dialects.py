@@ -5,8 +5,16 @@ from __future__ import annotations
 from swiftlet_serve.service.http import dialects
 
 
-def dialect_routes() -> dict[tuple[str, str], bool]:
-    """Returns the method and the path of each route, and whether it needs no API key."""
+def dialect_routes(*, shared: bool = False) -> dict[tuple[str, str], bool]:
+    """Returns the method and the path of each route, and whether it needs no API key.
+
+    With `shared`, the routes that a dialect shares with a task are included.
+    """
     spoken = [dialects.load(name) for name in dialects.names()]
-    operations = {("POST", operation.path): False for dialect in spoken for operation in dialect.OPERATIONS}
+    operations = {
+        ("POST", operation.path): False
+        for dialect in spoken
+        for operation in dialect.OPERATIONS
+        if shared or not operation.fields
+    }
     return operations | {(page.method, page.path): page.public for dialect in spoken for page in dialect.PAGES}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel
+import numpy as np
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
@@ -18,6 +19,7 @@ from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.tasks import MAX_INPUTS
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 ERROR_TYPES: Final[Mapping[str, str]] = {
     "overloaded": "Overloaded",
@@ -28,12 +30,15 @@ ERROR_TYPES: Final[Mapping[str, str]] = {
 ERROR_TYPES_BY_STATUS: Final[Mapping[int, str]] = {500: "Backend", 503: "Unhealthy", 504: "Overloaded"}
 
 
+Direction = Literal["left", "right", "Left", "Right"]
+
+
 class PredictRequest(Foreign):
     """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
 
     inputs: str | list[str] | list[list[str]]
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    truncation_direction: Direction = "right"
     raw_scores: bool = False
 
 
@@ -44,11 +49,35 @@ class Prediction(BaseModel):
     label: str
 
 
+class EmbedRequest(Foreign):
+    """An embedding request of TEI and of Hugging Face's clients."""
+
+    inputs: str | list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    normalize: bool = True
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+
+class Sentences(Foreign):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str] = Field(min_length=1)
+
+
+class SimilarityRequest(Foreign):
+    """A similarity request of TEI and of Hugging Face's clients."""
+
+    inputs: Sentences
+
+
 def predict(runtime: Runtime, call: Call) -> Translation:
     """Translates a prediction request."""
     pipeline, given = _default(runtime, "classify"), bodies.parse(PredictRequest, call.body)
-    if given.truncation_direction.lower() == "left":
-        _refuse("/truncation_direction", "unsupported", "Texts can only be truncated on the right.")
+    _check_direction(given.truncation_direction)
     inputs = given.inputs
     batch = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], list) else None
     texts: list[Any] = [_text(one) for one in (inputs if batch is not None else [inputs])]
@@ -64,6 +93,36 @@ def predict(runtime: Runtime, call: Call) -> Translation:
         },
     )
     return Translation(pipeline, request, lambda answer, _: TaskResponse.of(answer if batch is not None else answer[0]))
+
+
+def embed(runtime: Runtime, call: Call) -> Translation:
+    """Translates an embedding request."""
+    pipeline, given = _default(runtime, "embed"), bodies.parse(EmbedRequest, call.body)
+    _check_direction(given.truncation_direction)
+    parameters = given.model_dump(
+        include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
+    )
+    texts = [given.inputs] if isinstance(given.inputs, str) else given.inputs
+    fields = {"inputs": texts, "parameters": parameters | {"truncation": bool(given.truncate)}}
+    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), TaskResponse.of)
+
+
+def similarity(runtime: Runtime, call: Call) -> Translation:
+    """Translates a similarity request: the cosines of a sentence's vector with those of others."""
+    pipeline, given = _default(runtime, "embed"), bodies.parse(SimilarityRequest, call.body).inputs
+    fields = {"inputs": [given.source_sentence, *given.sentences], "parameters": {"normalize": True}}
+    request = bodies.validate(pipeline.model.task.Request, fields)
+
+    def render(vectors: Any, _: RequestRecord) -> TaskResponse:
+        source, *others = np.array(vectors)
+        return TaskResponse.of([float(source @ other) for other in others])
+
+    return Translation(pipeline, request, render)
+
+
+def _check_direction(direction: str) -> None:
+    if direction.lower() == "left":
+        _refuse("/truncation_direction", "unsupported", "Texts can only be truncated on the right.")
 
 
 def _text(one: Any) -> Any:
@@ -133,7 +192,13 @@ def _health(runtime: Runtime, _: Mapping[str, str]) -> Response:
     return Response()
 
 
-OPERATIONS: Final = (Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),)
+EMBED_FIELDS: Final = frozenset(EmbedRequest.model_fields) - {"inputs"}
+
+OPERATIONS: Final = (
+    Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),
+    Operation("/embed", "Embeddings", embed, EmbedRequest, list[list[float]], fields=EMBED_FIELDS),
+    Operation("/similarity", "Cosine similarities", similarity, SimilarityRequest, list[float]),
+)
 PAGES: Final = (
     Page("/info", "Description of the default model", _info),
     Page("/health", "Readiness check", _health, public=True),

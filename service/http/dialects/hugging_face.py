@@ -1,0 +1,27 @@
+"""The addresses of Hugging Face's inference servers: `/models/{model}`, for a client that is given a base address.
+
+The bodies, the answers and the errors are ours, which have the format of Hugging Face's clients. Those clients accept a
+complete address such as `http://host/classify`, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.http import bodies, problem_details
+from swiftlet_serve.service.http.dialect import Call, Operation, Page
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.runtime import Runtime
+
+
+def infer(runtime: Runtime, call: Call) -> Translation:
+    """Translates a request to a model."""
+    pipeline = runtime.find(call.parameters["model"])
+    return Translation(pipeline, bodies.parse(pipeline.model.task.Request, call.body), TaskResponse.of)
+
+
+render_error = problem_details.render
+
+OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, tasks.Request, Any),)
+PAGES: Final[tuple[Page, ...]] = ()
