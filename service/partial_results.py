@@ -15,7 +15,7 @@ from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Internal, SwiftletError, Unprocessable
 from swiftlet_serve.service.types import EncodingT, Outcome, RequestT, Task
 
-INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask"})
+INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask", "too_few_tokens"})
 """Error codes that concern one input alone."""
 
 

@@ -23,7 +23,7 @@ from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native, quantise
 from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank
+from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.hosted_model import host_model
 from tests.support.artifacts import make_artifact
@@ -337,6 +337,14 @@ INVALID_BATCHES = {
     ),
     "a candidate of no sequence": changed(candidates=lambda _: np.array([1])),
     "candidate offsets that fall": changed(candidate_offsets=set_item(1, 1)),
+    "fewer targets than focus positions": changed(
+        candidates=lambda _: np.array([0]), candidate_offsets=lambda _: np.array([0, 1, 1, 1])
+    ),
+    "more candidates than outputs": changed(
+        top_k=set_item(1, 1),
+        candidates=lambda _: np.array([0] * 3),
+        candidate_offsets=lambda _: np.array([0, 0, 3, 3]),
+    ),
     "a candidate offset too few": changed(candidate_offsets=lambda array: array[:-1]),
     "no sequences": Batch(*[np.zeros(int(name.endswith("offsets")), np.int64) for name in vars(BATCH)]),
     "no offsets": Batch(*[np.zeros(0, np.int64)] * len(vars(BATCH))),
@@ -395,6 +403,19 @@ def test_native_selects_top_k_of_the_same_outputs(architecture, task):
     assert rows[2].tobytes() == network.run(Batch.of([other]))[0].tobytes()
     np.testing.assert_allclose(rows[1], rank(rows[0], 5, NOTHING), rtol=1e-5)
     np.testing.assert_allclose(rows[3], rank(rows[2], 2, among), rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_native_scores_the_same_outputs(architecture):
+    """Beside other sequences, with more targets than the network has outputs, and the same bits alone."""
+    network = engine(architecture, "fill-mask")
+    plain, other = encoding(POSITIONS, [*range(POSITIONS)] * 3, 1), encoding(5, [2], 3)
+    scored = Scored(**vars(plain), targets=np.random.default_rng(4).integers(0, VOCABULARY, len(plain.focus)))
+    whole, found, _ = network.run(Batch.of([plain, scored, other]))
+
+    assert found.shape == (len(plain.focus), 1)
+    np.testing.assert_allclose(found, log_probabilities(whole, scored.targets), atol=1e-5)
+    assert found.tobytes() == network.run(Batch.of([scored]))[0].tobytes()
 
 
 def test_native_rows_do_not_share_memory():

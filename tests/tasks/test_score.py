@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from swiftlet_serve.service.topk import Ranked, Scored, log_probabilities
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.hosted_model import HostedModel, run_batch
 from tests.support.checkpoints import Shape, Task, reference
+from tests.support.fakes import PATIENCE_S
+from tests.support.processes import serving
 
 TEXTS = [
     "The swift sleeps on the wing.",
@@ -236,6 +239,21 @@ def test_numbers_that_are_not_finite_are_an_error(fp32: Artifact) -> None:
     (outcome,) = run_batch(HostedModel(Broken(), 300), Batch.of(task.encode(task.Request(inputs="abc"))))  # type: ignore[arg-type]
 
     assert outcome.code == "invalid_engine_output"  # type: ignore[union-attr]
+
+
+def test_server_scores_texts(fp32: Artifact) -> None:
+    """Through a worker process: the sequences and their rows are messages."""
+    body = {"inputs": [*TEXTS, "a"], "partial": True, "parameters": {"return_tokens": True}}
+    with serving(fp32.path.parent, "--engine", "onnx_cpu", "--models", str(fp32.path)) as server:
+        content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{server.url}/score", content, headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            found = json.load(response)
+    expected = answer(load_model(fp32.path, "onnx_cpu"), inputs=TEXTS, parameters=body["parameters"])
+
+    assert [one["log_likelihood"] for one in found[:-1]] == pytest.approx([one["log_likelihood"] for one in expected])
+    assert [len(one["tokens"]) for one in found[:-1]] == [one["token_count"] for one in expected]
+    assert found[-1]["code"] == "too_few_tokens"
 
 
 def test_evaluate_measures_the_probability_of_a_token(fp32: Artifact, tmp_path: Path) -> None:
