@@ -376,6 +376,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "qa parameters": partial(parameters, "qa"),
     "fill-mask parameters": partial(parameters, "fill-mask"),
     "score parameters": partial(parameters, "score"),
+    "embed parameters": partial(parameters, "embed"),
     "models fields": partial(response_fields, "/models"),
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swiftlet_serve.models import architectures
-from swiftlet_serve.models.artifact import Head, Outputs, Problem
+from swiftlet_serve.models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.heads import Model, build
 
@@ -36,6 +36,10 @@ TOKENIZER_FILES: Final = (
 # The only files that are downloaded from a hub repository.
 HUB_FILES: Final = (
     "config.json",
+    "modules.json",  # of sentence-transformers, as are the next three
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/*",
     SAFETENSORS,
     f"{SAFETENSORS}.index.json",
     "model-*.safetensors",
@@ -118,15 +122,18 @@ def convert(
     *,
     source: Mapping[str, Any] | None = None,
     encoder_only: bool = False,
+    embedding: Embedding | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> ConvertedCheckpoint:
     """Reads a transformers checkpoint as a model with this head. With `encoder_only`, the head stays untrained.
 
-    `outputs` is the number of outputs per position. If it is "labels", the checkpoint lists the labels.
+    `outputs` is the number of outputs per position. If it is "labels", the checkpoint lists the labels. `embedding`
+    describes the head `embedding`, whose `parameters` are not in the checkpoint.
 
     Raises:
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
     """
-    settings = _read_object(directory / "config.json")
+    settings = read_object(directory / "config.json")
     model_type = settings.get("model_type")
     architecture = model_type.replace("-", "_") if isinstance(model_type, str) else ""
     if architecture not in architectures.names():
@@ -135,12 +142,16 @@ def convert(
     config = _translate_config(architecture, settings)
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     try:
-        model = build(architecture, config, head, outputs if isinstance(outputs, int) else len(labels))
+        width = outputs if isinstance(outputs, int) else len(labels)
+        if parameters:
+            width = len(parameters["head.output.weight"])
+        model = build(architecture, config, head, width, embedding)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
     if model.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
-    ignored = _load(model, architecture, head, _read_tensors(directory), encoder_only=encoder_only)
+    tensors = {**read_tensors(directory), **(parameters or {})}
+    ignored = _load(model, architecture, head, tensors, encoder_only=encoder_only)
     return ConvertedCheckpoint(
         model=model.eval(),
         architecture=architecture,
@@ -152,15 +163,20 @@ def convert(
     )
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path, kind: type = dict) -> Any:
+    """Reads a JSON object, or a value of another `kind`.
+
+    Raises:
+        ConversionError: the file is missing, no JSON, or of another kind.
+    """
     try:
         document = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{file.name} is missing.") from None
     except (OSError, ValueError, RecursionError):
         raise ConversionError(f"{file.name} is not valid JSON.") from None
-    if not isinstance(document, dict):
-        raise ConversionError(f"{file.name} is not a JSON object.")
+    if not isinstance(document, kind):
+        raise ConversionError(f"{file.name} is not a JSON {'object' if kind is dict else 'array'}.")
     return document
 
 
@@ -210,15 +226,19 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     except (KeyError, TypeError):
         raise ConversionError("config.json: id2label does not number the labels from 0.") from None
     problem = settings.get("problem_type")
-    if problem is None:
-        return labels, "regression" if len(labels) == 1 else "single_label"
+    if problem is None:  # the pipeline of transformers then applies a sigmoid to one label
+        return labels, "single_label"
     if not isinstance(problem, str) or problem not in _PROBLEMS:
         raise ConversionError(f"config.json: problem_type {problem!r} is not supported.")
     return labels, _PROBLEMS[problem]
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Reads all tensors of a checkpoint. Files are tried in the same order as in transformers."""
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Reads all tensors of a checkpoint. Files are tried in the same order as in transformers.
+
+    Raises:
+        ConversionError: there is no file of tensors, or it cannot be read.
+    """
     if (directory / SAFETENSORS).is_file():
         return _read_safetensors(directory / SAFETENSORS)
     if (directory / f"{SAFETENSORS}.index.json").is_file():
@@ -240,7 +260,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     """Reads the tensors of several files. Each tensor must be in the file that the index names."""
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ConversionError(f"{index.name}: weight_map has an invalid value.")
     shards = sorted(set(weight_map.values()))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import lzma
+import math
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +44,24 @@ class Question:
     starts: tuple[int, ...]  # position of each answer in the context, in code points
 
 
+@dataclass(frozen=True)
+class Similar:
+    """Two texts and how similar people found them, on any scale."""
+
+    first: str
+    second: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A query and texts, of which some are relevant."""
+
+    query: str
+    texts: tuple[str, ...]
+    relevant: tuple[bool, ...]
+
+
 def labelled(path: Path) -> list[Labelled]:
     """Reads tab-separated texts with labels.
 
@@ -70,6 +92,56 @@ def labelled(path: Path) -> list[Labelled]:
             raise DatasetError(f"{path.name}: line {number} has no label and text.")
         examples.append(Labelled(row[text], int(row[label])))
     return examples
+
+
+def similar(path: Path) -> list[Similar]:
+    """Reads comma-separated pairs of texts, each with a score (STS-B). A first line without a number is a header.
+
+    Raises:
+        DatasetError: a line does not have two texts and a score.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = [row for row in csv.reader(lines) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DatasetError(f"{path.name} cannot be read as comma-separated text: {type(error).__name__}.") from None
+    header = bool(rows) and _number(rows[0][-1]) is None
+    pairs = []
+    for number, row in enumerate(rows[header:], start=1 + header):
+        score = _number(row[-1])
+        if len(row) != 3 or score is None:
+            raise DatasetError(f"{path.name}: line {number} does not have two texts and a score.")
+        pairs.append(Similar(row[0], row[1], score))
+    return pairs
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def ranked(path: Path) -> list[Candidates]:
+    """Reads queries with their texts: lines of JSON with `query`, `text` and `label` (1: relevant), `.gz` or plain.
+
+    The lines of a query follow one another.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form.
+    """
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        rows = [json.loads(line) for line in text.splitlines()]
+        grouped = [(str(query), list(group)) for query, group in groupby(rows, key=lambda row: row["query"])]
+        return [
+            Candidates(query, tuple(str(row["text"]) for row in group), tuple(int(row["label"]) > 0 for row in group))
+            for query, group in grouped
+        ]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{path.name} does not hold queries with texts: {type(error).__name__}.") from None
 
 
 def questions(path: Path) -> list[Question]:

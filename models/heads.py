@@ -94,6 +94,7 @@ class SentenceVector(nn.Module):
     def __init__(self, config: Config, width: int, embedding: Embedding) -> None:
         super().__init__()
         self.pooling: Pooling = embedding.pooling
+        self.width = width if embedding.dense else config.hidden_size
         self.output = nn.Linear(config.hidden_size, width) if embedding.dense else None
         self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
 

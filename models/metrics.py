@@ -41,7 +41,7 @@ class Threshold:
 
 
 def mean(values: Sequence[float]) -> Score:
-    """Returns the mean of values between 0 and 1.
+    """Returns the mean of values, which lie between 0 and 1 except for parts of a correlation.
 
     If every value is 0 or 1, the interval is Wilson's (1927), which stays within 0 to 100 and has a width even if all
     values are equal. Otherwise it is the normal approximation.
@@ -59,8 +59,32 @@ def mean(values: Sequence[float]) -> Score:
     else:
         middle = value
         margin = _margin(values)
-    low, high = max(0.0, min(value, middle - margin)), min(1.0, max(value, middle + margin))
+    low, high = min(value, middle - margin), max(value, middle + margin)
+    if min(values) >= 0 and max(values) <= 1:
+        low, high = max(0.0, low), min(1.0, high)
     return Score(100 * value, 100 * low, 100 * high, n)
+
+
+def spearman_parts(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Returns the share of each case in Spearman's rank correlation, which is the mean of the shares.
+
+    Equal values share the mean of their ranks. Without any difference between values, the shares are 0.
+
+    Raises:
+        ValueError: the lists differ in length.
+    """
+    if len(values) != len(others):
+        raise ValueError("the lists differ in length.")
+    parts = _standard_ranks(values) * _standard_ranks(others)
+    return [float(part) for part in parts]
+
+
+def _standard_ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Returns the ranks of values with mean 0 and variance 1, or zeros if all values are equal."""
+    _, where, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]
+    deviation = ranks.std()
+    return np.asarray((ranks - ranks.mean()) / deviation if deviation else np.zeros_like(ranks))
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> Score:

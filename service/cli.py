@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 from pydantic import ValidationError
 
-from swiftlet_serve.models.artifact import ArtifactError, Precision
+from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -137,16 +137,15 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     show_default=True,
     help="Precision of the weights.",
 )
-@click.option(
-    "--data", type=DataFile, help="Data file to measure fp32 and int8 on, in the format of `swiftlet evaluate`."
-)
+@click.option("--data", type=DataFile, help="Data file to measure fp32 and int8 on, as for `swiftlet evaluate`.")
 @click.option("--limit", type=click.IntRange(1), help="Number of examples of the data file to use. Default: all.")
 @click.option(
     "--max-loss", type=float, default=0.5, show_default=True, help="Maximum loss of int8 on the data file, in points."
 )
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
+@click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
 def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
-    """Converts a transformers checkpoint into an artifact.
+    """Converts a checkpoint of transformers or sentence-transformers into an artifact.
 
     SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
     downloaded again. Needs the extra `models`.
@@ -179,8 +178,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
 def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: int, limit: int | None) -> None:
     """Measures the accuracy of an artifact on a data file.
 
-    Each example takes the path of a request. The format of DATA depends on the task: tab-separated texts with
-    labels for classify, SQuAD's format for qa, running text for fill-mask.
+    Each example takes the path of a request. The format of DATA depends on the task: see the guide to importing.
     """
     from swiftlet_serve.service.loading import load_model, locate
     from swiftlet_serve.service.offline.evaluate import agreement, difference, evaluate

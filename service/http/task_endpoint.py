@@ -97,7 +97,8 @@ class ModelEndpoint(ABC):
             context = RequestContext(context.received, sooner, context.lag_s, context.priority)
             deadline = context.response_deadline
         response = render(await pipeline.answer(request, deadline, context.priority, record), record)
-        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body))
+        expected = getattr(pipeline.model.task, "max_response_bytes", 0)  # of a task whose responses are always long
+        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body), expected)
         _check_response_size(len(response.body), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)

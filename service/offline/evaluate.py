@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ class Evaluation:
     marks: tuple[float, ...]  # the main score of each answer, from 0 to 1
     baselines: dict[str, Score]  # the main scores of trivial strategies
     upper_bounds: dict[str, Threshold] = field(default_factory=dict)  # scores at the best "no answer" threshold
+    agree: Callable[[Any, Any], float] = operator.eq  # how far two answers agree, from 0 to 1
+    min_agreement: float = 0.0  # of int8 with fp32, in percent
 
     @property
     def main(self) -> Score:
@@ -69,7 +72,7 @@ def evaluate(
     except (Unprocessable, ValidationError) as error:
         reason = error.detail if isinstance(error, Unprocessable) else "It is not a valid request."
         raise DatasetError(f"{data.name} holds an example that cannot be answered: {reason}") from None
-    grades = [grade for case, response in zip(cases, responses, strict=True) for grade in case.grade(response)]
+    grades = evaluator.grades(cases, responses)
     names = list(dict.fromkeys(name for grade in grades for name in grade.scores))
     means = {name: metrics.mean([grade.scores[name] for grade in grades if name in grade.scores]) for name in names}
     answers = tuple(grade.answer for grade in grades)
@@ -79,6 +82,8 @@ def evaluate(
         marks=tuple(grade.scores[names[0]] for grade in grades),
         baselines=evaluator.baselines(cases),
         upper_bounds=evaluator.upper_bounds(cases, responses),
+        agree=evaluator.agree,
+        min_agreement=evaluator.min_agreement,
     )
 
 
@@ -95,18 +100,27 @@ def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
 
 def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     """Returns the model's best answer to each input, and closes the model."""
-    responses = asyncio.run(_send(model, [{"inputs": one} for one in inputs], None))
+    responses = respond(model, [{"inputs": one} for one in inputs])
     return [_evaluator(model).best(response) for response in responses]
 
 
+def respond(model: LoadedModel, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+    """Returns the responses to requests, in order, and closes the model.
+
+    Raises:
+        SwiftletError, ValidationError: a request is invalid.
+    """
+    return asyncio.run(_send(model, bodies, None))
+
+
 def agreement(one: Evaluation, other: Evaluation) -> Score:
-    """Returns how often two models gave the same answer.
+    """Returns how often two models gave the same answer, or for embeddings how similar their vectors are.
 
     Raises:
         SetupError: the two evaluations asked different questions, as for fill-mask models of different vocabularies.
     """
     _check_comparable(one, other)
-    return metrics.mean([float(a == b) for a, b in zip(one.answers, other.answers, strict=True)])
+    return metrics.mean([float(one.agree(a, b)) for a, b in zip(one.answers, other.answers, strict=True)])
 
 
 def difference(one: Evaluation, other: Evaluation) -> Score:

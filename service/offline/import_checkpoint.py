@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swiftlet_serve.models import convert
-from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Precision
+from swiftlet_serve.models import sentence_transformers as sentences
+from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -26,10 +27,13 @@ def import_checkpoint(
     measure: Measure | None = None,
     max_loss: float,
     keep_fp32: bool = False,
+    pooling: Pooling | None = None,
     report: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Artifact, tuple[str, ...]]:
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
+
+    `pooling` makes an encoder of transformers an embedding model. A directory of sentence-transformers has its own.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -47,9 +51,23 @@ def import_checkpoint(
         )
     report("reading the checkpoint")
     definition = tasks.load(task)
-    converted = convert.convert(directory, definition.HEAD, definition.OUTPUTS, source=origin)
+    head, outputs = definition.HEAD, definition.OUTPUTS
+    if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
+        head, outputs = "embedding", "hidden"
+    if pooling and head != "embedding":
+        raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
+    encoder = sentences.read_encoder(directory, pooling) if head == "embedding" else None
+    directory = encoder.checkpoint if encoder else directory
+    converted = convert.convert(
+        directory,
+        head,
+        outputs,
+        source=origin,
+        embedding=encoder.embedding if encoder else None,
+        parameters=encoder.dense if encoder else None,
+    )
     tokenizer = Tokenizer.from_directory(directory)
-    config = converted.model.encoder.config
+    network, config = converted.model, converted.model.encoder.config
     if tokenizer.vocab_size > config.vocab_size:
         raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
     manifest = Manifest(
@@ -57,16 +75,17 @@ def import_checkpoint(
         version="1",
         architecture=converted.architecture,
         task=task,
-        head=definition.HEAD,
+        head=head,
         precision=precision,
-        max_tokens=converted.model.encoder.max_tokens,
+        max_tokens=min(network.encoder.max_tokens, (encoder and encoder.max_tokens) or network.encoder.max_tokens),
         vocab_size=config.vocab_size,
-        width=tasks.head_width(definition.OUTPUTS, len(converted.labels), config.vocab_size),
+        width=tasks.head_width(outputs, len(converted.labels), config.vocab_size, getattr(network.head, "width", 0)),
         labels=converted.labels,
         problem=converted.problem,
         tolerance=1.0,
         config=converted.config,
         source=converted.source,
+        embedding=encoder.embedding if encoder else None,
     )
     card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
     draft = Draft(converted.model, tokenizer, manifest, card)

@@ -268,7 +268,7 @@ def _compare(fp32: Evaluation | None, int8: Evaluation | None, max_loss: float) 
     """Returns the loss of int8 and its agreement with fp32, as recorded in the card.
 
     Raises:
-        ReleaseError: the loss exceeds `max_loss`.
+        ReleaseError: the loss exceeds `max_loss`, or the agreement is too low for the task.
     """
     if fp32 is None or int8 is None:
         return "compared with fp32 on the golden inputs only"
@@ -277,7 +277,13 @@ def _compare(fp32: Evaluation | None, int8: Evaluation | None, max_loss: float) 
         raise ReleaseError(
             f"int8 loses {loss:.2f} points, and at most {max_loss} are allowed, so the artifact is not written."
         )
-    return {"loss": loss, "agreement": asdict(agreement(fp32, int8))}
+    same = agreement(fp32, int8)
+    if same.value < fp32.min_agreement:
+        raise ReleaseError(
+            f"int8 agrees with fp32 to {same.value:.2f} %, and at least {fp32.min_agreement} % are required, so the "
+            "artifact is not written."
+        )
+    return {"loss": loss, "agreement": asdict(same)}
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol, cast
+from typing import Annotated, Any, ClassVar, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class Definition(Protocol):
     """The head's outputs per position: a number, or one for each label or vocabulary token."""
     TRAINING: TrainingMethod
     """How recipes train the task. Optional: without it no recipe can."""
+    OTHER_HEADS: Mapping[Head, Outputs]
+    """Other heads that the task can use, with their outputs. Optional: without it there is none."""
 
     Evaluator: Callable[[Any], Evaluator]
     """A subclass of `Evaluator`. The argument is a task that `create` made."""
@@ -74,9 +76,10 @@ def load(name: str) -> Definition:
     return cast(Definition, plugins.load(sys.modules[__name__], name.replace("-", "_")))
 
 
-def head_width(outputs: Outputs, labels: int, vocab_size: int) -> int:
-    """Returns the number of outputs per position for a model with these labels and this vocabulary."""
-    return outputs if isinstance(outputs, int) else {"labels": labels, "vocabulary": vocab_size}[outputs]
+def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:
+    """Returns the number of outputs per position for a model of these sizes."""
+    sizes = {"labels": labels, "vocabulary": vocab_size, "hidden": hidden}
+    return outputs if isinstance(outputs, int) else sizes[outputs]
 
 
 def is_causal(manifest: Manifest) -> bool:
@@ -120,6 +123,9 @@ class Case:
 class Evaluator(ABC):
     """Measures a task on a data file. `service/offline/evaluate.py` sends the requests and averages the grades."""
 
+    min_agreement: ClassVar[float] = 0.0
+    """The agreement of int8 with fp32 that an artifact needs to be released, in percent."""
+
     @abstractmethod
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
         """Reads the examples from `skip` up to `stop`, in order.
@@ -135,6 +141,14 @@ class Evaluator(ABC):
     @abstractmethod
     def best(self, response: Any) -> str:
         """Returns the best answer of a response to one input, as text."""
+
+    def grades(self, cases: Sequence[Case], responses: Sequence[Any]) -> list[Grade]:
+        """Returns the grades of all answers, in order. An evaluator may grade each answer relative to the others."""
+        return [grade for case, response in zip(cases, responses, strict=True) for grade in case.grade(response)]
+
+    def agree(self, one: Any, other: Any) -> float:
+        """Returns how far two answers to the same case agree, from 0 to 1."""
+        return float(one == other)
 
     def task(self, cases: Sequence[Case]) -> Task[Any, Any] | None:  # noqa: ARG002  # some evaluators need the cases
         """Returns the task that answers the cases, or None for the served one."""

@@ -45,12 +45,13 @@ class Case:
 
 def hashed(*parts: Any) -> Floats:
     """Returns numbers in [-1, 1) that depend on every part. Parts are integers, or arrays that broadcast."""
-    state = np.uint64(0x9E3779B97F4A7C15)
+    state: Any = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         for part in parts:
             state = (state ^ np.asarray(part).astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
             state = state ^ (state >> np.uint64(29))
-    return ((state >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1).astype(np.float32)
+    numbers: Floats = ((state >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1).astype(np.float32)
+    return numbers
 
 
 def digest(input_ids: Ids, token_type_ids: Ids) -> int:

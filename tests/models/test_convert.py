@@ -345,7 +345,7 @@ def test_convert_reads_labels_and_problem_type(
     assert (converted.labels, converted.problem) == (labels, problem)
 
 
-@pytest.mark.parametrize(("labels", "problem"), [(1, "regression"), (2, "single_label"), (11, "single_label")])
+@pytest.mark.parametrize(("labels", "problem"), [(1, "single_label"), (2, "single_label"), (11, "single_label")])
 def test_number_of_labels_implies_problem_type(tmp_path: Path, labels: int, problem: str) -> None:
     """Eleven labels, because "10" sorts before "2"; two, because transformers then writes no labels."""
     AUTO["classify"].from_config(SMALL["bert"].config(num_labels=labels)).save_pretrained(tmp_path)

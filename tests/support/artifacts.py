@@ -14,20 +14,21 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Head, Manifest, seal
+from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Embedding, Head, Manifest, seal
 from swiftlet_serve.models.tokenizer import Tokenizer
 
 CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
 MAX_TOKENS = 48
-LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": (), "score": ()}
+LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": (), "score": (), "embed": ()}
 HEADS: Mapping[str, Head] = {
     "classify": "classification",
     "qa": "token",
     "fill-mask": "masked_lm",
     "score": "causal_lm",
+    "embed": "embedding",
 }
-WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY)}
+WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY), "embed": 8}
 
 
 def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
@@ -51,6 +52,7 @@ def make_artifact(directory: Path, task: str, name: str | None = None, tolerance
         width=WIDTHS[task],
         labels=LABELS[task],
         problem="single_label" if task == "classify" else None,
+        embedding=Embedding("cls", normalize=True, prompts={"query": "q: "}) if task == "embed" else None,
         tolerance=tolerance,
         config={},
         source={},

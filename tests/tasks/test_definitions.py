@@ -14,7 +14,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
-NAMES = ("classify", "fill-mask", "qa", "score")
+NAMES = ("classify", "embed", "fill-mask", "qa", "score")
 
 
 def change(path: Path, **fields: Any) -> Path:
@@ -37,14 +37,14 @@ def test_golden_inputs_are_valid_requests(name: str, tmp_path: Path) -> None:
 
 
 def test_head_width_is_a_number_or_counts_labels_or_tokens() -> None:
-    widths = [tasks.head_width(outputs, 3, 211) for outputs in (2, "labels", "vocabulary")]
+    widths = [tasks.head_width(outputs, 3, 211, 48) for outputs in (2, "labels", "vocabulary", "hidden")]
 
-    assert widths == [2, 3, 211]
+    assert widths == [2, 3, 211, 48]
 
 
 @pytest.mark.parametrize("name", ["translate", "fill_mask", "__init__", "", "os"])
 def test_unknown_task_is_refused(name: str) -> None:
-    with pytest.raises(SetupError, match=r"The tasks are classify, .*, score\.$"):
+    with pytest.raises(SetupError, match=rf"The tasks are {', '.join(NAMES)}\.$"):
         tasks.load(name)
 
 
@@ -63,6 +63,8 @@ def test_artifact_of_unknown_task_is_refused(tmp_path: Path) -> None:
         ("qa", {"labels": ["a", "b"]}, "a model for qa has no labels"),
         ("qa", {"width": 3}, "qa needs 2 outputs per token, and the artifact has 3"),
         ("score", {"labels": ["a"] * WIDTHS["score"]}, "a model for score has no labels"),
+        ("embed", {"labels": [f"{i}" for i in range(8)]}, "a model for embed has no labels"),
+        ("embed", {"head": "token", "embedding": None}, "embed needs a network with the head embedding"),
         ("fill-mask", {"width": 2, "labels": ["a", "b"]}, "a model for fill-mask has no labels"),
     ],
 )

@@ -1,0 +1,190 @@
+"""Import of sentence-transformers directories: the vectors of `encode`, and one sentence for what is not supported."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from swiftlet_serve.models.artifact import Artifact, Embedding, Pooling
+from swiftlet_serve.models.convert import ConversionError
+from swiftlet_serve.models.sentence_transformers import MODULES, SETTINGS, read_encoder
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.offline.evaluate import respond
+from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+from tests.support.sentence_checkpoints import (
+    DENSE_WIDTH,
+    MAX_TOKENS,
+    PROMPTS,
+    WIDTH,
+    edit,
+    save_encoder,
+    save_transformer,
+)
+
+TEXTS = [
+    "A warm film.",
+    "서울의 봄은 짧지만 아름답다.",
+    "emoji 😀🎬 only",
+    "a",
+    "long words " * 60,
+    "e\u0301, naïve café and ﬁ",
+    "  spaces around  ",
+    "\u200b",
+]
+PARITY = 1e-5
+
+
+def imported(source: Path, out: Path, **options: Any) -> Artifact:
+    artifact, _ = import_checkpoint(
+        str(source), "embed", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None, **options
+    )
+    return artifact
+
+
+def vectors(artifact: Artifact, engine: str, **parameters: Any) -> np.ndarray:
+    (response,) = respond(load_model(artifact.path, engine), [{"inputs": TEXTS, "parameters": parameters}])
+    return np.array(response)
+
+
+KINDS = [("cls", None), ("mean", None), ("max", None), ("mean", nn.Tanh()), ("cls", nn.Identity())]
+
+
+@pytest.mark.parametrize(("pooling", "dense"), KINDS, ids=["cls", "mean", "max", "tanh", "identity"])
+def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, pooling, normalize=False, dense=dense)
+    artifact = imported(tmp_path / "model", tmp_path / "out", keep_fp32=True)
+
+    assert artifact.manifest.width == (DENSE_WIDTH if dense else WIDTH)
+    assert artifact.manifest.max_tokens == MAX_TOKENS
+    for engine in ("onnx_cpu", "torch"):
+        for prompt in (None, "query"):
+            for normalize in (False, True):
+                expected = model.encode(TEXTS, prompt_name=prompt, normalize_embeddings=normalize)
+                found = vectors(artifact, engine, prompt_name=prompt, normalize=normalize)
+                assert np.abs(found - expected).max() <= PARITY * max(1, np.abs(expected).max())
+
+
+def test_normalize_module_is_the_default(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path)
+    artifact = imported(tmp_path / "model", tmp_path / "out")
+
+    assert artifact.manifest.embedding == Embedding("mean", normalize=True, prompts=PROMPTS)
+    assert np.abs(vectors(artifact, "onnx_cpu") - model.encode(TEXTS)).max() <= PARITY
+    raw = vectors(artifact, "onnx_cpu", normalize=False)
+    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=0.01)
+    cut = vectors(artifact, "onnx_cpu", dimensions=8)
+    expected = model.encode(TEXTS, truncate_dim=8, normalize_embeddings=True)
+    assert np.abs(cut - expected).max() <= PARITY
+
+
+def test_base64_holds_the_same_numbers(tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    artifact = imported(tmp_path / "model", tmp_path / "out")
+    bodies = [{"inputs": TEXTS, "parameters": {"encoding_format": kind}} for kind in ("float", "base64")]
+    numbers, encoded = respond(load_model(artifact.path, "onnx_cpu"), bodies)
+
+    decoded = np.array([np.frombuffer(base64.b64decode(text), "<f4") for text in encoded])
+    assert np.abs(decoded - np.array(numbers)).max() <= 1e-7
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+def test_transformers_encoder_takes_its_pooling_from_the_option(pooling: Pooling, tmp_path: Path) -> None:
+    source = save_transformer(tmp_path / "encoder")
+
+    assert read_encoder(source, pooling).embedding == Embedding(pooling)
+
+
+def test_task_without_vectors_rejects_a_pooling(tmp_path: Path) -> None:
+    source = save_transformer(tmp_path / "encoder", labels=2)
+    with pytest.raises(SetupError, match="The task classify has no use for --pooling"):
+        import_checkpoint(
+            str(source), "classify", tmp_path / "out", max_loss=0.5, pooling="mean", report=lambda _: None
+        )
+
+
+def add_module(kind: str, path: str = "9_More") -> Any:
+    def change(model: Path) -> None:
+        modules = json.loads((model / MODULES).read_text("utf-8"))
+        modules.append({"idx": 9, "name": "9", "path": path, "type": f"sentence_transformers.models.{kind}"})
+        (model / MODULES).write_text(json.dumps(modules), "utf-8")
+
+    return change
+
+
+def change(file: str, **changes: Any) -> Any:
+    return lambda model: edit(model / file, **changes)
+
+
+POOLING = "1_Pooling/config.json"
+LEGACY = {"pooling_mode": None, "pooling_mode_cls_token": False}
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (add_module("LSTM"), "modules.json: the module LSTM is not supported."),
+        (
+            add_module("Pooling"),
+            "the modules Transformer, Pooling, Normalize, Pooling are not supported in this order.",
+        ),
+        (add_module("Normalize", "../other"), "modules.json does not list modules with a type and a path."),
+        (lambda model: (model / MODULES).write_text("{}", "utf-8"), "modules.json is not a JSON array."),
+        (change(POOLING, pooling_mode="lasttoken"), "the pooling is not supported, only one of cls, mean, max is."),
+        (change(POOLING, pooling_mode=["cls", "mean"]), "the pooling is not supported"),
+        (change(POOLING, **LEGACY), "the pooling is not supported"),
+        (change(POOLING, include_prompt=False), "the pooling leaves out the tokens of the prompt"),
+        (change(SETTINGS, prompts={"query": 1}), "prompts has an invalid value."),
+        (change(SETTINGS, default_prompt_name="other"), "default_prompt_name is not the name of a prompt."),
+        (change("sentence_bert_config.json", max_seq_length=-1), "max_seq_length has an invalid value."),
+        (change("sentence_bert_config.json", max_seq_length="all"), "max_seq_length has an invalid value."),
+    ],
+)
+def test_unsupported_directory_is_rejected_in_one_sentence(damage: Any, sentence: str, tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    damage(tmp_path / "model")
+    with pytest.raises(ConversionError) as caught:
+        read_encoder(tmp_path / "model")
+
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.ReLU"}, "only Tanh and Identity are."),
+        ({"use_residual": True}, "has a residual or reads other features"),
+        ({"module_input_name": "token_embeddings"}, "has a residual or reads other features"),
+    ],
+)
+def test_unsupported_dense_module_is_rejected(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    save_encoder(tmp_path, dense=nn.Tanh())
+    edit(tmp_path / "model/2_Dense/config.json", **changes)
+    with pytest.raises(ConversionError, match=sentence):
+        read_encoder(tmp_path / "model")
+
+
+def test_directory_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """Older versions write one flag for each pooling, the token limit in another file, and neither prompts."""
+    save_encoder(tmp_path)
+    edit(tmp_path / "model" / POOLING, pooling_mode=None, include_prompt=None, pooling_mode_max_tokens=True)
+    edit(tmp_path / "model/sentence_bert_config.json", max_seq_length=17)
+    (tmp_path / "model" / SETTINGS).unlink()
+    encoder = read_encoder(tmp_path / "model")
+
+    assert (encoder.embedding, encoder.max_tokens) == (Embedding("max", normalize=True), 17)
+
+
+def test_pooling_is_given_once(tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    with pytest.raises(ConversionError, match=r"modules\.json sets the pooling"):
+        read_encoder(tmp_path / "model", "cls")
+    with pytest.raises(ConversionError, match="choose a pooling with --pooling"):
+        read_encoder(tmp_path / "encoder")

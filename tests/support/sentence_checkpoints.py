@@ -1,0 +1,60 @@
+"""Directories of sentence-transformers with random weights, written by sentence-transformers itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+
+from tests.goldens.cases import HERE
+from tests.support.checkpoints import SMALL, randomise
+
+PROMPTS = {"query": "search for ", "document": ""}
+WIDTH = 48
+DENSE_WIDTH = 40
+MAX_TOKENS = 24
+
+
+def save_transformer(path: Path, labels: int | None = None, **settings: Any) -> Path:
+    """Writes a small BERT with the tokenizer of the golden tests: an encoder, or a classifier with this many labels."""
+    vocabulary = (HERE / "vocab.txt").read_text("utf-8").splitlines()
+    config = SMALL["bert"].config(
+        vocab_size=len(vocabulary), **settings, **({} if labels is None else {"num_labels": labels})
+    )
+    kind: Any = transformers.AutoModel if labels is None else transformers.AutoModelForSequenceClassification
+    model = kind.from_config(config).eval()
+    randomise(model)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), "utf-8")
+    return path
+
+
+def save_encoder(
+    directory: Path, pooling: str = "mean", *, normalize: bool = True, dense: nn.Module | None = None
+) -> SentenceTransformer:
+    """Writes an embedding model to `directory/model`, and returns it as sentence-transformers reads it."""
+    encoder = Transformer(
+        str(save_transformer(directory / "encoder")), processor_kwargs={"model_max_length": MAX_TOKENS}
+    )
+    modules: list[nn.Module] = [encoder, Pooling(WIDTH, pooling_mode=pooling)]
+    if dense is not None:
+        modules.append(Dense(WIDTH, DENSE_WIDTH, activation_function=dense))
+        randomise(modules[-1])
+    if normalize:
+        modules.append(Normalize())
+    model = SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
+    model.save(str(directory / "model"))
+    return SentenceTransformer(str(directory / "model"), device="cpu")
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Changes entries of a JSON object. None removes an entry."""
+    document = json.loads(file.read_text("utf-8")) | changes
+    file.write_text(json.dumps({key: value for key, value in document.items() if value is not None}), "utf-8")
