@@ -377,6 +377,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "fill-mask parameters": partial(parameters, "fill-mask"),
     "score parameters": partial(parameters, "score"),
     "embed parameters": partial(parameters, "embed"),
+    "rerank parameters": partial(parameters, "rerank"),
     "models fields": partial(response_fields, "/models"),
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,

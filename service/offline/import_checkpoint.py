@@ -66,6 +66,9 @@ def import_checkpoint(
         embedding=encoder.embedding if encoder else None,
         parameters=encoder.dense if encoder else None,
     )
+    problem = converted.problem
+    if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
+        problem = sentences.cross_encoder_problem(directory)
     tokenizer = Tokenizer.from_directory(directory)
     network, config = converted.model, converted.model.encoder.config
     if tokenizer.vocab_size > config.vocab_size:
@@ -81,7 +84,7 @@ def import_checkpoint(
         vocab_size=config.vocab_size,
         width=tasks.head_width(outputs, len(converted.labels), config.vocab_size, getattr(network.head, "width", 0)),
         labels=converted.labels,
-        problem=converted.problem,
+        problem=problem,
         tolerance=1.0,
         config=converted.config,
         source=converted.source,

@@ -47,6 +47,8 @@ class Definition(Protocol):
     """How recipes train the task. Optional: without it no recipe can."""
     OTHER_HEADS: Mapping[Head, Outputs]
     """Other heads that the task can use, with their outputs. Optional: without it there is none."""
+    CROSS_ENCODER: bool
+    """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
 
     Evaluator: Callable[[Any], Evaluator]
     """A subclass of `Evaluator`. The argument is a task that `create` made."""

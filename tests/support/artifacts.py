@@ -20,15 +20,23 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
 MAX_TOKENS = 48
-LABELS = {"classify": ("bad", "good", "neither"), "qa": (), "fill-mask": (), "score": (), "embed": ()}
+LABELS = {
+    "classify": ("bad", "good", "neither"),
+    "qa": (),
+    "fill-mask": (),
+    "score": (),
+    "embed": (),
+    "rerank": ("LABEL_0",),
+}
 HEADS: Mapping[str, Head] = {
     "classify": "classification",
     "qa": "token",
     "fill-mask": "masked_lm",
     "score": "causal_lm",
     "embed": "embedding",
+    "rerank": "classification",
 }
-WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY), "embed": 8}
+WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY), "embed": 8, "rerank": 1}
 
 
 def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:
@@ -51,7 +59,7 @@ def make_artifact(directory: Path, task: str, name: str | None = None, tolerance
         vocab_size=len(VOCABULARY),
         width=WIDTHS[task],
         labels=LABELS[task],
-        problem="single_label" if task == "classify" else None,
+        problem="single_label" if task in ("classify", "rerank") else None,
         embedding=Embedding("cls", normalize=True, prompts={"query": "q: "}) if task == "embed" else None,
         tolerance=tolerance,
         config={},
@@ -92,7 +100,7 @@ def network(width: int) -> onnx.ModelProto:
 def golden(width: int) -> dict[str, np.ndarray]:
     """Returns golden answers for two sequences of three and two tokens: the first two columns of each row."""
     ids, focus = np.array([2, 9, 3, 2, 3]), np.array([0, 1, 0])
-    columns = np.arange(2)
+    columns = np.arange(min(2, width))
     return {
         "input_ids": ids,
         "token_type_ids": np.zeros_like(ids),

@@ -14,7 +14,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
-NAMES = ("classify", "embed", "fill-mask", "qa", "score")
+NAMES = ("classify", "embed", "fill-mask", "qa", "rerank", "score")
 
 
 def change(path: Path, **fields: Any) -> Path:

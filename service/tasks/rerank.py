@@ -1,0 +1,201 @@
+"""Reranking: the texts that answer a query best, first.
+
+A cross-encoder reads the query with each text, and its only output is the score, as `CrossEncoder.rank` of
+sentence-transformers computes it. An embedding model reads each of them alone, and the score is the cosine of two
+vectors. The manifest's head tells which of the two an artifact is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_serve.models import datasets, metrics
+from swiftlet_serve.models.artifact import Head, Manifest, Outputs
+from swiftlet_serve.models.metrics import Score
+from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.tasks import Case, Grade, Strict
+from swiftlet_serve.service.tasks.classify import FUNCTIONS, default_function
+from swiftlet_serve.service.tasks.embed import cosine
+from swiftlet_serve.service.types import Row
+
+HEAD: Final[Head] = "classification"
+OUTPUTS: Final[Outputs] = "labels"
+OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+CROSS_ENCODER: Final = True
+
+MAX_TEXTS: Final = 128
+BEST: Final = 10  # texts that the mean reciprocal rank looks at
+QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
+TEXT_PROMPTS: Final = ("document", "passage", "corpus")  # as `encode_document`
+
+
+class Candidates(Strict):
+    """A query, and the texts to rank."""
+
+    query: Annotated[str, Field(description="The query.")]
+    texts: Annotated[list[str], Field(description="The texts to rank.", min_length=1, max_length=MAX_TEXTS)]
+
+
+class RerankParameters(Strict):
+    """Options for the results, the scores and long texts."""
+
+    top_n: Annotated[int | None, Field(description="Number of texts to return. Default: all.", ge=1, le=MAX_TEXTS)] = (
+        None
+    )
+    return_documents: Annotated[bool, Field(description="Repeats each text in the response.")] = False
+    raw_scores: Annotated[
+        bool,
+        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on a cosine."),
+    ] = False
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+DEFAULTS: Final = RerankParameters()
+
+
+class RerankRequest(tasks.Request):
+    """A query with the texts to rank."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"inputs": {"query": "How do bees dance?", "texts": ["Bees waggle.", "Rain is wet."]}}]
+        }
+    )
+
+    inputs: Annotated[Candidates, Field(description="A query and texts.")]
+    parameters: Annotated[RerankParameters | None, Field(description="Optional parameters.")] = None
+
+
+class RankedText(BaseModel):
+    """A text and its score."""
+
+    index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
+    score: Annotated[float, Field(description="How well the text answers the query: higher is better.")]
+    text: Annotated[str | None, Field(description="The text, with return_documents.")] = None
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact is neither a cross-encoder with one output nor an embedding model.
+    """
+    if manifest.embedding is None and (manifest.width != 1 or manifest.problem is None):
+        raise ValueError("rerank needs a classifier with one label, or an embedding model.")
+    return Rerank(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
+    """Returns queries with texts that are short, long or in another script."""
+    return (
+        {"query": "How do bees tell the way?", "texts": ["They dance.", "Rain fell all night on the tin roof."]},
+        {"query": "봄은 어떤가?", "texts": ["서울의 봄은 짧지만 아름답다.", "no"]},
+    )
+
+
+class Rerank:
+    """One sequence for each text, with the query; or with an embedding model one for the query, then one for each."""
+
+    Request = RerankRequest
+    Response = list[RankedText]
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self.embedding = manifest.embedding
+        self._function = default_function(manifest.problem, 1)
+
+    def encode(self, request: RerankRequest) -> list[Encoding]:
+        """Encodes the query and the texts.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while truncation is off.
+        """
+        query, texts = request.inputs.query, request.inputs.texts
+        pointers = ["/inputs/query", *(f"/inputs/texts/{i}" for i in range(len(texts)))]
+        for text, pointer in zip([query, *texts], pointers, strict=True):
+            if not text.strip():
+                raise tasks.empty_input(pointer)
+        sequences: list[Text]
+        if self.embedding is None:
+            pointers, sequences = pointers[1:], [(query, text) for text in texts]
+        else:
+            prompt = self._prompt(TEXT_PROMPTS)
+            sequences = [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
+        truncate = (request.parameters or DEFAULTS).truncation
+        try:
+            return self.tokenizer.encode(sequences, self.max_tokens, truncate=truncate)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+
+    def decode(
+        self, request: RerankRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
+    ) -> list[dict[str, Any]]:
+        """Returns the texts, best first. Equal scores keep the order of the request."""
+        del encodings
+        parameters = request.parameters or DEFAULTS
+        if self.embedding is None:
+            apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
+            scores = apply([float(row[0, 0]) for row in rows])
+        else:
+            scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
+        ranked: list[dict[str, Any]] = [{"index": i, "score": scores[i]} for i in best]
+        if parameters.return_documents:
+            return [one | {"text": request.inputs.texts[one["index"]]} for one in ranked]
+        return ranked
+
+    def split(self, request: RerankRequest) -> list[RerankRequest]:
+        """Returns the request: it has one query."""
+        return [request]
+
+    def single(self, response: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the ranked texts."""
+        return response
+
+    def _prompt(self, names: Sequence[str]) -> str:
+        """Returns the first of the prompts that the embedding model has, or else its default one."""
+        assert self.embedding is not None  # noqa: S101  # for the type checker
+        prompts, default = self.embedding.prompts, self.embedding.default_prompt
+        return next((prompts[name] for name in names if name in prompts), prompts[default] if default else "")
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures the mean reciprocal rank of the first relevant text among the best ten.
+
+    Queries without a relevant text, and with more texts than a request may have, are skipped.
+    """
+
+    def __init__(self, task: Rerank):
+        del task
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for one in datasets.ranked(data)[skip:stop]:
+            if any(one.relevant) and len(one.texts) <= MAX_TEXTS and all(text.strip() for text in one.texts):
+                yield _case(one)
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        """Returns the score of the order in the file."""
+        return {"the order of the file": metrics.mean([_reciprocal_rank(case.expected) for case in cases])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["index"])
+
+
+def _case(one: datasets.Candidates) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        order = [ranked["index"] for ranked in response]
+        return [Grade({"mrr_10": _reciprocal_rank([one.relevant[i] for i in order])}, order[0])]
+
+    return Case({"inputs": {"query": one.query, "texts": list(one.texts)}}, one.relevant, grade)
+
+
+def _reciprocal_rank(relevant: Sequence[bool]) -> float:
+    return next((1 / (rank + 1) for rank, right in enumerate(relevant[:BEST]) if right), 0.0)
