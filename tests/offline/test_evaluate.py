@@ -430,4 +430,4 @@ def test_evaluate_command_has_help():
     result = CliRunner().invoke(main, ["evaluate", "--help"])
 
     assert result.exit_code == 0
-    assert all(message in result.output for message in ("ARTIFACT DATA", "--against", "--limit", "SQuAD's format"))
+    assert all(message in result.output for message in ("ARTIFACT DATA", "--against", "--limit", "The format of DATA"))
