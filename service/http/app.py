@@ -67,9 +67,10 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         exception_handlers={HTTPException: _raise_own_error},
         telemetry=NO_TELEMETRY,
     )
-    endpoints = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
-    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect, endpoints)]
+    own = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
+    endpoints = dialect_endpoint.share(runtime, own, spoken.values())
+    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
     guard = RequestGuard(runtime, keys, table)
     tracker = RequestTracker(runtime, guard, [runtime.stats.finish, *observers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -54,14 +54,22 @@ class SharedEndpoint(ModelEndpoint):
         return isinstance(document, dict) and not self._foreign.operation.fields.isdisjoint(document)
 
 
-def routes(runtime: Runtime, dialect: Dialect, endpoints: Mapping[str, ModelEndpoint]) -> Iterator[Route]:
-    """Returns the entries of a dialect in the route table, given the endpoints of the tasks by path."""
+def share(
+    runtime: Runtime, endpoints: Mapping[str, ModelEndpoint], spoken: Iterable[Dialect]
+) -> dict[str, ModelEndpoint]:
+    """Returns the endpoints of the tasks by path, so that they answer the dialects that use these paths, too."""
+    shared = dict(endpoints)
+    for operation in (operation for dialect in spoken for operation in dialect.OPERATIONS if operation.fields):
+        if operation.path in shared:
+            shared[operation.path] = SharedEndpoint(shared[operation.path], DialectEndpoint(runtime, operation))
+    return shared
+
+
+def routes(runtime: Runtime, dialect: Dialect) -> Iterator[Route]:
+    """Returns the entries of a dialect in the route table, except the paths that it shares with tasks."""
     for operation in dialect.OPERATIONS:
-        endpoint = DialectEndpoint(runtime, operation)
-        if operation.path in endpoints:
-            yield Route(operation.path, SharedEndpoint(endpoints[operation.path], endpoint))
-        elif not operation.fields:
-            yield Route(operation.path, endpoint, dialect.render_error)
+        if not operation.fields:
+            yield Route(operation.path, DialectEndpoint(runtime, operation), dialect.render_error)
     for page in dialect.PAGES:
         yield Route(page.path, None, dialect.render_error, page.public)
 

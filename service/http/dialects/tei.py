@@ -61,6 +61,25 @@ class EmbedRequest(Foreign):
     encoding_format: str | None = None
 
 
+class RerankRequest(Foreign):
+    """A ranking request of TEI."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Rank(BaseModel):
+    """A text and its score. `text` is there if the request asks for it."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
 class Sentences(Foreign):
     """A sentence, and those that it is compared with."""
 
@@ -104,6 +123,21 @@ def embed(runtime: Runtime, call: Call) -> Translation:
     )
     texts = [given.inputs] if isinstance(given.inputs, str) else given.inputs
     fields = {"inputs": texts, "parameters": parameters | {"truncation": bool(given.truncate)}}
+    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), TaskResponse.of)
+
+
+def rerank(runtime: Runtime, call: Call) -> Translation:
+    """Translates a ranking request."""
+    pipeline, given = _default(runtime, "rerank"), bodies.parse(RerankRequest, call.body)
+    _check_direction(given.truncation_direction)
+    fields = {
+        "inputs": {"query": given.query, "texts": given.texts},
+        "parameters": {
+            "truncation": bool(given.truncate),
+            "raw_scores": given.raw_scores,
+            "return_documents": given.return_text,
+        },
+    }
     return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), TaskResponse.of)
 
 
@@ -197,6 +231,7 @@ EMBED_FIELDS: Final = frozenset(EmbedRequest.model_fields) - {"inputs"}
 OPERATIONS: Final = (
     Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),
     Operation("/embed", "Embeddings", embed, EmbedRequest, list[list[float]], fields=EMBED_FIELDS),
+    Operation("/rerank", "Ranked texts", rerank, RerankRequest, list[Rank], fields=frozenset({"texts"})),
     Operation("/similarity", "Cosine similarities", similarity, SimilarityRequest, list[float]),
 )
 PAGES: Final = (

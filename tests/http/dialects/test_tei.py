@@ -41,6 +41,63 @@ def test_long_text_is_refused_unless_truncated(client):
     assert client.post("/predict", json={"inputs": text, "truncate": True}).status_code == 200
 
 
+def test_vectors_are_normalised_unless_asked_otherwise(search_client):
+    own = search_client.post("/embed", json={"inputs": [TEXT], "parameters": {"normalize": False}}).json()
+
+    assert search_client.post("/embed", json={"inputs": TEXT, "normalize": False}).json() == own
+    normalised = search_client.post("/embed", json={"inputs": TEXT, "truncate": True}).json()
+    assert normalised == search_client.post("/embed", json={"inputs": TEXT}).json() != own
+
+
+def test_prompts_and_dimensions_are_those_of_the_model(search_client):
+    own = {"prompt_name": "query", "dimensions": 3}
+    expected = search_client.post("/embed", json={"inputs": TEXT, "parameters": own}).json()
+
+    assert search_client.post("/embed", json={"inputs": TEXT} | own).json() == expected
+
+
+def test_texts_are_ranked(search_client):
+    own = {"inputs": {"query": TEXT, "texts": PAIR}}
+    expected = search_client.post("/rerank", json=own).json()
+
+    assert search_client.post("/rerank", json=own["inputs"]).json() == expected
+    with_texts = search_client.post("/rerank", json=own["inputs"] | {"return_text": True}).json()
+    assert [one["text"] for one in with_texts] == [PAIR[one["index"]] for one in expected]
+    raw = search_client.post("/rerank", json=own["inputs"] | {"raw_scores": True}).json()
+    assert [one["index"] for one in raw] == [one["index"] for one in expected]
+    assert raw != expected
+
+
+def test_similarities_are_cosines(search_client):
+    source, *others = search_client.post("/embed", json={"inputs": [TEXT, *PAIR]}).json()
+    expected = [sum(a * b for a, b in zip(source, other, strict=True)) for other in others]
+
+    body = {"inputs": {"source_sentence": TEXT, "sentences": PAIR}}
+    assert search_client.post("/similarity", json=body).json() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/similarity", {"inputs": {"source_sentence": SECRET, "sentences": []}}),
+        ("/similarity", {"inputs": {"source_sentence": SECRET, "sentences": [SECRET] * 64}}),
+        ("/similarity", {"inputs": SECRET}),
+        ("/embed", {"inputs": SECRET, "prompt_name": SECRET}),
+        ("/embed", {"inputs": [SECRET] * 65, "truncate": True}),
+        ("/embed", {"inputs": SECRET, "truncate": SECRET}),
+        ("/rerank", {"query": SECRET, "texts": []}),
+        ("/rerank", {"query": SECRET, "texts": [SECRET], "truncation_direction": "left"}),
+        ("/rerank", {"texts": [SECRET]}),
+    ],
+)
+def test_invalid_search_is_refused(path, body, search_client):
+    response = search_client.post(path, json=body)
+
+    assert response.status_code == 422
+    assert response.json()["code"] == "validation_failed"
+    assert SECRET not in response.text
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [

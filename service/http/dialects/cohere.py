@@ -1,0 +1,115 @@
+"""Ranking as Cohere (`/v1/rerank`, `/v2/rerank`) and vLLM (`/rerank`) serve it: documents in, relevance scores out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
+from swiftlet_serve.service.http import bodies, problem_details
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+
+class Document(Foreign):
+    """A document. Other fields than its text are not read."""
+
+    text: str
+
+
+class RerankRequest(Foreign):
+    """A ranking request of Cohere."""
+
+    model: str | None = None
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool = False
+    max_tokens_per_doc: int | None = Field(default=None, ge=1)
+    rank_fields: list[str] | None = None
+
+
+class Result(BaseModel):
+    """A document, named by its position in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | None = None
+
+
+class RerankResponse(BaseModel):
+    """A ranking response of Cohere, with the `model` and `usage` of vLLM's."""
+
+    id: str
+    results: list[Result]
+    meta: dict[str, Any]
+    model: str
+    usage: dict[str, int]
+
+
+def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
+    """Translates a ranking request."""
+    given = bodies.parse(RerankRequest, call.body)
+    pipeline = runtime.find(given.model or "rerank")
+    if pipeline.model.manifest.task != "rerank":
+        raise NotFound("unknown_model", "No model of this name ranks texts. See /models for the served models.")
+    limit = pipeline.model.manifest.max_tokens
+    if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
+        _refuse("/max_tokens_per_doc", f"Documents are truncated at the model's limit of {limit} tokens only.")
+    if given.rank_fields not in (None, ["text"]):
+        _refuse("/rank_fields", "Only the text of a document is ranked.")
+    texts = [one if isinstance(one, str) else one.text for one in given.documents]
+    parameters: dict[str, Any] = {"return_documents": given.return_documents}
+    if given.top_n is not None:
+        parameters["top_n"] = min(given.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
+    fields = {"inputs": {"query": given.query, "texts": texts}, "parameters": parameters}
+    request = bodies.validate(pipeline.model.task.Request, fields)
+    return Translation(pipeline, request, partial(_render, pipeline, version))
+
+
+def _refuse(pointer: str, detail: str) -> None:
+    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, "unsupported")])
+
+
+def _render(pipeline: Pipeline, version: str, ranked: list[dict[str, Any]], record: RequestRecord) -> TaskResponse:
+    results = [{"index": one["index"], "relevance_score": one["score"]} | _document(one) for one in ranked]
+    return TaskResponse.of(
+        {
+            "id": record.id,
+            "results": results,
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}},
+            "model": pipeline.model.manifest.name,
+            "usage": {"total_tokens": record.tokens},
+        }
+    )
+
+
+def _document(one: dict[str, Any]) -> dict[str, Any]:
+    return {"document": {"text": one["text"]}} if "text" in one else {}
+
+
+def render_error(error: SwiftletError, request_id: str) -> Response:
+    """Returns an error in Cohere's form."""
+    body = {"id": request_id, "message": error.detail, "code": error.code}
+    return JSONResponse(body, error.status, problem_details.headers(error))
+
+
+OPERATIONS: Final = (
+    Operation("/v1/rerank", "Ranked texts", partial(rerank, version="1"), RerankRequest, RerankResponse),
+    Operation("/v2/rerank", "Ranked texts", partial(rerank, version="2"), RerankRequest, RerankResponse),
+    Operation(
+        "/rerank",
+        "Ranked texts, as vLLM",
+        partial(rerank, version="2"),
+        RerankRequest,
+        RerankResponse,
+        fields=frozenset({"documents"}),
+    ),
+)
+PAGES: Final[tuple[Page, ...]] = ()

@@ -1,0 +1,24 @@
+"""Fixtures of the dialects' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from tests.support.artifacts import make_artifact
+
+
+@pytest.fixture(scope="module")
+def search_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server of vectors and ranks, over the echo engine."""
+    directory: Path = tmp_path_factory.mktemp("search")
+    models = tuple(str(make_artifact(directory, task).path) for task in ("embed", "rerank"))
+    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2))
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client

@@ -1,0 +1,94 @@
+"""OpenAI's embeddings and list of models. The vectors are those of our own route."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from tests.support.apps import SECRET
+from tests.support.artifacts import make_tokenizer
+
+TEXTS = ["A warm film.", "서울의 봄 🎬"]
+
+
+def embed(client, **body):
+    return client.post("/v1/embeddings", json={"model": "tiny-embed", "input": TEXTS} | body)
+
+
+def vectors(response):
+    return [one["embedding"] for one in response.json()["data"]]
+
+
+@pytest.fixture
+def own(search_client):
+    """The vectors of our own route."""
+    return search_client.post("/embed", json={"inputs": TEXTS}).json()
+
+
+def test_vectors_are_listed_in_order(search_client, own):
+    response = embed(search_client)
+
+    assert vectors(response) == own
+    body = response.json()
+    assert [(one["object"], one["index"]) for one in body["data"]] == [("embedding", 0), ("embedding", 1)]
+    assert (body["object"], body["model"]) == ("list", "tiny-embed")
+    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 0
+
+
+def test_one_text_is_a_list_of_one(search_client, own):
+    assert vectors(embed(search_client, input=TEXTS[0])) == own[:1]
+
+
+def test_base64_holds_little_endian_floats(search_client, own):
+    encoded = vectors(embed(search_client, encoding_format="base64"))
+
+    assert np.array([np.frombuffer(base64.b64decode(one), "<f4") for one in encoded]) == pytest.approx(np.array(own))
+
+
+def test_dimensions_shorten_the_vectors(search_client):
+    assert [len(one) for one in vectors(embed(search_client, dimensions=3))] == [3, 3]
+
+
+def test_token_ids_are_those_of_the_model(search_client):
+    text = "abc"
+    ids = [int(each) for each in make_tokenizer().encode([text], 48)[0].input_ids[1:-1]]
+
+    expected = vectors(embed(search_client, input=text))
+    assert vectors(embed(search_client, input=ids)) == expected
+    assert vectors(embed(search_client, input=[ids, ids])) == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"input": []}, 422, "validation_failed"),
+        ({"input": " "}, 422, "empty_input"),
+        ({"input": {"text": SECRET}}, 422, "validation_failed"),
+        ({"input": [SECRET] * 65}, 422, "validation_failed"),
+        ({"input": [-1]}, 422, "validation_failed"),
+        ({"input": [[1 << 40]]}, 422, "validation_failed"),
+        ({"input": [[]]}, 422, "empty_input"),
+        ({"input": SECRET * 9}, 422, "input_too_long"),
+        ({"dimensions": 9}, 422, "validation_failed"),
+        ({"dimensions": 0}, 422, "validation_failed"),
+        ({"encoding_format": SECRET}, 422, "validation_failed"),
+        ({"model": SECRET}, 404, "unknown_model"),
+        ({"model": "tiny-rerank"}, 404, "unknown_model"),
+    ],
+)
+def test_invalid_request_is_refused_in_the_form_of_the_protocol(changes, status, code, search_client):
+    response = embed(search_client, **changes)
+
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert SECRET not in response.text
+
+
+def test_models_are_listed(search_client):
+    listed = search_client.get("/v1/models").json()
+
+    assert [one["id"] for one in listed["data"]] == ["tiny-embed", "tiny-rerank"]
+    assert search_client.get("/v1/models/tiny-embed").json()["object"] == "model"
+    assert search_client.get(f"/v1/models/{SECRET}").status_code == 404
