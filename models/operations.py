@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftlet_serve.models import architectures
+from swiftlet_serve.models.artifact import Embedding
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,16 @@ class Operations:
     attention: int  # per layer and pair of tokens of which one attends to the other
     head: int  # per token that the head reads
     causal: bool = False  # whether a token attends only to itself and the tokens before it
+    pools: bool = False  # whether the head reads the mean or the maximum of all tokens
 
     @classmethod
-    def of(cls, architecture: str, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Operations:
+    def of(
+        cls,
+        architecture: str,
+        config: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+        embedding: Embedding | None = None,
+    ) -> Operations:
         """Counts a network from the shapes of its parameters, which are named as in `architectures.traits`."""
         traits = architectures.describe(architecture).Config(**config).traits()
         sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
@@ -49,6 +57,7 @@ class Operations:
             attention=2 * shapes[first + "key.weight"][0],
             head=_head(sizes, shapes),
             causal=traits.causal,
+            pools=embedding is not None and embedding.pooling != "cls",
         )
 
     def count(self, lengths: Sequence[int], focus_counts: Sequence[int]) -> int:
@@ -56,12 +65,13 @@ class Operations:
 
         Of a causal network, it reads the last ones.
         """
-        tokens, read = sum(lengths), sum(focus_counts)
-        last_pairs = sum(map(self._pairs, lengths, focus_counts))
+        counts = lengths if self.pools else focus_counts  # of the last layer
+        tokens, read = sum(lengths), sum(counts)
+        last_pairs = sum(map(self._pairs, lengths, counts))
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
         pairs = sum(map(self._pairs, lengths, lengths))
         each = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
-        return tokens * self.embedding + (self.layers - 1) * each + last + read * self.head
+        return tokens * self.embedding + (self.layers - 1) * each + last + sum(focus_counts) * self.head
 
     def _pairs(self, length: int, queries: int) -> int:
         """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""

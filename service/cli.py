@@ -206,6 +206,14 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     multiple=True,
     help="Artifact to run on real text. Can be repeated. Default: three bundled models.",
 )
+@click.option(
+    "--shape",
+    multiple=True,
+    metavar="NAME",
+    help="Shape to run with random weights, such as minilm or roberta. Can be repeated. Default: mobilebert and "
+    "albert, unless there is an --artifact.",
+)
+@click.option("--checkpoint", type=Directory, help="Checkpoint of the artifact, to include sentence-transformers.")
 @click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
 @data_option
 @click.option("--runs", type=Directory, default="runs/bench", show_default=True, help="Folder for exported graphs.")
@@ -214,39 +222,43 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 )
 @click.option("--quick", is_flag=True, help="Run fewer cases, for a shorter time.")
 @click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")
+@click.option("--name", default="engines", show_default=True, help="Name of the files in the folder.")
 def bench(
     artifact: tuple[str, ...],
+    shape: tuple[str, ...],
+    checkpoint: Path | None,
     engine: tuple[str, ...],
     data: Path,
     runs: Path,
     seconds: float,
     quick: bool,
     out: Path | None,
+    name: str,
 ) -> None:
     """Compares the installed CPU engines on one core.
 
-    The networks are MobileBERT and ALBERT-base in their released shapes, with random weights. The artifacts run on
-    real text (SST-2, SQuAD, Wikipedia), or on a few built-in sentences if the data folder does not exist. Needs the
+    The networks are MobileBERT and ALBERT-base in their released shapes, with random weights, and three bundled
+    models, or only those that are named. The artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
+    built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the
     extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
     """
     with requires_extra("models"):
         from swiftlet_serve.service.benchmark.baselines import ENGINES
         from swiftlet_serve.service.benchmark.bench import bench
-        from swiftlet_serve.service.benchmark.plan import BUNDLED, Plan
+        from swiftlet_serve.service.benchmark.networks import RELEASED
+        from swiftlet_serve.service.benchmark.plan import Plan
         from swiftlet_serve.service.benchmark.report import text, write
 
-        for name in engine:
-            if name not in ENGINES:
-                raise click.BadParameter(
-                    f"{name!r} is not an engine. Choose from {', '.join(ENGINES)}.", param_hint="--engine"
-                )
-        names = [name for name in ENGINES if name in engine] or list(ENGINES)
-        plan = Plan(names, models=artifact or BUNDLED, data=data, runs=runs, seconds=seconds)
+        for kind, given, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
+            for one in given:
+                if one not in known:
+                    raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
+        plan = Plan.of(engine, shape, artifact, checkpoint=checkpoint, data=data, runs=runs, seconds=seconds)
         found = bench(plan.quick() if quick else plan, note)
     click.echo(text(found))
     if out is not None:
         with requires_extra("plot"):
-            for path in write(found, out):
+            for path in write(found, out, name):
                 note(str(path))
 
 

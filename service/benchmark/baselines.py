@@ -2,21 +2,23 @@
 
 Each engine prepares a file from a network once, and loads it. Swiftlet's engines are loaded as `serve` loads them. The
 baselines are ONNX Runtime's stock int8 (`quantize_dynamic` after the preparation that its documentation asks for),
-OpenVINO, and torch. OpenVINO's int8 is NNCF's, calibrated on random ids, which do not change its speed. Each engine has
-one thread.
+OpenVINO, torch, and for embedding models sentence-transformers. OpenVINO's int8 is NNCF's, calibrated on the texts of
+the benchmark, or on random ids if the weights are random. Each engine has one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from swiftlet_serve.service import engines, plugins
 from swiftlet_serve.service.benchmark.networks import Network, batch_of
 from swiftlet_serve.service.memory import release_free_memory, resident_bytes
 from swiftlet_serve.service.types import Batch
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[Batch], Sequence[NDArray[np.float32]]]  # returns arrays whose concatenation is the rows (N, O)
 
@@ -61,15 +66,61 @@ def _load_engine(name: str) -> Callable[[Network], LoadedEngine]:
     return load
 
 
-def _load_torch(network: Network) -> LoadedEngine:
+# --- torch and sentence-transformers
+
+
+def _load_torch(bits: str) -> Callable[[Network], LoadedEngine]:
+    def load(network: Network) -> LoadedEngine:
+        import torch
+
+        from swiftlet_serve.service.engines.torch import Torch, load_network
+
+        torch.set_num_threads(1)
+        engine = Torch(load_network(network.artifact), torch.device("cpu"), _dtype(bits))
+        return LoadedEngine(f"torch {torch.__version__} {bits}", engine.run)
+
+    return load
+
+
+def _load_sentence_transformers(bits: str) -> Callable[[Network], LoadedEngine]:
+    """Loads the modules of a checkpoint except Normalize, which the engines leave to the task."""
+
+    def load(network: Network) -> LoadedEngine:
+        import sentence_transformers
+        import torch
+
+        if network.checkpoint is None:
+            raise Unsupported("it needs the checkpoint of the artifact")
+        torch.set_num_threads(1)
+        model = sentence_transformers.SentenceTransformer(str(network.checkpoint), device="cpu").to(_dtype(bits)).eval()
+        modules = [module for module in model if type(module).__name__ != "Normalize"]
+        transformer: Any = modules[0].auto_model
+        names = inspect.signature(transformer.forward).parameters
+
+        @torch.inference_mode()
+        def call(batch: Batch) -> list[NDArray[np.float32]]:
+            padded = batch.padded()
+            mask = np.arange(padded.input_ids.shape[1]) < padded.lengths[:, None]
+            inputs = {"input_ids": padded.input_ids, "token_type_ids": padded.token_type_ids, "attention_mask": mask}
+            features = {name: torch.from_numpy(array) for name, array in inputs.items() if name in names}
+            features["attention_mask"] = features["attention_mask"].long()
+            for module in modules:
+                features = module(features)
+            return [features["sentence_embedding"].float().numpy()]
+
+        return LoadedEngine(f"sentence-transformers {sentence_transformers.__version__} {bits}", call)
+
+    return load
+
+
+def _weights(network: Network) -> Path:
+    return network.artifact.file(SAFETENSORS)
+
+
+def _dtype(bits: str) -> torch.dtype:
     import torch
 
-    from swiftlet_serve.service.engines.torch import Torch, load_network
-
-    torch.set_num_threads(1)
-    return LoadedEngine(
-        f"torch {torch.__version__} fp32", Torch(load_network(network.artifact), torch.device("cpu")).run
-    )
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[bits]
 
 
 # --- ONNX Runtime's stock int8
@@ -139,10 +190,12 @@ def _prepare_openvino_int8(network: Network) -> Path:
     import nncf
     import openvino
 
-    file = network.artifact.path / "nncf.xml"
+    batches = network.calibration or [batch_of(2, 64, seed) for seed in range(8)]
+    identity = hashlib.sha256(b"".join(batch.input_ids.tobytes() for batch in batches)).hexdigest()[:12]
+    file = network.artifact.path / f"nncf-{identity}.xml"
     if not file.exists():
         nncf.set_log_level(logging.ERROR)
-        samples = [dict(batch_of(2, 64, seed).padded()._asdict()) for seed in range(8)]
+        samples = [dict(batch.padded()._asdict()) for batch in batches]
         graph = openvino.Core().read_model(_prepare_openvino(network))
         kind = nncf.ModelType.TRANSFORMER
         with contextlib.redirect_stdout(sys.stderr):  # it draws progress bars
@@ -178,9 +231,14 @@ ENGINES: Final[Mapping[str, ComparedEngine]] = {  # Swiftlet's first
         ("openvino", "nncf"), _prepare_openvino_int8, _load_openvino(_prepare_openvino_int8, "int8, rest ")
     ),
     "openvino": ComparedEngine(("openvino",), _prepare_openvino, _load_openvino(_prepare_openvino, "")),
-    "torch": ComparedEngine(
-        ("torch", "onnx", "safetensors"), lambda network: network.artifact.file(SAFETENSORS), _load_torch
-    ),
+    **{
+        name: ComparedEngine(("torch", "onnx", "safetensors"), _weights, _load_torch(bits))
+        for name, bits in (("torch", "fp32"), ("torch_bf16", "bf16"))
+    },
+    **{
+        name: ComparedEngine(("sentence_transformers",), _weights, _load_sentence_transformers(bits))
+        for name, bits in (("sentence_transformers", "fp32"), ("sentence_transformers_bf16", "bf16"))
+    },
 }
 
 

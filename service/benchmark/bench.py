@@ -1,6 +1,6 @@
 """Compares CPU engines side by side on one core, in one run: `swiftlet bench`.
 
-A case is a network and its batches: one batch of random ids in a released shape, or real texts, one by one and in
+A case is a network and its batches: random ids in one batch or of mixed lengths, or real texts, one by one and in
 batches. Every round runs each engine, in a random order, so that other work on the machine affects all alike. A round
 runs as many passes over the batches as fit into a twentieth of a second, and at least one. Its result is the mean CPU
 time of a pass, which other work changes least. Engines are compared round by round: the speed-up is the median of the
@@ -100,7 +100,7 @@ def bench(plan: Plan, progress: Progress) -> Benchmark:
             except Unsupported as reason:
                 left_out[name] = f"{network.artifact.manifest.name}: {reason}"
         manifest = network.artifact.manifest
-        operations = Operations.of(manifest.architecture, manifest.config, network.shapes())
+        operations = Operations.of(manifest.architecture, manifest.config, network.shapes(), manifest.embedding)
         for case in cases:
             progress(case.name)
             results += measure(case, engines, operations, plan.seconds, measure_peak)

@@ -5,23 +5,42 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 import swiftlet_serve.models
-from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, Artifact, File, Manifest
+from swiftlet_serve.models import architectures
+from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, Artifact, Embedding, File, Head, Manifest
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.types import Batch
 
 GRAPH: Final = "fp32.onnx"
 VOCABULARY_SIZE: Final = 1000  # a classifier only looks words up, so the size does not change its speed
-RELEASED: Final[Mapping[str, Mapping[str, Any]]] = {  # changes to the defaults of `models.architectures`
-    "mobilebert": {"vocab_size": VOCABULARY_SIZE},  # google/mobilebert-uncased
-    "albert": {"vocab_size": VOCABULARY_SIZE},  # albert-base-v2
+
+
+@dataclass(frozen=True)
+class Released:
+    """A shape that people run: an architecture, and the changes to its default settings."""
+
+    architecture: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    embedding: Embedding | None = None  # of an embedding model; the others are classifiers
+
+
+MEAN: Final = Embedding("mean", normalize=True)
+MINILM: Final = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+RELEASED: Final[Mapping[str, Released]] = {
+    "mobilebert": Released("mobilebert"),  # google/mobilebert-uncased
+    "albert": Released("albert"),  # albert-base-v2
+    "bert": Released("bert"),  # bert-base-uncased
+    "distilbert": Released("distilbert"),  # distilbert-base-uncased
+    "roberta": Released("roberta"),  # roberta-base
+    "minilm": Released("bert", MINILM, MEAN),  # all-MiniLM-L6-v2
+    "mpnet": Released("mpnet", {}, MEAN),  # all-mpnet-base-v2
 }
 GRAPH_SOURCES: Final = ("graphs/export.py", "heads.py", "architectures/*.py")  # a change in these makes another graph
 
@@ -33,6 +52,8 @@ class Network:
     """An int8 artifact with fp32 weights and a fp32 graph. Its directory need not be a complete artifact."""
 
     artifact: Artifact
+    checkpoint: Path | None = None  # the directory of sentence-transformers that the artifact was imported from
+    calibration: Sequence[Batch] = ()  # for engines that choose their ranges in advance
 
     @property
     def graph(self) -> Path:
@@ -46,31 +67,37 @@ class Network:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
-def released_network(architecture: str, runs: Path, progress: Progress) -> Network:
-    """Returns a classifier in the released shape, with random weights."""
+def released_network(name: str, runs: Path, progress: Progress) -> Network:
+    """Returns a classifier with two labels, or an embedding model, in a released shape, with random weights."""
     from torch import manual_seed
 
     from swiftlet_serve.models.heads import build
 
     manual_seed(0)
-    config = RELEASED[architecture]
+    shape = RELEASED[name]
+    config = {"vocab_size": VOCABULARY_SIZE, **shape.changes}
+    classifier = shape.embedding is None
+    head: Head = "classification" if classifier else "embedding"
+    width = 2 if classifier else architectures.load(shape.architecture).Config(**config).hidden_size
     manifest = Manifest(
-        name=f"{architecture}-released",
+        name=f"{name}-released",
         version="0",
-        architecture=architecture,
-        task="classify",
-        head="classification",
+        architecture=shape.architecture,
+        task="classify" if classifier else "embed",
+        head=head,
         precision="int8",
         max_tokens=512,
-        vocab_size=config["vocab_size"],
-        width=2,
-        labels=("0", "1"),
-        problem="single_label",
+        vocab_size=VOCABULARY_SIZE,
+        width=width,
+        labels=("0", "1") if classifier else (),
+        problem="single_label" if classifier else None,
         tolerance=1.0,
         config=config,
         source={"weights": "random"},
+        embedding=shape.embedding,
     )
-    return cached_network(manifest, "", build(architecture, config, "classification", 2), None, runs, progress)
+    network = build(shape.architecture, config, head, width, shape.embedding)
+    return cached_network(manifest, "", network, None, runs, progress)
 
 
 def artifact_network(artifact: Artifact, runs: Path, progress: Progress) -> Network:
@@ -117,6 +144,10 @@ def cached_network(
 
 def batch_of(rows: int, length: int, seed: int = 0) -> Batch:
     """Returns a batch of random ids, of which the head reads the first position of each row."""
-    draw = np.random.default_rng(seed)
-    types, focus = np.zeros(length, np.int64), np.zeros(1, np.int64)
-    return Batch.of([Encoding(draw.integers(1, VOCABULARY_SIZE, length), types, focus) for _ in range(rows)])
+    return Batch.of(random_sequences([length] * rows, seed))
+
+
+def random_sequences(lengths: Iterable[int], seed: int = 0) -> list[Encoding]:
+    """Returns sequences of random ids, of which the head reads the first position."""
+    draw, focus = np.random.default_rng(seed), np.zeros(1, np.int64)
+    return [Encoding(draw.integers(1, VOCABULARY_SIZE, n), np.zeros(n, np.int64), focus) for n in lengths]

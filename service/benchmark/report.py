@@ -129,10 +129,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)])
 
 
-def write(benchmark: Benchmark, directory: Path) -> Iterator[Path]:
+def write(benchmark: Benchmark, directory: Path, name: str = FILE_NAME) -> Iterator[Path]:
     """Writes tables, data and picture. Yields the path of each file."""
     directory.mkdir(parents=True, exist_ok=True)
-    markdown, data, picture = (directory / f"{FILE_NAME}{suffix}" for suffix in (".md", ".json", ".png"))
+    markdown, data, picture = (directory / f"{name}{suffix}" for suffix in (".md", ".json", ".png"))
     markdown.write_text(f"# Engines side by side on one core\n\n{text(benchmark)}\n", "utf-8")
     yield markdown
     data.write_text(json.dumps(asdict(benchmark), indent=1, ensure_ascii=False) + "\n", "utf-8")

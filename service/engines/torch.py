@@ -26,9 +26,9 @@ class Torch:
 
     runs_network: ClassVar[bool] = True
 
-    def __init__(self, network: Model, device: torch.device) -> None:
+    def __init__(self, network: Model, device: torch.device, dtype: torch.dtype | None = None) -> None:
         self._device = device
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         self._network = network.to(device=device, dtype=dtype).eval()
 
     @property

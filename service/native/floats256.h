@@ -35,8 +35,6 @@ struct Floats256 {
     static Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
     static Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
     static Floats round(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    static Floats abs(Floats x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
-    static Floats copy_sign(Floats x, Floats sign) { return _mm256_or_ps(x, _mm256_and_ps(broadcast(-0.0f), sign)); }
     // x * 2^n, for whole n from -126 to 127
     static Floats multiply_by_power(Floats x, Floats n) {
         __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

@@ -37,8 +37,6 @@ struct Neon {
     static Floats min(Floats a, Floats b) { return vminq_f32(a, b); }
     static Floats max(Floats a, Floats b) { return vmaxq_f32(a, b); }
     static Floats round(Floats x) { return vrndnq_f32(x); }
-    static Floats abs(Floats x) { return vabsq_f32(x); }
-    static Floats copy_sign(Floats x, Floats sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
     static Floats multiply_by_power(Floats x, Floats n) {
         int32x4_t exponent = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
         return mul(x, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));

@@ -92,12 +92,6 @@ struct Isa : Tiles {
     static Floats round(Floats x) {
         return each([&](int i) { return std::nearbyint(x.x[i]); });
     }
-    static Floats abs(Floats x) {
-        return each([&](int i) { return std::fabs(x.x[i]); });
-    }
-    static Floats copy_sign(Floats x, Floats sign) {
-        return each([&](int i) { return std::copysign(x.x[i], sign.x[i]); });
-    }
     static Floats multiply_by_power(Floats x, Floats n) {
         return each([&](int i) { return std::ldexp(x.x[i], static_cast<int>(n.x[i])); });
     }

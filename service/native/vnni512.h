@@ -38,8 +38,6 @@ struct Vnni512 {
     static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
     static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
     static Floats round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    static Floats abs(Floats x) { return _mm512_abs_ps(x); }
-    static Floats copy_sign(Floats x, Floats sign) { return _mm512_or_ps(x, _mm512_and_ps(broadcast(-0.0f), sign)); }
     static Floats multiply_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
     static Floats keep_first(Floats x, int n) {
         return _mm512_maskz_mov_ps(static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1), x);

@@ -15,9 +15,11 @@ from swiftlet_serve.service.benchmark import bench, measure, networks, plan, rep
 from swiftlet_serve.service.benchmark.baselines import ENGINES, Unsupported
 from swiftlet_serve.service.benchmark.plan import Plan
 from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.service.types import Batch
 from tests.support import native_kernels
 from tests.support import networks as small_networks
+from tests.support.sentence_checkpoints import save_encoder
 
 
 @pytest.fixture
@@ -43,16 +45,17 @@ def small_plan(tmp_path, monkeypatch):
 
 def test_bench_runs_engines_on_the_same_network_and_names_those_left_out(small_plan):
     native_kernels.best()
-    names = ("native", "onnx_cpu", "ort_stock", "torch", "absent", "unsupported")
+    names = ("native", "onnx_cpu", "ort_stock", "torch", "torch_bf16", "sentence_transformers", "absent", "unsupported")
     found = bench.bench(replace(small_plan, engines=names), lambda _: None)
 
-    assert [result.engine for result in found.results] == ["native", "onnx_cpu", "ort_stock", "torch"]
+    assert [result.engine for result in found.results] == ["native", "onnx_cpu", "ort_stock", "torch", "torch_bf16"]
     assert found.left_out == {
+        "sentence_transformers": "albert-classify: it needs the checkpoint of the artifact",
         "absent": "a_package_that_does_not_exist is not installed",
         "unsupported": "albert-classify: it has no support",
     }
-    assert [result.error < 0.1 for result in found.results] == [True] * 4
-    assert found.results[-1].error == 0
+    assert [result.error < 0.1 for result in found.results] == [True] * 5
+    assert found.results[3].error == 0 < found.results[4].error
     assert found.peak > 0
     assert found.texts == "built-in sentences"
     assert "absent is left out: a_package_that_does_not_exist is not installed." in report.text(found)
@@ -88,12 +91,28 @@ def test_openvino_multiplies_with_constant_weights(tmp_path):
     assert "Transpose" not in sources
 
 
-def test_command_refuses_an_unknown_engine():
-    result = CliRunner().invoke(main, ["bench", "--engine", "abacus"])
+@pytest.mark.parametrize("bits", ["", "_bf16"])
+def test_sentence_transformers_computes_the_vectors_before_they_are_normalised(tmp_path, bits):
+    save_encoder(tmp_path)
+    artifact, _ = import_checkpoint(
+        str(tmp_path / "model"), "embed", tmp_path / "out", name="model", max_loss=0.5, report=lambda _: None
+    )
+    network = networks.artifact_network(artifact, tmp_path / "runs", lambda _: None)
+    network = replace(network, checkpoint=tmp_path / "model")
+    batch = Batch.of(networks.random_sequences([3, 9, 1]))
+    expected = np.concatenate(ENGINES["torch"].load(network).call(batch))
+    rows = np.concatenate(ENGINES[f"sentence_transformers{bits}"].load(network).call(batch))
+
+    assert np.abs(rows - expected).max() <= (0.05 if bits else 0.02) * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("option", "known"), [("--engine", ENGINES), ("--shape", networks.RELEASED)])
+def test_command_refuses_an_unknown_engine_or_shape(option, known):
+    result = CliRunner().invoke(main, ["bench", option, "abacus"])
 
     assert result.exit_code == 2
     assert "abacus" in result.output
-    assert all(name in result.output for name in ENGINES)
+    assert all(name in result.output for name in known)
 
 
 def test_command_reports_a_missing_artifact(tmp_path, monkeypatch):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.benchmark import networks, plan
-from swiftlet_serve.service.benchmark.plan import batches_of_similar_length, texts_of
+from swiftlet_serve.service.benchmark.plan import Plan, batches_of_similar_length, texts_of
 from swiftlet_serve.service.loading import locate, open_model
 from swiftlet_serve.service.types import Batch
 from tests.support import networks as small_networks
@@ -40,6 +41,49 @@ def test_texts_ask_for_whole_rows(tmp_path, monkeypatch):
 
     assert Batch.of(found).row_shapes(8192) != [(1, 8192)]
     assert Batch.of([text]).row_shapes(8192) == [(1, 8192)]
+
+
+def test_plan_runs_only_what_is_named():
+    assert Plan.of((), (), ()) == Plan(Plan.of((), (), ()).engines)
+    named = Plan.of(("torch", "native"), ("minilm", "albert"), ("model",))
+
+    assert named.engines == ["native", "torch"]
+    assert named.shapes == {"minilm": plan.SIZES, "albert": plan.SHAPES["albert"]}
+    assert named.models == ("model",)
+    assert Plan.of((), (), ("model",)).shapes == {}
+
+
+def test_plan_has_sentence_transformers_if_there_is_a_checkpoint():
+    without, with_checkpoint = (Plan.of((), (), (), checkpoint=one).engines for one in (None, networks.Path("model")))
+
+    assert set(with_checkpoint) - set(without) == {"sentence_transformers", "sentence_transformers_bf16"}
+
+
+def test_sizes_of_an_embedding_model_include_mixed_lengths(monkeypatch):
+    monkeypatch.setattr(plan, "released_network", lambda *_: None)
+    ((_, cases),) = plan.cases_by_network(Plan(shapes={"minilm": plan.SIZES}, models=()), lambda _: None)
+    lengths = [np.diff(batch.offsets).tolist() for batch in cases[-1].batches]
+
+    assert [case.name for case in cases] == ["minilm 1×16", "minilm 1×128", "minilm 32×32", "minilm mixed lengths"]
+    assert sorted(n for batch in lengths for n in batch) == list(plan.MIXED_LENGTHS)
+    assert (min(plan.MIXED_LENGTHS), max(plan.MIXED_LENGTHS)) == (4, 256)
+    assert all(len(batch) * max(batch) <= plan.BATCH_TOKENS for batch in lengths)
+
+
+@pytest.mark.parametrize("name", networks.RELEASED)
+def test_released_shapes_are_networks(name, monkeypatch):
+    """Without exporting them, which takes minutes."""
+    made = {}
+    monkeypatch.setattr(
+        networks, "cached_network", lambda manifest, _, model, *__: made.update(model=model, m=manifest)
+    )
+    with torch.device("meta"):
+        networks.released_network(name, networks.Path(), lambda _: None)
+    ids, lengths, focus = torch.zeros((2, 4), dtype=int, device="meta"), torch.tensor([4, 4], device="meta"), [0, 4]
+    rows = made["model"](ids, ids, lengths, torch.tensor(focus, device="meta"))
+
+    assert rows.shape == (2, made["m"].width)
+    assert made["m"].architecture == networks.RELEASED[name].architecture
 
 
 def test_network_is_exported_once(tmp_path, monkeypatch):

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from swiftlet_serve.models.artifact import Embedding
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.operations import Operations
 from tests.support import native_kernels
 
 
-def operations_of(architecture, config, head, width=0):
+def operations_of(architecture, config, head, width=0, embedding=None):
     with torch.device("meta"):
-        model = build(architecture, config, head, width)
-    return model, Operations.of(
-        architecture, config, {name: tuple(one.shape) for name, one in model.state_dict().items()}
-    )
+        model = build(architecture, config, head, width, embedding)
+    shapes = {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    return model, Operations.of(architecture, config, shapes, embedding)
 
 
 @pytest.mark.parametrize("architecture", sorted(native_kernels.CONFIGS.keys() - {"gpt2"}))
@@ -58,6 +58,17 @@ def test_operations_of_causal_networks_count_the_pairs_of_attention_once():
     assert classifier.count([tokens], [1]) == layers + rest + tokens * 2 * 768 + 2 * 768
     head = tokens * 768 * 50_257
     assert language_model.count([tokens], [tokens]) == layers + tokens * rest + pairs * 2 * 768 + head
+
+
+def test_operations_of_a_head_that_pools_count_all_tokens():
+    """The last layer computes every token, and a dense layer only the pooled vectors."""
+    pooled, dense = Embedding("mean"), Embedding("mean", dense="tanh")
+    _, first = operations_of("bert", {}, "embedding", 768, Embedding("cls"))
+    _, mean = operations_of("bert", {}, "embedding", 768, pooled)
+    _, with_dense = operations_of("bert", {}, "embedding", 100, dense)
+
+    assert mean.count([7, 3], [1, 1]) == first.count([7, 3], [7, 3])
+    assert with_dense.count([7, 3], [1, 1]) == mean.count([7, 3], [1, 1]) + 2 * 768 * 100
 
 
 def test_operations_of_mpnet_are_those_of_bert():
