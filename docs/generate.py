@@ -375,6 +375,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "classify parameters": partial(parameters, "classify"),
     "qa parameters": partial(parameters, "qa"),
     "fill-mask parameters": partial(parameters, "fill-mask"),
+    "entities parameters": partial(parameters, "entities"),
     "score parameters": partial(parameters, "score"),
     "embed parameters": partial(parameters, "embed"),
     "rerank parameters": partial(parameters, "rerank"),

@@ -57,6 +57,11 @@ _IGNORED: Final = (
     r"^(classification|token|masked_lm|causal_lm|pretraining)\.",
 )
 
+# transformers stores the outputs of every token classifier as `classifier`, the name that NAMES gives to the outputs of
+# a text classifier. A head that labels tokens is read from there, and never from the head of question answering.
+_TOKEN_LABELS: Final = ((r"^classifier\.(weight|bias)$", r"token.output.\1"), (r"^qa_outputs\.", r"pretraining.span."))
+_TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of a class name
+
 # Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
 
@@ -141,6 +146,8 @@ def convert(
         raise ConversionError(f"config.json: model_type {model_type!r} is not supported; supported are {known}.")
     config = _translate_config(architecture, settings)
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
+    if outputs == "labels" and not encoder_only:
+        _check_kind(settings, head)
     try:
         width = outputs if isinstance(outputs, int) else len(labels)
         if parameters:
@@ -150,8 +157,9 @@ def convert(
         raise ConversionError(f"config.json: {error}") from None
     if model.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
+    names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
     tensors = {**read_tensors(directory), **(parameters or {})}
-    ignored = _load(model, architecture, head, tensors, encoder_only=encoder_only)
+    ignored = _load(model, architecture, head, names, tensors, encoder_only=encoder_only)
     return ConvertedCheckpoint(
         model=model.eval(),
         architecture=architecture,
@@ -161,6 +169,17 @@ def convert(
         ignored=ignored,
         source=source or {"directory": directory.resolve().name},
     )
+
+
+def _check_kind(settings: Mapping[str, Any], head: Head) -> None:
+    """Refuses a classifier of texts as one of tokens, and the reverse. Their tensors may have the same shapes."""
+    classes = settings.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ConversionError("config.json: architectures has an invalid value.")
+    if head == "token" and any(not name.endswith(_TOKEN_CLASSIFIER) for name in classes):
+        raise ConversionError("config.json: architectures does not name a token classifier.")
+    if head == "classification" and any(name.endswith(_TOKEN_CLASSIFIER) for name in classes):
+        raise ConversionError("config.json: architectures names a token classifier, which does not classify texts.")
 
 
 def read_object(file: Path, kind: type = dict) -> Any:
@@ -291,10 +310,20 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _load(
-    model: Model, architecture: str, head: Head, tensors: Mapping[str, Tensor], *, encoder_only: bool
+    model: Model,
+    architecture: str,
+    head: Head,
+    own_names: Sequence[tuple[str, str]],
+    tensors: Mapping[str, Tensor],
+    *,
+    encoder_only: bool,
 ) -> tuple[str, ...]:
-    """Copies the tensors into the model. Returns the sorted names of the ignored ones."""
+    """Copies the tensors into the model. Returns the sorted names of the ignored ones.
+
+    `own_names` are patterns of this head, which apply before those of the architecture.
+    """
     module = architectures.load(architecture)
+    names = (*own_names, *module.NAMES)
     state = model.state_dict()
     transposed = [_rename(pattern, head, ()) for pattern in module.TRANSPOSED]
     omitted = {_rename(name, head, ()) for name in getattr(module, "OMITTED", ())}
@@ -302,7 +331,7 @@ def _load(
     placed: dict[str, str] = {}
     ignored: list[str] = []
     for name, tensor in sorted(tensors.items()):
-        parameter = _rename(name, head, module.NAMES)
+        parameter = _rename(name, head, names)
         if parameter in state:
             if any(re.fullmatch(pattern, parameter) for pattern in transposed):
                 tensor = tensor.T
@@ -330,7 +359,7 @@ def _load(
         if parameter not in found_or_zero and not (encoder_only and parameter.startswith("head.")):
             raise ConversionError(f"the parameter {parameter} is not in the checkpoint.")
     for name in ignored:
-        tied = _TIED.get(_rename(name, head, module.NAMES))
+        tied = _TIED.get(_rename(name, head, names))
         if tied is not None and not torch.equal(tensors[name].to(state[tied].dtype), state[tied]):
             raise ConversionError(f"the tensor {name} is not tied to {placed.get(tied, tied)}.")
     return tuple(ignored)

@@ -9,7 +9,8 @@ import lzma
 import math
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,10 @@ from swiftlet_serve.models.errors import ModelError
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 LABEL: Final = re.compile("[0-9]{1,9}")
+TAG: Final = re.compile("O|[BILUES]-.+")
+
+Span = tuple[int, int, str]
+"""The start, the end and the kind of an entity. Positions count code points."""
 
 
 class DatasetError(ModelError):
@@ -60,6 +65,14 @@ class Candidates:
     query: str
     texts: tuple[str, ...]
     relevant: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A text with the spans of its entities, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
 
 
 def labelled(path: Path) -> list[Labelled]:
@@ -170,6 +183,52 @@ def _question(entry: Mapping[str, Any], context: str) -> Question:
     if not all(isinstance(start, int) for start in starts):
         raise TypeError
     return Question(str(entry["id"]), entry["question"], context, answers, starts)
+
+
+def tagged(path: Path) -> list[Tagged]:
+    """Reads texts with entities in CoNLL's columns, plain or `.gz`.
+
+    A line has a word and its tag, and a blank line ends a text. Columns are separated by tabs or spaces; the first one
+    is the word and the last one the tag. In an `.iob2` file (Universal NER), the second is the word and the third the
+    tag. Tags are BIO or BILOU (also with E for the last word and S for the only one). The words of a text are joined by
+    spaces, or directly if each line of the file has one character. Comments begin with `#` and a space.
+
+    Raises:
+        DatasetError: the file is damaged, or a line has no word and tag.
+    """
+    place = (1, 2) if ".iob2" in path.suffixes else (0, -1)
+    texts: list[list[tuple[str, str]]] = [[]]
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                row = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+                if not line.strip():
+                    texts.append([])
+                elif not line.startswith("-DOCSTART-") and not (line.startswith(("# ", "## ")) and not texts[-1]):
+                    if len(row) <= max(*place, 1) or not TAG.fullmatch(row[place[1]]):
+                        raise DatasetError(f"{path.name}: line {number} has no word and tag.")
+                    if row[place[0]]:  # some files have words of removed characters
+                        texts[-1].append((row[place[0]], row[place[1]]))
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error):
+        raise DatasetError(f"{path.name} cannot be read as text.") from None
+    texts = [words for words in texts if words]
+    separator = "" if all(len(word) == 1 for words in texts for word, _ in words) else " "
+    return [_tagged(words, separator) for words in texts]
+
+
+def _tagged(words: Sequence[tuple[str, str]], separator: str) -> Tagged:
+    spans: list[Span] = []
+    position, is_open = 0, False
+    for word, label in words:
+        prefix, _, kind = label.partition("-")
+        end = position + len(word)
+        if prefix in "BUS" or (kind and not (is_open and spans[-1][2] == kind)):
+            spans.append((position, end, kind))
+        elif kind:
+            spans[-1] = (spans[-1][0], end, kind)
+        is_open = prefix in "BI"
+        position = end + len(separator)
+    return Tagged(separator.join(word for word, _ in words), tuple(spans))
 
 
 def documents(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Metrics: Matthews correlation and F1 of labels, exact match and F1 of answers, and confidence intervals.
+"""Metrics: Matthews correlation and F1 of labels, exact match and F1 of answers and spans, and confidence intervals.
 
 All scores are in percent. The Matthews correlation ranges from -100 to 100, as in GLUE's tables.
 """
@@ -152,6 +152,29 @@ def _matthews(tables: Tables) -> Any:
 def _f1(tables: Tables) -> Any:
     (_, fp), (fn, tp) = np.moveaxis(tables, (-2, -1), (0, 1))
     return 2 * tp / np.maximum(1, 2 * tp + fp + fn)
+
+
+def span_f1(right: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> Score:
+    """Returns the harmonic mean of precision and recall of the spans of n texts together, or 0 if there is no span.
+
+    The interval is the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques, section 6.3).
+
+    Args:
+        right: (n,) spans of each text that are found and expected.
+        found: (n,) spans that are found.
+        expected: (n,) spans that are expected.
+
+    Raises:
+        ValueError: there are no texts, or the arguments differ in length.
+    """
+    counts = np.array(list(zip(right, found, expected, strict=True)), np.float64)
+    if not len(counts):
+        raise ValueError("there are no texts to score.")
+    n, both, sizes = len(counts), 2 * counts[:, 0], counts[:, 1] + counts[:, 2]
+    value = float(both.sum() / max(1.0, sizes.sum()))
+    errors = both - value * sizes
+    margin = Z * math.sqrt(n / max(1, n - 1) * float(errors @ errors)) / max(1.0, float(sizes.sum()))
+    return Score(100 * value, 100 * max(0.0, value - margin), 100 * min(1.0, value + margin), n)
 
 
 def normalise_answer(text: str) -> str:

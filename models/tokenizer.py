@@ -12,7 +12,6 @@ releases the GIL; `encode` does not. Only the texts that `word_pieces` can split
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections.abc import Sequence
@@ -24,7 +23,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from swiftlet_serve.models import tokenizer_json
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, read_directory
+from swiftlet_serve.models.token_ranges import first_length, pair_lengths, window_ranges
 from swiftlet_serve.models.word_pieces import WordPieces
 
 CHARACTERS_PER_TOKEN: Final = 32  # English prose has 4 to 5
@@ -72,6 +73,18 @@ class TokenizedText:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def part(self, start: int, stop: int) -> TokenizedText:
+        """Returns the tokens from `start` up to `stop`. Their offsets still refer to the whole text."""
+        return TokenizedText(self.ids[start:stop], self.offsets[start:stop], self.word_ids[start:stop])
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk(Encoding):
+    """F consecutive tokens of a text, as a sequence of their own. The head reads them, and no special token."""
+
+    text_index: int  # of the text in the request
+    tokens: TokenizedText  # F tokens; their offsets refer to the whole text
+
 
 @dataclass(frozen=True)
 class TemplateSlot:
@@ -82,43 +95,14 @@ class TemplateSlot:
     token_type: int
 
 
-def window_ranges(length: int, size: int, stride: int) -> list[tuple[int, int]]:
-    """Splits `length` tokens into ranges of at most `size` tokens, which overlap by `stride` tokens.
-
-    The ranges cover every token in order. Only the last range may be shorter than `size`. A length of 0 gives one empty
-    range. The result equals that of `tokenizers.Encoding.truncate`.
-
-    Raises:
-        ValueError: `stride` is not less than `size`, so that the windows would not advance.
-    """
-    if not 0 <= stride < size:
-        raise ValueError(f"a stride of {stride} does not fit a window of {size} tokens")
-    starts = range(0, max(length - stride, 1), size - stride)
-    return [(start, min(start + size, length)) for start in starts]
-
-
-def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
-    """Returns the lengths to which a pair of texts is truncated, so that both fit `limit` tokens.
-
-    The longer text is cut first, then both alike. This is `longest_first` of the tokenizers library (truncation.rs).
-    """
-    if first + second <= limit:
-        return first, second
-    short = min(first, second)
-    long = max(short, limit - short)
-    if short + long > limit:
-        short, long = limit // 2, limit // 2 + limit % 2
-    return (short, long) if first <= second else (long, short)
-
-
 class Tokenizer:
     """Tokenises single texts, pairs of texts and long contexts as a `tokenizer.json` describes."""
 
     def __init__(self, document: dict[str, Any]):
         # This class truncates and the engine pads, so the settings of the file are dropped.
         self._document = document | {"truncation": None, "padding": None}
-        self._whole = _build(_without_model(self._document))
-        self._text = _build(_without_specials(self._document, keep=None))
+        self._whole = tokenizer_json.build(tokenizer_json.without_model(self._document))
+        self._text = tokenizer_json.build(tokenizer_json.without_specials(self._document, keep=None))
         self._word_pieces = WordPieces.of(self._document)
         self._templates = {False: self._derive_template(pair=False), True: self._derive_template(pair=True)}
         self._special_counts = {
@@ -133,6 +117,9 @@ class Tokenizer:
         self.mask_id = None if self.mask is None else self._whole.token_to_id(self.mask)
         pad = self._first_known("[PAD]", "<pad>")
         self.pad_id = None if pad is None else self._whole.token_to_id(pad)
+        self.unknown_id = tokenizer_json.unknown_id(self._document["model"], self._whole)
+        # Whether a token shows that it continues a word, as WordPiece's "##ing" does.
+        self.marks_continuation = bool(self._document["model"].get("continuing_subword_prefix"))
         self.vocab_size: int = self._whole.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -184,6 +171,25 @@ class Tokenizer:
             encodings.append(self._encoding(ids if tokens <= limit else _truncate(ids, limit), mask=mask))
         return encodings
 
+    def encode_product(self, texts: Sequence[str], others: Sequence[str], max_tokens: int) -> list[Encoding]:
+        """Encodes each text with each of the others as a pair, text by text. Only the first text of a pair is cut.
+
+        The head reads the first token.
+
+        Raises:
+            TextTooLong: one of the others leaves no room for a token of a text that has any. `index` is its number.
+        """
+        flat = [text[: CHARACTERS_PER_TOKEN * max_tokens] for text in (*texts, *others)]
+        ids = self._ids(flat, mask=False)
+        limit, encodings = max_tokens - self._special_counts[True], []
+        for first in ids[: len(texts)]:
+            for number, second in enumerate(ids[len(texts) :]):
+                length = first_length(len(first), len(second), limit)
+                if length is None:
+                    raise TextTooLong(number)
+                encodings.append(self._encoding([first[:length], second], mask=False))
+        return encodings
+
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenises whole texts of any length, with offsets. The caller limits the length."""
         return [
@@ -215,6 +221,20 @@ class Tokenizer:
         input_ids, token_type_ids, (start,) = self._assemble([text.ids])
         return input_ids, token_type_ids, start
 
+    def chunks(self, text: TokenizedText, text_index: int, size: int, stride: int) -> list[Chunk]:
+        """Splits a text into overlapping sequences, of at most `size` of its tokens each.
+
+        Raises:
+            ValueError: `stride` is not less than `size`.
+        """
+        chunks = []
+        for start, stop in window_ranges(len(text), size, stride):
+            tokens = text.part(start, stop)
+            input_ids, token_type_ids, first = self.sequence(tokens)
+            focus = np.arange(first, first + len(tokens))
+            chunks.append(Chunk(input_ids, token_type_ids, focus, text_index, tokens))
+        return chunks
+
     def special_count(self, *, pair: bool) -> int:
         """Returns the number of special tokens that surround a text, or a pair."""
         return self._special_counts[pair]
@@ -224,10 +244,19 @@ class Tokenizer:
         identity: int | None = self._whole.token_to_id(token)
         return identity
 
+    def token(self, number: int) -> str:
+        """Returns the token of an id, or an empty string if there is none."""
+        return self._whole.id_to_token(number) or ""
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Returns the text of tokens. Equals `convert_tokens_to_string` of transformers."""
+        text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(list(tokens))
+        return text
+
     @property
     def tokens(self) -> list[str]:
         """All tokens of the vocabulary, in the order of their ids."""
-        return [self._whole.id_to_token(number) or "" for number in range(self.vocab_size)]
+        return [self.token(number) for number in range(self.vocab_size)]
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
@@ -235,9 +264,13 @@ class Tokenizer:
         return texts
 
     @functools.cached_property
+    def _decoder(self) -> Any:
+        return self._whole.decoder
+
+    @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
         """The tokenizer that recognises the mask. Built on first use, because only fill-mask needs it."""
-        return _build(_without_specials(self._document, keep=self.mask))
+        return tokenizer_json.build(tokenizer_json.without_specials(self._document, keep=self.mask))
 
     def _first_known(self, *tokens: str) -> str | None:
         """Returns the first of these tokens that is special, or else that the vocabulary has.
@@ -327,49 +360,3 @@ def _word_spans(token_spans: Ids, word_ids: Ids) -> Ids:
     first = np.searchsorted(word_ids, word_ids, side="left")
     last = np.searchsorted(word_ids, word_ids, side="right") - 1
     return np.stack([token_spans[first, 0], token_spans[last, 1]], axis=1)
-
-
-def _build(document: dict[str, Any]) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
-    tokenizer.encode_special_tokens = True  # special tokens in the input are treated as text
-    return tokenizer
-
-
-def _without_model(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns a tokenizer that maps tokens to ids and decodes ids, and encodes nothing.
-
-    For 250,000 pieces, as many as XLM-RoBERTa has, it takes 60 MB of memory. A Unigram model takes 400 MB.
-    """
-    model = document["model"]
-    vocab = model["vocab"]
-    if isinstance(vocab, list):
-        vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
-    if len(vocab) != len(model["vocab"]):  # a piece that occurs twice has two ids
-        return document
-    words = {"type": "WordLevel", "vocab": vocab, "unk_token": ""}
-    return document | {"model": words, "normalizer": None, "pre_tokenizer": None, "post_processor": None}
-
-
-def _without_specials(document: dict[str, Any], keep: str | None) -> dict[str, Any]:
-    """Returns the same tokenizer, except that text never yields a special token other than `keep`.
-
-    `encode_special_tokens` turns marked special tokens into text. A Unigram model would still find a piece such as
-    `<pad>` in a text, and a BPE could merge to one, so those pieces get a space in their name. A space never matches,
-    because the normalizer or pre-tokenizer has replaced every space by `▁` or `Ġ`.
-    """
-    document = copy.deepcopy(document)
-    added, model = document["added_tokens"], document["model"]
-    for token in added:
-        token["special"] = token["special"] and token["content"] != keep
-    if model["type"] in ("Unigram", "BPE"):
-        specials = {token["content"] for token in added if token["special"]}
-        pieces = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]
-        renamed = {piece: f" {piece}" for piece in specials.intersection(pieces)}
-        document["added_tokens"] = [token for token in added if token["content"] not in renamed]
-        if model["type"] == "Unigram":
-            model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in model["vocab"]]
-        else:
-            model["vocab"] = {renamed.get(piece, piece): number for piece, number in model["vocab"].items()}
-            pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-            model["merges"] = [pair for pair in pairs if renamed.keys().isdisjoint((*pair, "".join(pair)))]
-    return document

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Protocol, cast
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from swiftlet_serve.service.types import Task
 MAX_INPUTS: Final = 64  # texts or questions in one request
 
 Floats = NDArray[np.float64]
+FloatT = TypeVar("FloatT", np.float32, np.float64)
 
 
 # Task modules
@@ -241,7 +242,7 @@ def too_many_tokens(pointer: str, max_tokens: int) -> Unprocessable:
     return input_too_long(pointer, detail, max_tokens)
 
 
-def softmax(logits: Floats) -> Floats:
-    """Returns probabilities over the last axis."""
+def softmax(logits: NDArray[FloatT]) -> NDArray[FloatT]:
+    """Returns probabilities over the last axis, in the precision of the logits."""
     odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(odds / odds.sum(axis=-1, keepdims=True))

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TextTooLong, Tokenizer, pair_lengths, window_ranges
+from swiftlet_serve.models.token_ranges import pair_lengths, window_ranges
+from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TextTooLong, Tokenizer
 from tests.goldens import cases
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}

@@ -27,6 +27,7 @@ LABELS = {
     "score": (),
     "embed": (),
     "rerank": ("LABEL_0",),
+    "entities": ("O", "B-PER", "I-PER", "B-LOC"),
 }
 HEADS: Mapping[str, Head] = {
     "classify": "classification",
@@ -35,8 +36,17 @@ HEADS: Mapping[str, Head] = {
     "score": "causal_lm",
     "embed": "embedding",
     "rerank": "classification",
+    "entities": "token",
 }
-WIDTHS = {"classify": 3, "qa": 2, "fill-mask": len(VOCABULARY), "score": len(VOCABULARY), "embed": 8, "rerank": 1}
+WIDTHS = {
+    "classify": 3,
+    "qa": 2,
+    "fill-mask": len(VOCABULARY),
+    "score": len(VOCABULARY),
+    "embed": 8,
+    "rerank": 1,
+    "entities": 4,
+}
 
 
 def make_artifact(directory: Path, task: str, name: str | None = None, tolerance: float = 1e-5) -> Artifact:

@@ -20,19 +20,21 @@ from swiftlet_serve.models.artifact import Head, Outputs
 from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
 from swiftlet_serve.models.heads import Model, build
 
-Task = Literal["classify", "qa", "fill-mask", "score"]
+Task = Literal["classify", "qa", "fill-mask", "score", "entities"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
 HEADS: Final[Mapping[Task, tuple[Head, Outputs]]] = {
     "classify": ("classification", "labels"),
     "qa": ("token", 2),
     "fill-mask": ("masked_lm", "vocabulary"),
     "score": ("causal_lm", "vocabulary"),
+    "entities": ("token", "labels"),
 }
 AUTO: Final[Mapping[Task, Any]] = {
     "classify": transformers.AutoModelForSequenceClassification,
     "qa": transformers.AutoModelForQuestionAnswering,
     "fill-mask": transformers.AutoModelForMaskedLM,
     "score": transformers.AutoModelForCausalLM,
+    "entities": transformers.AutoModelForTokenClassification,
 }
 PAD: Final = 0
 FIRST_ID: Final = 2  # of random sequences: 0 and 1 are padding tokens, which no sequence contains
@@ -190,6 +192,7 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
         "qa": range,
         "fill-mask": lambda length: sorted({0, length // 2, length - 1}),
         "score": range,
+        "entities": range,
     }
     focus = [b * size[1] + s for b, length in enumerate(lengths) for s in positions[task](length)]
     return Rows(input_ids, token_type_ids, torch.tensor(lengths), torch.tensor(focus))
@@ -197,7 +200,7 @@ def rows(task: Task, lengths: Sequence[int], vocabulary: int, seed: int = 0) -> 
 
 def untrained(architecture: str, config: Mapping[str, Any], task: Task, labels: int = 3) -> Model:
     """Returns an untrained model with the head of a task."""
-    return build(architecture, config, HEADS[task][0], {"classify": labels, "qa": 2}.get(task, 0))
+    return build(architecture, config, HEADS[task][0], {"classify": labels, "entities": labels, "qa": 2}.get(task, 0))
 
 
 @torch.no_grad()
@@ -214,7 +217,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 @torch.no_grad()
 def reference(shape: Shape, task: Task, *, pad_is_zero: bool = True, **more: Any) -> Any:
     """Returns the model of transformers with random weights. The embedding of [PAD] is zero, as after training."""
-    labels = {"num_labels": 3} if task == "classify" else {}
+    labels = {"num_labels": 3} if task in ("classify", "entities") else {}
     model = AUTO[task].from_config(shape.config(**labels, **more)).eval()
     randomise(model)
     if pad_is_zero:

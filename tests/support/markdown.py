@@ -54,7 +54,8 @@ def first_column(document: str, *header: str) -> list[str]:
 def examples(document: str) -> list[Example]:
     """Returns every curl command that is followed by a JSON response."""
     found = []
-    for arguments, response in re.findall(r"^```sh\ncurl (.*?)^```\n+```json\n(.*?)^```$", document, re.M | re.S):
+    pattern = r"^```sh\ncurl ((?:(?!^```).)*)^```\n+```json\n(.*?)^```$"
+    for arguments, response in re.findall(pattern, document, re.M | re.S):
         url, *options = shlex.split(arguments.replace("\\\n", ""))
         found.append(Example(url.removeprefix(f"{BASE_URL}/"), options[-1], response))
     return found

@@ -14,7 +14,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
-NAMES = ("classify", "embed", "fill-mask", "qa", "rerank", "score")
+NAMES = ("classify", "embed", "entities", "fill-mask", "qa", "rerank", "score")
 
 
 def change(path: Path, **fields: Any) -> Path:
@@ -60,6 +60,7 @@ def test_artifact_of_unknown_task_is_refused(tmp_path: Path) -> None:
     [
         ("classify", {"problem": None}, "a classifier needs labels and a problem"),
         ("classify", {"labels": [], "problem": None}, "a classifier needs labels and a problem"),
+        ("entities", {"labels": []}, "a token classifier needs labels"),
         ("qa", {"labels": ["a", "b"]}, "a model for qa has no labels"),
         ("qa", {"width": 3}, "qa needs 2 outputs per token, and the artifact has 3"),
         ("score", {"labels": ["a"] * WIDTHS["score"]}, "a model for score has no labels"),

@@ -1,0 +1,42 @@
+"""The parts of texts that fit a limit of tokens: overlapping windows, and truncated pairs."""
+
+from __future__ import annotations
+
+
+def window_ranges(length: int, size: int, stride: int) -> list[tuple[int, int]]:
+    """Splits `length` tokens into ranges of at most `size` tokens, which overlap by `stride` tokens.
+
+    The ranges cover every token in order. Only the last range may be shorter than `size`. A length of 0 gives one empty
+    range. The result equals that of `tokenizers.Encoding.truncate`.
+
+    Raises:
+        ValueError: `stride` is not less than `size`, so that the windows would not advance.
+    """
+    if not 0 <= stride < size:
+        raise ValueError(f"a stride of {stride} does not fit a window of {size} tokens")
+    starts = range(0, max(length - stride, 1), size - stride)
+    return [(start, min(start + size, length)) for start in starts]
+
+
+def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Returns the lengths to which a pair of texts is truncated, so that both fit `limit` tokens.
+
+    The longer text is cut first, then both alike. This is `longest_first` of the tokenizers library (truncation.rs).
+    """
+    if first + second <= limit:
+        return first, second
+    short = min(first, second)
+    long = max(short, limit - short)
+    if short + long > limit:
+        short, long = limit // 2, limit // 2 + limit % 2
+    return (short, long) if first <= second else (long, short)
+
+
+def first_length(first: int, second: int, limit: int) -> int | None:
+    """Returns the length to which the first text of a pair is truncated, so that both fit `limit` tokens.
+
+    None if nothing would be left of it. This is `only_first` of the tokenizers library (truncation.rs).
+    """
+    if first + second <= limit:
+        return first
+    return limit - second if second < limit else None
