@@ -201,17 +201,12 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 
 
 @main.command()
-@click.option(
-    "--artifact",
-    multiple=True,
-    help="Artifact to run on real text. Can be repeated. Default: three bundled models.",
-)
+@click.option("--artifact", multiple=True, help="Artifact to run on real text. Can be repeated.")
 @click.option(
     "--shape",
     multiple=True,
     metavar="NAME",
-    help="Shape to run with random weights, such as minilm or roberta. Can be repeated. Default: mobilebert and "
-    "albert, unless there is an --artifact.",
+    help="Shape to run with random weights, such as minilm or roberta. Can be repeated.",
 )
 @click.option("--checkpoint", type=Directory, help="Checkpoint of the artifact, to include sentence-transformers.")
 @click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
@@ -226,19 +221,16 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 def bench(
     artifact: tuple[str, ...],
     shape: tuple[str, ...],
-    checkpoint: Path | None,
     engine: tuple[str, ...],
-    data: Path,
-    runs: Path,
-    seconds: float,
     quick: bool,
     out: Path | None,
     name: str,
+    **settings: Any,
 ) -> None:
     """Compares the installed CPU engines on one core.
 
-    The networks are MobileBERT and ALBERT-base in their released shapes, with random weights, and three bundled
-    models, or only those that are named. The artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
+    The networks are those that --artifact and --shape name. By default they are MobileBERT and ALBERT-base in their
+    released shapes, with random weights, and three bundled models. The artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
     built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the
     extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
     """
@@ -253,7 +245,7 @@ def bench(
             for one in given:
                 if one not in known:
                     raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
-        plan = Plan.of(engine, shape, artifact, checkpoint=checkpoint, data=data, runs=runs, seconds=seconds)
+        plan = Plan.of(engine, shape, artifact, **settings)
         found = bench(plan.quick() if quick else plan, note)
     click.echo(text(found))
     if out is not None:

@@ -1,6 +1,8 @@
-"""Measures how far each engine's rows are from those of transformers, and writes the table of the documentation.
+"""Measures how far each engine's rows are from those of transformers, and writes the tables of the documentation.
 
     python -m tests.parity
+
+A second table compares vectors with those of sentence-transformers (`tests/support/embedding_parity.py`).
 
 The checkpoints are small and have random weights, with activations near 1. A difference is the Euclidean length of a
 row's error relative to the root mean square length of all rows. The table holds the largest of any row. The sequences
@@ -10,11 +12,13 @@ have 1 to 40 tokens. transformers computes each of them alone, and the engines c
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import sentence_transformers
 import torch
 import transformers
 from torch import Tensor
@@ -27,6 +31,7 @@ from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.service.types import Batch
+from tests.support import embedding_parity
 from tests.support.checkpoints import (
     FIRST_ID,
     TASKS,
@@ -93,9 +98,26 @@ def table() -> list[Sequence[str]]:
     return [[name, task, *(f"{value:.1e}" for value in differences(SHAPES[name], task))] for name, task in CASES]
 
 
+def embedding_table() -> Iterator[Sequence[str]]:
+    """Yields a row for each pooling: the largest differences of torch and of onnx_cpu in fp32, of any option."""
+    for pooling in ("cls", "mean", "max"):
+        with tempfile.TemporaryDirectory() as directory:
+            model, artifact = embedding_parity.save(Path(directory), pooling)
+            largest = dict.fromkeys(("torch", "onnx_cpu"), 0.0)
+            for options in embedding_parity.OPTIONS:
+                wanted = embedding_parity.expected(model, options)
+                for engine in largest:
+                    found = embedding_parity.vectors(artifact, engine, options)
+                    largest[engine] = max(largest[engine], embedding_parity.difference(found, wanted))
+        yield [pooling, *(f"{value:.1e}" for value in largest.values())]
+
+
+def in_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows]) + "\n"
+
+
 def main() -> None:
     header = ["architecture", "task", "torch, fp32", "onnx_cpu, fp32", "onnx_cpu, int8", "native, int8"]
-    lines = [header, ["---"] * len(header), *table()]
     kernel = native.select().library
     text = f"""# Parity with transformers
 
@@ -105,8 +127,18 @@ rows. Small networks with random weights; sequences of 1 to 40 tokens, which the
 Measured by `python -m tests.parity` with transformers {transformers.__version__}, torch {torch.__version__},
 {platform.machine()}, the kernel {kernel.kernel if kernel else "of no instruction set"}.
 
-"""
-    Path(PAGE).write_text(text + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n", "utf-8")
+{in_markdown(header, table())}
+## Parity with sentence-transformers
+
+The largest difference of a number of a vector from that of `SentenceTransformer.encode`, relative to the largest number
+of all vectors if that is above 1. {len(embedding_parity.texts()):,} texts: English and Korean sentences, long texts,
+emoji, combining marks, control characters and special tokens, with and without normalisation and prompts, and with
+three numbers of dimensions. A small BERT with random weights.
+
+sentence-transformers {sentence_transformers.__version__}.
+
+{in_markdown(["pooling", "torch, fp32", "onnx_cpu, fp32"], embedding_table())}"""
+    Path(PAGE).write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

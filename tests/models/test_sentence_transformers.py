@@ -18,6 +18,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+from tests.support import embedding_parity
 from tests.support.sentence_checkpoints import (
     DENSE_WIDTH,
     MAX_TOKENS,
@@ -69,6 +70,18 @@ def test_vectors_equal_those_of_sentence_transformers(pooling: str, dense: Any, 
                 expected = model.encode(TEXTS, prompt_name=prompt, normalize_embeddings=normalize)
                 found = vectors(artifact, engine, prompt_name=prompt, normalize=normalize)
                 assert np.abs(found - expected).max() <= PARITY * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+def test_vectors_of_a_thousand_texts_equal_those_of_sentence_transformers(pooling: str, tmp_path: Path) -> None:
+    model, artifact = embedding_parity.save(tmp_path, pooling)
+
+    assert len(embedding_parity.texts()) >= embedding_parity.COUNT - 50
+    for i, options in enumerate(embedding_parity.OPTIONS):
+        wanted = embedding_parity.expected(model, options)
+        found = embedding_parity.vectors(artifact, ("onnx_cpu", "torch")[i % 2], options)
+        assert found.shape == wanted.shape
+        assert embedding_parity.difference(found, wanted) <= PARITY, options
 
 
 def test_normalize_module_is_the_default(tmp_path: Path) -> None:
