@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -202,12 +202,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 
 @main.command()
 @click.option("--artifact", multiple=True, help="Artifact to run on real text. Can be repeated.")
-@click.option(
-    "--shape",
-    multiple=True,
-    metavar="NAME",
-    help="Shape to run with random weights, such as minilm or roberta. Can be repeated.",
-)
+@click.option("--shape", multiple=True, metavar="NAME", help="Released shape to run, as roberta. Can be repeated.")
 @click.option("--checkpoint", type=Directory, help="Checkpoint of the artifact, to include sentence-transformers.")
 @click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
 @data_option
@@ -219,9 +214,9 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 @click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")
 @click.option("--name", default="engines", show_default=True, help="Name of the files in the folder.")
 def bench(
-    artifact: tuple[str, ...],
-    shape: tuple[str, ...],
-    engine: tuple[str, ...],
+    artifact: Sequence[str],
+    shape: Sequence[str],
+    engine: Sequence[str],
     quick: bool,
     out: Path | None,
     name: str,
@@ -229,8 +224,8 @@ def bench(
 ) -> None:
     """Compares the installed CPU engines on one core.
 
-    The networks are those that --artifact and --shape name. By default they are MobileBERT and ALBERT-base in their
-    released shapes, with random weights, and three bundled models. The artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
+    The networks are those that --artifact and --shape name, or by default MobileBERT and ALBERT-base as released, with
+    random weights, and three bundled models. Artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
     built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the
     extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
     """
