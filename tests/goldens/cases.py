@@ -38,6 +38,12 @@ class Case:
     parameters: dict[str, Any]
     problem: str = "single_label"
     network: str = ""  # one of NETWORKS; empty: the hash network
+    labels: int = 0  # 0: one for a regression, and otherwise all
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The labels of the classifier."""
+        return LABELS[: self.labels or (1 if self.problem == "regression" else None)]
 
 
 # The hash network: a wrong token, position or type anywhere changes its output

@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 
-from tests.goldens import families
+from tests.goldens import families, kinds
 from tests.goldens.cases import (
     DATA,
     HERE,
@@ -57,6 +57,7 @@ from tests.goldens.cases import (
     weights,
 )
 
+PROBLEM_TYPES = {"single_label": None, "multi_label": "multi_label_classification"}
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -186,12 +187,10 @@ def make(task: str, case: Case) -> Any:
     reader = tokenizer(case.tokenizer, specials_are_text=task != "fill-mask")
     if case.network == "distilbert":
         reader.model_input_names = ["input_ids", "attention_mask"]  # as of its tokenizer's class
-    labels = LABELS[:1] if case.problem == "regression" else LABELS
     options: dict[str, Any] = {"vocab_size": len(reader), "mask_id": reader.mask_token_id}
     if task == "text-classification":
-        options["id2label"] = dict(enumerate(labels))
-    if case.problem != "single_label":
-        options["problem_type"] = {"multi_label": "multi_label_classification"}.get(case.problem, case.problem)
+        options["id2label"] = dict(enumerate(case.names))
+    options["problem_type"] = PROBLEM_TYPES.get(case.problem, case.problem)
     if case.network:
         settings = (NETWORKS | families.NETWORKS)[case.network][1]
         config = transformers.AutoConfig.for_model(case.network, **options, **settings)
@@ -248,11 +247,11 @@ def flatten(nested: Any) -> list[Any]:
 
 
 def write(name: str, task: str, cases: list[Case], ask: Any) -> None:
-    pipes: dict[tuple[str, str, str], Any] = {}
+    pipes: dict[tuple[str, str, str, int], Any] = {}
     types = {"classify": ("u1", "f4"), "qa": ("i4", "i4", "f4"), "fill_mask": ("u4", "f4", "u4")}[name.split("-")[0]]
     found = []
     for case in cases:
-        key = (case.tokenizer, case.problem, case.network)
+        key = (case.tokenizer, case.problem, case.network, case.labels)
         pipes[key] = pipes.get(key) or make(task, case)
         found.append(np.array(ask(pipes[key], case), np.float64).reshape(-1, len(types)))
     columns = np.concatenate(found)
@@ -278,6 +277,7 @@ def main() -> None:
     write_tokens("tokens.npz", VARIANTS)
     write_tokens("tokens-families.npz", families.VARIANTS)
     write("classify-families", "text-classification", list(families.classify()), classified)
+    write("classify-kinds", "text-classification", list(kinds.classify()), classified)
     write("fill_mask-families", "fill-mask", list(families.fill_mask()), filled)
     write("qa-families", "question-answering", list(families.qa()), answered)
     write("classify-own", "text-classification", list(classify_own()), classified)

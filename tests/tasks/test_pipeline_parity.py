@@ -10,6 +10,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service.errors import Unprocessable
 from swiftlet_serve.service.tasks import classify, fill_mask, qa
 from swiftlet_serve.service.types import Batch, Row
-from tests.goldens import cases, families
+from tests.goldens import cases, families, kinds
 from tests.goldens.cases import LABELS, MAX_TOKENS, Case
 from tests.support.checkpoints import HEADS
+from tests.support.sentence_checkpoints import edit
 
 TOLERANCE = 1e-4
 
@@ -117,7 +119,7 @@ def test_classify_equals_pipeline(
     name: str, found: Callable[[], Iterator[Case]], tokenizers: Callable[[str], Tokenizer]
 ) -> None:
     for case, expected in without_network(name, found()):
-        labels = LABELS[:1] if case.problem == "regression" else LABELS
+        labels = case.names
         task = classify.create(
             tokenizers(case.tokenizer), manifest("classify", len(labels), labels, problem=case.problem)
         )
@@ -201,14 +203,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("task", list(AUTO))
-@pytest.mark.parametrize("network", [*cases.NETWORKS, *families.NETWORKS])
-def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path: Path) -> None:
-    """The tokenizer, the network and the task are all ours. The checkpoint is written by transformers."""
+def save_checkpoint(directory: Path, network: str, task: Any, about: dict[str, Any]) -> Tokenizer:
+    """Writes a small network with the weights of the golden cases. `about` describes its labels."""
     vocabulary, settings = (cases.NETWORKS | families.NETWORKS)[network]
-    copy_vocabulary(vocabulary, tmp_path)
-    tokenizer = Tokenizer.from_directory(tmp_path)
-    labels = {"id2label": dict(enumerate(LABELS))} if task == "classify" else {}
+    copy_vocabulary(vocabulary, directory)
+    tokenizer = Tokenizer.from_directory(directory)
+    labels = about if task == "classify" else {}
     config = transformers.AutoConfig.for_model(network, vocab_size=tokenizer.vocab_size, **settings, **labels)
     reference = AUTO[task].from_config(config)
     words = reference.get_input_embeddings().weight
@@ -216,15 +216,26 @@ def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path:
         if parameter is words:  # tied weights have two names, whose order differs between versions
             name = f"{reference.base_model_prefix}.embeddings.word_embeddings.weight"
         parameter.data = torch.from_numpy(cases.weights(name, tuple(parameter.shape)))
-    reference.save_pretrained(tmp_path)
-    model = convert(tmp_path, *HEADS[task]).model
+    reference.save_pretrained(directory)
+    return tokenizer
 
+
+def row_of(model: Any) -> Callable[[Encoding], Row]:
     def row(encoding: Encoding) -> Row:
         ids, types = torch.tensor(encoding.input_ids)[None], torch.tensor(encoding.token_type_ids)[None]
         with torch.inference_mode():
             found: Row = model(ids, types, torch.tensor([ids.shape[1]]), torch.tensor(encoding.focus)).numpy()
         return found
 
+    return row
+
+
+@pytest.mark.parametrize("task", list(AUTO))
+@pytest.mark.parametrize("network", [*cases.NETWORKS, *families.NETWORKS])
+def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path: Path) -> None:
+    """The tokenizer, the network and the task are all ours. The checkpoint is written by transformers."""
+    tokenizer = save_checkpoint(tmp_path, network, task, {"id2label": dict(enumerate(LABELS))})
+    row = row_of(convert(tmp_path, *HEADS[task]).model)
     module = {"classify": classify, "qa": qa, "fill-mask": fill_mask}[task]
     about = manifest(task, 2, LABELS, problem="single_label") if task == "classify" else manifest(task, 2)
     served = module.create(tokenizer, about)
@@ -241,6 +252,26 @@ def test_converted_checkpoint_equals_pipeline(network: str, task: Any, tmp_path:
         assert found[: len(wanted)] == wanted, case
         scores = [r[len(keys)] for r in expected]
         np.testing.assert_allclose([a["score"] for a in answers][: len(scores)], scores, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("network", kinds.NAMES)
+def test_every_kind_of_classifier_equals_pipeline(network: str, tmp_path: Path) -> None:
+    """The configuration of the checkpoint decides: one label or several, and the problem, which may be missing."""
+    every = [one for one in golden("classify-kinds", kinds.classify()) if one[0].network == network]
+    for (problem, labels), group in groupby(every, key=lambda one: (one[0].problem, one[0].labels)):
+        directory = tmp_path / f"{problem}-{labels}"
+        directory.mkdir()
+        problem_type = {"single_label": None, "multi_label": "multi_label_classification"}.get(problem, problem)
+        names = dict(enumerate(LABELS[:labels]))
+        tokenizer = save_checkpoint(directory, network, "classify", {"id2label": names})
+        edit(directory / "config.json", problem_type=problem_type)  # transformers 5 refuses some that 4.57.1 wrote
+        converted = convert(directory, *HEADS["classify"])
+        task = classify.create(tokenizer, manifest("classify", labels, converted.labels, problem=converted.problem))
+        for case, expected in group:
+            answers = flatten(ask(task, case, row_of(converted.model)))
+            assert [LABELS.index(answer["label"]) for answer in answers] == [label for label, _ in expected], case
+            scores = [answer["score"] for answer in answers]
+            np.testing.assert_allclose(scores, [score for _, score in expected], atol=TOLERANCE)
 
 
 def test_golden_files_are_small() -> None:
