@@ -36,7 +36,7 @@ from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
 from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks import fill_mask, qa
+from swiftlet_serve.service.tasks import fill_mask, qa, rerank
 from swiftlet_serve.service.telemetry import prometheus
 
 PAGES: Final = Path(__file__).parent
@@ -163,6 +163,7 @@ def request_limits() -> str:
         ["Characters of all sequences in the answer, fill-mask", f"{fill_mask.MAX_WRITTEN:,}"],
         ["Targets (`targets`), fill-mask", f"{targets['maxItems']}"],
         ["Characters of one target, fill-mask", f"{targets['items']['maxLength']}"],
+        ["Texts to rank, rerank", f"{rerank.MAX_TEXTS:,}"],
     ]
     return table(["Of a request", "At most"], rows)
 

@@ -24,7 +24,8 @@ from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
 MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
-MAX_SEQUENCES: Final = 256  # of one request, whose rows stay in memory until the last one is there
+# Of one request, whose rows stay in memory until the last one is there. A task with small rows may allow more.
+MAX_SEQUENCES: Final = 256
 
 Submit = Callable[[Sequence[Encoding], Deadline, Priority, RequestRecord | None], Sequence[Awaitable[Row]]]
 """Queues all sequences of a request and returns an awaitable for the row of each.
@@ -144,7 +145,7 @@ class Pipeline:
     def _check_size(self, lengths: Sequence[int]) -> None:
         """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
         for count, limit, unit in (
-            (len(lengths), MAX_SEQUENCES, "sequences"),
+            (len(lengths), getattr(self.model.task, "max_sequences", MAX_SEQUENCES), "sequences"),
             (sum(lengths), self._max_tokens, "tokens"),
         ):
             if count > limit:

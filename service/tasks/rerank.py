@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,7 +28,7 @@ OUTPUTS: Final[Outputs] = "labels"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 CROSS_ENCODER: Final = True
 
-MAX_TEXTS: Final = 128
+MAX_TEXTS: Final = 1000
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
 TEXT_PROMPTS: Final = ("document", "passage", "corpus")  # as `encode_document`
@@ -105,6 +105,7 @@ class Rerank:
 
     Request = RerankRequest
     Response = list[RankedText]
+    max_sequences: ClassVar[int] = MAX_TEXTS + 1  # with the query
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer

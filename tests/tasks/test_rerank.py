@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from sentence_transformers import CrossEncoder
 from torch import nn
 
+from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.sentence_transformers import cross_encoder_problem
 from swiftlet_serve.models.tokenizer import Tokenizer
@@ -19,17 +21,24 @@ from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.service.tasks import rerank
+from tests.support import embedding_parity, native_kernels
 from tests.support.sentence_checkpoints import edit, save_encoder, save_transformer
 from tests.support.task_requests import MAX_TOKENS, manifest, rejection
 
 QUERY = "A warm film?"
+POSITIONS = 64  # of the small network
 TEXTS = ["It was warm.", "서울의 봄은 짧다.", "emoji 😀 only", "long words " * 60, "no"]
 
 
-def answers(source: Path, out: Path, *parameters: dict[str, Any]) -> list[Any]:
+def imported(source: Path, out: Path) -> Artifact:
     artifact, _ = import_checkpoint(
         str(source), "rerank", out, name="model", precision="fp32", max_loss=0.5, report=lambda _: None
     )
+    return artifact
+
+
+def answers(source: Path, out: Path, *parameters: dict[str, Any]) -> list[Any]:
+    artifact = imported(source, out)
     bodies = [{"inputs": {"query": QUERY, "texts": TEXTS}, "parameters": one} for one in parameters]
     return respond(load_model(artifact.path, "onnx_cpu"), bodies)
 
@@ -48,6 +57,56 @@ def test_scores_equal_those_of_a_cross_encoder(activation: Any, tmp_path: Path) 
     assert [one["score"] for one in ranked] == pytest.approx([float(one["score"]) for one in expected], abs=1e-5)
     logits = model.predict([(QUERY, text) for text in TEXTS], activation_fn=nn.Identity())
     assert [one["score"] for one in raw] == pytest.approx(sorted(logits.tolist(), reverse=True)[:2], abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["onnx_cpu", "torch"])
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Identity()])
+def test_ranks_of_many_queries_equal_those_of_a_cross_encoder(engine: str, activation: Any, tmp_path: Path) -> None:
+    """Special tokens in a text are text on both sides. CrossEncoder sorts stably too, but its batches are padded."""
+    source = save_transformer(tmp_path / "model", labels=1)
+    model = CrossEncoder(str(source), device="cpu", activation_fn=activation, max_length=POSITIONS)
+    model.save(str(source))
+    model.tokenizer.split_special_tokens = True
+    texts = [text for text in embedding_parity.texts() if text.strip()]
+    queries = [texts[i] for i in range(0, 20, 2)]
+    candidates = [texts[50 * i : 50 * i + 50] for i in range(len(queries))]
+    loaded = load_model(imported(source, tmp_path / "out").path, engine)
+    responses = respond(
+        loaded,
+        [
+            {"inputs": {"query": query, "texts": few}, "parameters": {"top_n": 1 + i % 50}}
+            for i, (query, few) in enumerate(zip(queries, candidates, strict=True))
+        ],
+    )
+
+    for i, (query, few, found) in enumerate(zip(queries, candidates, responses, strict=True)):
+        scores = model.predict([(query, text) for text in few])
+        assert [one["score"] for one in found] == pytest.approx(
+            sorted(scores.tolist(), reverse=True)[: 1 + i % 50], abs=1e-5
+        )
+        assert [scores[one["index"]] for one in found] == pytest.approx([one["score"] for one in found], abs=1e-5)
+
+
+def test_a_thousand_texts_get_the_scores_that_each_gets_alone(tmp_path: Path) -> None:
+    """In int8, to the bit. Equal texts have equal scores, and keep the order of the request."""
+    native_kernels.best()
+    source = save_transformer(tmp_path / "model", labels=1, hidden_size=64, num_attention_heads=4)
+    artifact, _ = import_checkpoint(
+        str(source), "rerank", tmp_path / "out", name="model", max_loss=0.5, report=lambda _: None
+    )
+    different = [text[:60] for text in embedding_parity.texts() if text[:60].strip()][:333]
+    texts = [*different, *different, *different, "last"]
+    few = range(0, len(different), 37)
+    bodies = [{"inputs": {"query": QUERY, "texts": one}} for one in (texts, *([texts[i]] for i in few))]
+    loaded = load_model(artifact.path, "native")
+    together, *alone = respond(loaded, bodies)
+    scores = {one["index"]: one["score"] for one in together}
+
+    assert loaded.engine.title.startswith("native")
+    assert len(texts) == len(scores) == rerank.MAX_TEXTS
+    assert [one[0]["score"] for one in alone] == [scores[i] for i in few]
+    assert [one["index"] for one in together] == sorted(scores, key=lambda i: (-scores[i], i))
+    assert all(scores[i] == scores[i + 333] == scores[i + 666] for i in range(333))
 
 
 def test_scores_of_an_embedding_model_are_cosines(tmp_path: Path) -> None:
@@ -75,9 +134,27 @@ def test_rerank_rejects_empty_and_long_texts(task: rerank.Rerank) -> None:
     assert rejection(task, {"query": "a", "texts": ["a", ""]}) == ("empty_input", "/inputs/texts/1", None)
     long = {"query": "a", "texts": ["a", "a " * MAX_TOKENS]}
     assert rejection(task, long, truncation=False) == ("input_too_long", "/inputs/texts/1", MAX_TOKENS)
-    for texts in ([], ["a"] * (rerank.MAX_TEXTS + 1)):
-        with pytest.raises(ValueError, match="validation error"):
-            task.Request.model_validate({"inputs": {"query": "a", "texts": texts}})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "kind"),
+    [
+        ({"query": "a", "texts": []}, {}, "too_short"),
+        ({"query": "a", "texts": ["a"] * (rerank.MAX_TEXTS + 1)}, {}, "too_long"),
+        ({"query": "a", "texts": ["a", 1]}, {}, "string_type"),
+        ({"query": "a", "texts": "a"}, {}, "list_type"),
+        ({"texts": ["a"]}, {}, "missing"),
+        ({"query": "a", "texts": ["a"], "documents": ["a"]}, {}, "extra_forbidden"),
+        ({"query": "a", "texts": ["a"]}, {"top_n": 0}, "greater_than_equal"),
+        ({"query": "a", "texts": ["a"]}, {"top_n": rerank.MAX_TEXTS + 1}, "less_than_equal"),
+        ({"query": "a", "texts": ["a"]}, {"return_documents": "yes"}, "bool_type"),
+    ],
+)
+def test_rerank_rejects_invalid_requests(task: rerank.Rerank, inputs: Any, parameters: Any, kind: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        task.Request.model_validate_json(json.dumps({"inputs": inputs, "parameters": parameters}))
+
+    assert [error["type"] for error in caught.value.errors()] == [kind]
 
 
 def test_rerank_needs_one_output(tokenizer: Tokenizer) -> None:
