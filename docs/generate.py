@@ -53,7 +53,7 @@ RECIPE_TABLES: Final = (
 )
 CHOICES: Final = {name: get_args(kind) for name, kind in vars(recipes).items() if get_origin(kind) is Literal}
 SELF_EXPLANATORY: Final = {
-    "architecture": "The architecture of the network: `albert`, `mobilebert` or `bert`.",
+    "architecture": "The architecture of the network, such as `albert`, `mobilebert`, `bert` or `gpt2`.",
     "attention_weight": "The weight of the attention maps in the loss.",
     "config": "The configuration of the architecture, such as its widths.",
     "distillation": "A table, see below.",

@@ -51,6 +51,16 @@ def save_checkpoint(directory: Path, model: nn.Module, optimiser: torch.optim.Op
     write_atomically(directory / CHECKPOINT, partial(torch.save, content))
 
 
+def snapshot_path(directory: Path, step: int) -> Path:
+    """Returns the file of the parameters after a number of steps."""
+    return directory / f"step-{step}.pt"
+
+
+def save_snapshot(directory: Path, model: nn.Module, step: int) -> None:
+    """Writes the parameters after a number of steps. A later step does not overwrite them."""
+    write_atomically(snapshot_path(directory, step), partial(torch.save, model.state_dict()))
+
+
 def resume(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> State:
     """Restores the model, the optimiser and the state from a checkpoint. Returns a new state if there is none."""
     if not has_checkpoint(directory):

@@ -9,9 +9,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import tokenizers
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftlet_serve.models.datasets import documents
+from swiftlet_serve.models.training import input_formats
+from swiftlet_serve.models.training.objectives.sentence_pairs import split_segments
 from swiftlet_serve.models.training.recipe import Recipe, RecipeError, TokenizerTraining
 from swiftlet_serve.models.training.run_directory import write_atomically, write_text_atomically
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher_tokenizer
@@ -27,6 +30,10 @@ from swiftlet_serve.models.training.tokenizer_training import train_unigram, tra
 from swiftlet_serve.models.training.vocabulary_pruning import count_pieces, prune
 
 TOKENIZER_FILE: Final = "tokenizer.json"  # in a run's directory
+COUNTS_FILE: Final = "vocabulary.json"
+SEQUENCES_FILE: Final = "sequences.npy"
+DOCUMENTS_FILE: Final = "documents.npy"
+SENTENCE_ENDS: Final = (".", "?", "!")
 PRUNING_DOCUMENTS: Final = 20_000  # documents per corpus that decide a pruned vocabulary
 TRAINING_CHARACTERS: Final = 10_000_000  # characters per corpus that train a tokenizer; limits large corpora's weight
 TRAINERS: Final = {"wordpiece": train_wordpiece, "unigram": train_unigram}
@@ -49,7 +56,7 @@ def prepare_vocabulary(recipe: Recipe, data: Path, directory: Path) -> Vocabular
     Raises:
         RecipeError: the corpora give no vocabulary of the recipe's size.
     """
-    path, notes = directory / TOKENIZER_FILE, directory / "vocabulary.json"
+    path, notes = directory / TOKENIZER_FILE, directory / COUNTS_FILE
     if not notes.is_file():
         paths = [data / name for name in recipe.pretraining.corpora]
         try:
@@ -66,6 +73,18 @@ def prepare_vocabulary(recipe: Recipe, data: Path, directory: Path) -> Vocabular
     document = json.loads(notes.read_text())
     counts_by_id = torch.tensor(document["counts"]).float()
     return Vocabulary(tokenizers.Tokenizer.from_file(str(path)), document["kept"], counts_by_id)
+
+
+def copy_vocabulary(source: Path, directory: Path) -> None:
+    """Copies the vocabulary of a run to another one that has the same, unless that has it already."""
+    if (source / COUNTS_FILE).is_file() and not (directory / COUNTS_FILE).is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (TOKENIZER_FILE, COUNTS_FILE):  # the counts last: they mark a complete vocabulary
+            write_atomically(directory / name, partial(_write, (source / name).read_bytes()))
+
+
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _prune_teacher(
@@ -105,34 +124,83 @@ def _take_characters(texts: Iterable[str], characters: int) -> Iterator[str]:
 def prepare_sequences(
     recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path, directory: Path
 ) -> NDArray[np.uint16]:
-    """Encodes the corpora as sequences of tokens (R, S): [CLS], running text, [SEP].
+    """Encodes the corpora as sequences of tokens (R, S): [CLS], text, [SEP]. Padding is 0.
 
-    The incomplete sequence at the end of a document is dropped. The texts of a .tsv file are mostly shorter than a
-    sequence, so they are concatenated with [SEP] between them. Later calls load the result from the directory.
+    The input format decides the texts. For `blocks`, the incomplete sequence at the end of a document is dropped. The
+    texts of a .tsv file are mostly shorter than a sequence, so `blocks` concatenates them with [SEP] between them.
+    Later calls load the result from the directory, which also holds the number of each sequence's document, except for
+    `blocks`.
+
+    Raises:
+        RecipeError: the corpora hold no text of this format.
     """
-    path = directory / "sequences.npy"
+    path, work = directory / SEQUENCES_FILE, recipe.pretraining
     if not path.is_file():
-        work = recipe.pretraining
-        parts = [
-            np.array(list(islice(_encode(tokenizer, data / name, work.sequence_length), count)), dtype=np.uint16)
-            for name, count in work.corpora.items()
-        ]
-        concatenated = np.concatenate(parts)
+        if work.input_format == "blocks":
+            parts = [
+                np.array(list(islice(_encode(tokenizer, data / name, work.sequence_length), count)), dtype=np.uint16)
+                for name, count in work.corpora.items()
+            ]
+            concatenated = np.concatenate(parts)
+        else:
+            concatenated, numbers = _pack(recipe, tokenizer, data)
+            write_atomically(directory / DOCUMENTS_FILE, lambda file: np.save(file, numbers))
         write_atomically(path, lambda file: np.save(file, concatenated))
     sequences: NDArray[np.uint16] = np.load(path, mmap_mode="r")
     return sequences
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, path: Path, length: int) -> Iterator[list[int]]:
-    cls, sep, inner = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]"), length - 2
-    texts, concatenates, rest = documents(path), path.suffix == ".tsv", list[int]()
+def load_documents(directory: Path) -> NDArray[np.int64] | None:
+    """Loads the number of each sequence's document, (R,), which `prepare_sequences` wrote. None for `blocks`."""
+    path = directory / DOCUMENTS_FILE
+    numbers: NDArray[np.int64] | None = np.load(path) if path.is_file() else None
+    return numbers
+
+
+def _pack(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    """Returns the sequences (R, S) of an input format, and the number of each one's document, (R,)."""
+    work, layout = recipe.pretraining, input_formats.load(recipe.pretraining.input_format)
+    cls, sep, ends = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]"), find_sentence_ends(tokenizer)
+    longest, first = layout.max_segment(work.sequence_length), 0
+    rows, numbers = list[NDArray[np.uint16]](), list[int]()
+    for name, count in work.corpora.items():
+        encoded = _encode_documents(tokenizer, data / name)
+        split = (split_segments(torch.tensor(ids), ends, longest) for ids in encoded if ids)
+        for text in islice(layout.pack(split, work.sequence_length, sep), count):
+            row = np.zeros(work.sequence_length, np.uint16)
+            row[: len(text.ids) + 2] = [cls, *text.ids.tolist(), sep]
+            rows.append(row)
+            numbers.append(first + text.document)
+        first = numbers[-1] + 1 if numbers else 0
+    if not rows:
+        raise RecipeError(f"the corpora hold no text for the input_format {work.input_format}.")
+    return np.stack(rows), np.array(numbers, np.int64)
+
+
+def _encode_documents(tokenizer: tokenizers.Tokenizer, path: Path) -> Iterator[list[int]]:
+    texts = documents(path)
     while chunk := list(islice(texts, 200)):
         for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
-            ids = [*rest, *encoding.ids]
-            complete = len(ids) - len(ids) % inner
-            for start in range(0, complete, inner):
-                yield [cls, *ids[start : start + inner], sep]
-            rest = [*ids[complete:], sep] if concatenates and ids[complete:] else []
+            yield encoding.ids
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, path: Path, length: int) -> Iterator[list[int]]:
+    cls, sep, inner = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]"), length - 2
+    concatenates, rest = path.suffix == ".tsv", list[int]()
+    for encoded in _encode_documents(tokenizer, path):
+        ids = [*rest, *encoded]
+        complete = len(ids) - len(ids) % inner
+        for start in range(0, complete, inner):
+            yield [cls, *ids[start : start + inner], sep]
+        rest = [*ids[complete:], sep] if concatenates and ids[complete:] else []
+
+
+def find_sentence_ends(tokenizer: tokenizers.Tokenizer) -> Tensor:
+    """Returns which pieces end a sentence, (V,)."""
+    found = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
+    ends = map(tokenizer.token_to_id, SENTENCE_ENDS)
+    found[[number for number in ends if number is not None]] = True
+    return found
 
 
 def special_id(tokenizer: tokenizers.Tokenizer, token: str) -> int:

@@ -26,7 +26,8 @@ Logits = NDArray[np.float32]
 def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
     """Returns the logits of labels (B, O), or of the start and end positions of an answer (B, S, 2).
 
-    As when served, an answer can only be at [CLS] or in the context.
+    As when served, an answer can only be at [CLS] or in the context, and the labels of a causal network are read at the
+    last token, which alone has seen the whole text.
     """
     device = next(model.parameters()).device
     ids, types, lengths = collate(examples, device)
@@ -37,8 +38,10 @@ def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
         for row, example in enumerate(examples):
             allowed[row, example.context.start : example.context.stop] = True
         return rows.view(*ids.shape, 2).masked_fill(~allowed.to(device)[:, :, None], EXCLUDED)
-    cls = torch.arange(len(examples), device=device) * ids.shape[1]
-    out: Tensor = model(ids, types, lengths, cls).float()
+    focus = torch.arange(len(examples), device=device) * ids.shape[1]
+    if model.encoder.config.traits().causal:
+        focus = focus + lengths - 1
+    out: Tensor = model(ids, types, lengths, focus).float()
     return out
 
 

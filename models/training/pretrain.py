@@ -7,7 +7,7 @@ interrupted run resumes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from swiftlet_serve.models.architectures.layers import Encoder
-from swiftlet_serve.models.heads import MaskedLM, Model, build
+from swiftlet_serve.models.heads import CausalLM, MaskedLM, Model, build
 from swiftlet_serve.models.training import knowledge_transfer
 from swiftlet_serve.models.training.batch_sampler import Batch, BatchSampler
-from swiftlet_serve.models.training.corpus import TOKENIZER_FILE, Vocabulary, prepare_sequences, prepare_vocabulary
+from swiftlet_serve.models.training.corpus import (
+    TOKENIZER_FILE,
+    Vocabulary,
+    load_documents,
+    prepare_sequences,
+    prepare_vocabulary,
+)
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.bottleneck_layers import initialise_bottleneck, initialise_wide_head
 from swiftlet_serve.models.training.initialisation.fitting import Sample
-from swiftlet_serve.models.training.initialisation.standard_layers import initialise_masked_lm_head
+from swiftlet_serve.models.training.initialisation.standard_layers import initialise_bias, initialise_masked_lm_head
 from swiftlet_serve.models.training.objectives.replaced_token import make_generator
-from swiftlet_serve.models.training.pretraining_losses import masked_lm_losses, replaced_token_losses
+from swiftlet_serve.models.training.pretraining_losses import causal_lm_losses, masked_lm_losses, replaced_token_losses
 from swiftlet_serve.models.training.pretraining_networks import Student, Teacher, check_teacher, make_teacher
 from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe, RecipeError, identifying_settings
 from swiftlet_serve.models.training.run_directory import claim_directory
@@ -50,12 +56,14 @@ def pretrain(
     initial_model: Model | None = None,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
+    snapshots: Collection[int] = (),
 ) -> tuple[Model, Path]:
     """Pre-trains an encoder and its head. Returns them, on the CPU, and the path of the tokenizer's file.
 
     Reads the recipe's corpora from `data` and keeps the state of the run in `directory`. `teacher_model` is the teacher
     that `knowledge_transfer` names, and `teacher_pieces` its vocabulary by id, if that might differ from the student's.
-    `initial_model` is the model of the recipe that this one continues.
+    `initial_model` is the model of the recipe that this one continues. After each number of steps in `snapshots`, the
+    directory gets a copy of the parameters.
 
     Raises:
         RecipeError: the directory holds another run, or the teacher or the initial model does not fit the student.
@@ -70,7 +78,7 @@ def pretrain(
         raise RecipeError("the teacher_model has another vocabulary than this recipe.")
     sequences = prepare_sequences(recipe, vocabulary.tokenizer, data, directory)
     student, teacher_encoder = _make_student(recipe, vocabulary, sequences, initial_model)
-    sampler = BatchSampler(recipe, vocabulary.tokenizer, sequences)
+    sampler = BatchSampler(recipe, vocabulary.tokenizer, sequences, load_documents(directory))
     teacher = None
     if plan is not None:
         teacher = make_teacher(teacher_encoder, teacher_model)
@@ -86,6 +94,8 @@ def pretrain(
         if student.generator is not None:
             chance = torch.Generator(device).manual_seed(seed)
             return replaced_token_losses(student, student.generator, batch, chance)
+        if work.objective == "causal_lm":
+            return causal_lm_losses(student, batch)
         phase = knowledge_transfer.find_phase(plan, done, depth)
         knowledge_transfer.freeze_lower_modules(student.encoder, 0 if lr_scale else phase.lower_layers)
         return masked_lm_losses(plan, phase, student, batch, teacher)
@@ -120,6 +130,7 @@ def pretrain(
         progress=progress,
         evaluate=held_out_losses if work.held_out_sequences else None,
         scale_learning_rate=scale_learning_rate,
+        snapshots=snapshots,
     )
     return Model(student.encoder, student.head), directory / TOKENIZER_FILE
 
@@ -153,9 +164,10 @@ def _make_student(
     torch.manual_seed(recipe.seed)
     try:
         config = {**recipe.config, "vocab_size": len(vocabulary.kept)}
-        model = build(recipe.architecture, config, "masked_lm")
+        model = build(recipe.architecture, config, "causal_lm" if work.objective == "causal_lm" else "masked_lm")
     except ValueError as error:
         raise RecipeError(f"config: {error}") from None
+    _check_attention(recipe, model.encoder)
     if teacher is not None:
         prune_embeddings(teacher.encoder, vocabulary.kept)
         if initial_model is None and work.init_from_teacher:
@@ -165,10 +177,26 @@ def _make_student(
             initialise(model, teacher.encoder, vocabulary.counts, sample)
     generator = make_generator(recipe.architecture, model.encoder) if work.objective == "replaced_token" else None
     student = Student(model, pairs=work.sentence_objective != "none", generator=generator)
-    initialise_masked_lm_head(student.masked_lm_head, vocabulary.counts)
+    if isinstance(student.head, CausalLM):
+        initialise_bias(student.head, vocabulary.counts)
+    else:
+        initialise_masked_lm_head(student.masked_lm_head, vocabulary.counts)
     if initial_model is not None:
         _load_initial_model(model, initial_model)
     return student, None if teacher is None else teacher.encoder
+
+
+def _check_attention(recipe: Recipe, encoder: Encoder) -> None:
+    """Checks that a token sees what the objective lets it see.
+
+    Raises:
+        RecipeError: it sees more or less.
+    """
+    causal = encoder.config.traits().causal
+    if causal and recipe.pretraining.objective != "causal_lm":
+        raise RecipeError(f"the tokens of {recipe.architecture} see only earlier ones: set objective = 'causal_lm'.")
+    if not causal and recipe.pretraining.objective == "causal_lm":
+        raise RecipeError(f"the objective causal_lm needs a causal network such as gpt2, not {recipe.architecture}.")
 
 
 def _load_initial_model(model: Model, initial_model: Model) -> None:

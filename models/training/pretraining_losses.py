@@ -30,7 +30,7 @@ class Outputs:
     attention: list[Tensor]
     """The attention log-probabilities (B, A, S, S) of every layer, or an empty list."""
     logits: Tensor | None
-    """The predictions at the masked positions (N, V), or None."""
+    """The predictions at the positions in `focus` (N, V), or None."""
 
 
 def masked_lm_losses(
@@ -71,6 +71,13 @@ def replaced_token_losses(student: Student, generator: Model, batch: Batch, chan
         "detection": detection_loss(detected, replaced),
     }
     return losses | _sentence_loss(student, hidden, batch)
+
+
+def causal_lm_losses(student: Student, batch: Batch) -> Losses:
+    """Returns the loss of causal language modelling."""
+    logits = _run(student, batch, batch.input_ids, attention=False, predicts=True).logits
+    assert logits is not None  # noqa: S101  # for the type checker
+    return {"clm": F.cross_entropy(logits, batch.targets)}
 
 
 def _run(network: Student | Teacher, batch: Batch, ids: Tensor, *, attention: bool, predicts: bool) -> Outputs:

@@ -13,7 +13,7 @@ from swiftlet_serve.models.training.recipe import KnowledgeTransfer, RecipeError
 class Student(nn.Module):
     """The trained network: an encoder, its head and, if the recipe has a sentence objective, a head for that.
 
-    The head is a masked-LM head, or a discriminator if there is a generator.
+    The head is a masked-LM or a causal-LM head, or a discriminator if there is a generator.
     """
 
     def __init__(self, model: Model, *, pairs: bool, generator: Model | None = None) -> None:

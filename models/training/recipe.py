@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.training.conflicts import find_conflict
 
 MAX_VOCAB_SIZE: Final = 1 << 16  # token ids are stored as uint16
 
@@ -18,7 +19,8 @@ Precision = Literal["fp32", "bf16"]
 Strategy = Literal["auxiliary", "joint", "progressive"]
 Masking = Literal["tokens", "whole_words", "ngrams"]
 SentenceObjective = Literal["none", "sentence_order", "next_sentence"]
-Objective = Literal["masked_lm", "replaced_token"]
+Objective = Literal["masked_lm", "replaced_token", "causal_lm"]
+InputFormat = Literal["blocks", "segment_pairs", "sentence_pairs", "full_sentences", "document_sentences"]
 TokenizerKind = Literal["wordpiece", "unigram"]
 TrainingMethod = Literal["classification", "span", "masked_lm"]
 """The training of a task: labels of texts, answers in contexts, or pre-training only."""
@@ -101,7 +103,7 @@ class KnowledgeTransfer:
 
 @dataclass(frozen=True)
 class Pretraining(Optimisation):
-    """Pre-training by masked language modelling or replaced-token detection, with optional further objectives."""
+    """Pre-training by an objective on words, with optional further objectives."""
 
     corpora: Mapping[str, int]
     """Files under the data folder, each with the number of sequences to take from it."""
@@ -123,15 +125,15 @@ class Pretraining(Optimisation):
     """The recipe whose pre-trained model this pre-training continues."""
     init_from_teacher: bool = field(default=True, kw_only=True)
     """Initialises the student from the recipe's teacher; random weights otherwise."""
+    input_format: InputFormat = field(default="blocks", kw_only=True)
+    """The texts of a sequence: `blocks` are cut from a document anywhere, the others consist of whole sentences."""
+    static_masking: bool = field(default=False, kw_only=True)
+    """Repeats ten masks of each sequence, by epoch; by default, each mask is new."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.batch_size, self.sequence_length, self.steps + 1) < 1:
             raise RecipeError("batch_size and sequence_length must be at least 1, and steps at least 0.")
-        if self.sentence_objective == "next_sentence" and self.batch_size < 2:
-            raise RecipeError(
-                "next_sentence takes sentences of other documents from the same batch: batch_size must be at least 2."
-            )
         _check_choice("masking", self.masking, Masking)
         _check_choice("sentence_objective", self.sentence_objective, SentenceObjective)
         if not 0 < self.mask_probability < 1:
@@ -140,10 +142,12 @@ class Pretraining(Optimisation):
         if type(held_out) is not int or held_out < 0 or held_out % self.batch_size:
             raise RecipeError("held_out_sequences must be a multiple of batch_size.")
         _check_choice("objective", self.objective, Objective)
-        if self.objective == "replaced_token" and self.knowledge_transfer is not None:
-            raise RecipeError("the objective replaced_token cannot be combined with knowledge_transfer.")
-        if self.sentence_objective != "none" and any(name.endswith(".tsv") for name in self.corpora):
-            raise RecipeError("a sentence_objective needs running text, and a .tsv corpus holds separate texts.")
+        _check_choice("input_format", self.input_format, InputFormat)
+        if type(self.static_masking) is not bool:
+            raise RecipeError(f"static_masking must be true or false, not {self.static_masking!r}.")
+        conflict = find_conflict(self)
+        if conflict is not None:
+            raise RecipeError(conflict)
 
 
 @dataclass(frozen=True)
@@ -280,10 +284,10 @@ class Recipe:
             raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
         if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
-        if self.pretraining.objective == "replaced_token":
-            for name, work in self.finetuning.items():
-                if work.method == "masked_lm":
-                    raise RecipeError(f"the objective replaced_token trains no masked-LM head, which {name} needs.")
+        objective = self.pretraining.objective
+        for name, work in self.finetuning.items():
+            if objective != "masked_lm" and work.method == "masked_lm":
+                raise RecipeError(f"the objective {objective} trains no masked-LM head, which {name} needs.")
 
     def has_same_vocabulary(self, other: Recipe) -> bool:
         """Returns whether the other recipe builds the same vocabulary."""

@@ -7,7 +7,7 @@ steps as an uninterrupted one. On CUDA this holds up to rounding, because some s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.models.training.checkpoint import State, resume, save_checkpoint
+from swiftlet_serve.models.training.checkpoint import State, resume, save_checkpoint, save_snapshot
 from swiftlet_serve.models.training.interrupt import DeferredInterrupt
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, CurvePoint, read_curve, write_curve
 from swiftlet_serve.models.training.schedule import Schedule
@@ -57,6 +57,7 @@ def train(
     progress: Callable[[int, int], None] | None = None,
     evaluate: Callable[[], Losses] | None = None,
     scale_learning_rate: Callable[[int], tuple[float, Iterable[nn.Module]]] | None = None,
+    snapshots: Collection[int] = (),
 ) -> None:
     """Minimises the sum of the losses. Leaves the trained model on the CPU, in evaluation mode.
 
@@ -69,7 +70,7 @@ def train(
 
     `progress` receives the completed and the total steps. `evaluate` returns further losses for the learning curve; it
     runs without gradients. `scale_learning_rate` takes the number of a step and returns a scale and the modules whose
-    learning rate it scales.
+    learning rate it scales. After each number of steps in `snapshots`, the directory gets a copy of the parameters.
     """
     directory.mkdir(parents=True, exist_ok=True)
     device = device or torch.device("cpu")
@@ -116,6 +117,8 @@ def train(
             if state.step % save_every == 0 or is_last or interrupted:
                 state.seconds = earlier_seconds + time.monotonic() - started
                 save_checkpoint(directory, model, optimiser, state)
+            if state.step in snapshots:
+                save_snapshot(directory, model, state.step)
             if progress is not None:
                 progress(state.step, schedule.steps)
             if interrupted:

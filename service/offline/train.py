@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ def run_recipe(
     for name in only:
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning) or 'no artifacts'}, but no {name!r}.")
-    check_files("recipe", _data_files(recipe, only or tuple(recipe.finetuning)), data)
+    check_files("recipe", data_files(recipe, only or tuple(recipe.finetuning)), data)
     pretrained, tokenizer_file = pretrain_recipe(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
     artifacts = []
@@ -100,10 +100,12 @@ def pretrain_recipe(
     progress: Progress | None,
     device: str,
     dependents: Sequence[str] = (),
+    snapshots: Collection[int] = (),
 ) -> tuple[Model, Path]:
     """Pre-trains a recipe's model, after those of the recipes that it continues or learns from.
 
-    `dependents` are the recipes that need this one. Returns the model and the path of the tokenizer's file.
+    `dependents` are the recipes that need this one. `snapshots` are numbers of steps whose parameters are kept.
+    Returns the model and the path of the tokenizer's file.
 
     Raises:
         DeviceError: the device is not available.
@@ -133,6 +135,7 @@ def pretrain_recipe(
         initial_model=models.get("init_from_recipe"),
         device=torch_device,
         progress=progress,
+        snapshots=snapshots,
     )
 
 
@@ -192,7 +195,7 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
             raise SetupError(f"This {kind} needs the file {file}, which is not in {data}.")
 
 
-def _data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
+def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Returns all data files of a recipe, which are checked before hours of training."""
     works = [recipe.finetuning[name] for name in names]
     files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))

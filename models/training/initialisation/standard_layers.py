@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Encoder
 from swiftlet_serve.models.architectures.traits import FeedForwardTraits
-from swiftlet_serve.models.heads import MaskedLM, Model
+from swiftlet_serve.models.heads import CausalLM, MaskedLM, Model
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit, principal_directions
 
 
@@ -121,5 +121,11 @@ def neuron_contributions(layer: StandardLayer, neurons: Tensor) -> Tensor:
 @torch.no_grad()
 def initialise_masked_lm_head(head: MaskedLM, counts: Tensor) -> None:
     """Initialises a masked-LM head with the words' frequencies, and reduces the influence of its input."""
-    head.bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))
+    initialise_bias(head, counts)
     head.norm.weight.fill_(0.25)
+
+
+@torch.no_grad()
+def initialise_bias(head: MaskedLM | CausalLM, counts: Tensor) -> None:
+    """Initialises the bias of a head that predicts words with the words' frequencies."""
+    head.bias.copy_(torch.log((counts + 1) / (counts + 1).sum()))

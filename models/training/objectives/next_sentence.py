@@ -10,6 +10,7 @@ from itertools import accumulate, combinations
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from swiftlet_serve.models.training.objectives.sentence_pairs import Chunk, Pair, draw_split, flip_coin
 
@@ -37,3 +38,8 @@ def make_next_sentence_pair(chunk: Chunk, other: Chunk, max_tokens: int, generat
     ]
     _, _, start, stop = min(candidates)
     return Pair(first, torch.cat(list(other))[start:stop][:available], NOT_NEXT)
+
+
+def find_nearest(other: Chunk, length: int) -> Tensor:
+    """Returns the segment of a chunk with the most similar length."""
+    return min(other, key=lambda segment: abs(len(segment) - length))

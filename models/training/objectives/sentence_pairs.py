@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+SINGLE_SPECIALS: Final = 2  # special tokens of a single text
 PAIR_SPECIALS: Final = 3  # special tokens of a pair
 PAD_ID: Final = 0
 

@@ -1,0 +1,35 @@
+"""Pairs of segments (SEGMENT-PAIR+NSP in Liu et al. 2019, arXiv:1907.11692, section 4.2): BERT's input.
+
+A text holds two or more consecutive sentences of one document. A sentence objective splits it into two segments, each
+with one sentence or more, and may take the second one from another document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import torch
+
+from swiftlet_serve.models.training.input_formats import Document, Text
+from swiftlet_serve.models.training.objectives.sentence_pairs import PAIR_SPECIALS, pack_chunks
+
+PAIRS: Final = True
+FILLS_BATCHES: Final = False
+
+
+def max_tokens(length: int) -> int:
+    """Returns the tokens of both segments at most."""
+    return length - PAIR_SPECIALS
+
+
+def max_segment(length: int) -> int:
+    """Returns the tokens of the longest sentence: two must fit."""
+    return max_tokens(length) // 2
+
+
+def pack(documents: Iterable[Document], length: int, sep: int) -> Iterator[Text]:  # noqa: ARG001  # one signature
+    """Packs two or more consecutive sentences while they fit. Drops a single sentence at the end of a document."""
+    for number, document in enumerate(documents):
+        for chunk in pack_chunks(document, max_tokens(length)):
+            yield Text(torch.cat(chunk), number)
