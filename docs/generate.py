@@ -380,6 +380,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "score parameters": partial(parameters, "score"),
     "embed parameters": partial(parameters, "embed"),
     "rerank parameters": partial(parameters, "rerank"),
+    "zero-shot parameters": partial(parameters, "zero-shot"),
     "models fields": partial(response_fields, "/models"),
     "status fields": partial(response_fields, "/status"),
     "metrics": metrics,

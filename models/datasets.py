@@ -39,6 +39,14 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Named:
+    """A text with the name of its label."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
 class Question:
     """A question with its context and all reference answers. It has none if the context does not answer it."""
 
@@ -136,6 +144,18 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def named(path: Path) -> list[Named]:
+    """Reads texts with the names of their labels: lines of JSON with `text` and `label`, `.gz` or plain.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form.
+    """
+    try:
+        return [Named(str(row["text"]), str(row["label"])) for row in _json_lines(path)]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{path.name} does not hold texts with labels: {type(error).__name__}.") from None
+
+
 def ranked(path: Path) -> list[Candidates]:
     """Reads queries with their texts: lines of JSON with `query`, `text` and `label` (1: relevant), `.gz` or plain.
 
@@ -145,16 +165,21 @@ def ranked(path: Path) -> list[Candidates]:
         DatasetError: the file is damaged, or a line is not of this form.
     """
     try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-        rows = [json.loads(line) for line in text.splitlines()]
-        grouped = [(str(query), list(group)) for query, group in groupby(rows, key=lambda row: row["query"])]
+        grouped = [
+            (str(query), list(group)) for query, group in groupby(_json_lines(path), key=lambda row: row["query"])
+        ]
         return [
             Candidates(query, tuple(str(row["text"]) for row in group), tuple(int(row["label"]) > 0 for row in group))
             for query, group in grouped
         ]
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{path.name} does not hold queries with texts: {type(error).__name__}.") from None
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    return map(json.loads, text.splitlines())
 
 
 def questions(path: Path) -> list[Question]:

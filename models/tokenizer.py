@@ -171,22 +171,26 @@ class Tokenizer:
             encodings.append(self._encoding(ids if tokens <= limit else _truncate(ids, limit), mask=mask))
         return encodings
 
-    def encode_product(self, texts: Sequence[str], others: Sequence[str], max_tokens: int) -> list[Encoding]:
+    def encode_product(
+        self, texts: Sequence[str], others: Sequence[str], max_tokens: int, *, truncate: bool = True
+    ) -> list[Encoding]:
         """Encodes each text with each of the others as a pair, text by text. Only the first text of a pair is cut.
 
         The head reads the first token.
 
         Raises:
-            TextTooLong: one of the others leaves no room for a token of a text that has any. `index` is its number.
+            TextTooLong: one of the others leaves no room for a token of a text, or a text does not fit and `truncate`
+                is false. `index` is its number among the texts and the others.
         """
-        flat = [text[: CHARACTERS_PER_TOKEN * max_tokens] for text in (*texts, *others)]
-        ids = self._ids(flat, mask=False)
         limit, encodings = max_tokens - self._special_counts[True], []
-        for first in ids[: len(texts)]:
-            for number, second in enumerate(ids[len(texts) :]):
+        ids = self._ids([text[: CHARACTERS_PER_TOKEN * max_tokens] for text in (*texts, *others)], mask=False)
+        for text, first in enumerate(ids[: len(texts)]):
+            for other, second in enumerate(ids[len(texts) :], start=len(texts)):
                 length = first_length(len(first), len(second), limit)
                 if length is None:
-                    raise TextTooLong(number)
+                    raise TextTooLong(other)
+                if length < len(first) and not truncate:
+                    raise TextTooLong(text)
                 encodings.append(self._encoding([first[:length], second], mask=False))
         return encodings
 
@@ -265,7 +269,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _decoder(self) -> Any:
-        return self._whole.decoder
+        return tokenizer_json.decoder(self._document)
 
     @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:

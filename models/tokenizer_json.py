@@ -23,6 +23,19 @@ def build(document: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def decoder(document: dict[str, Any]) -> tokenizers.decoders.Decoder | None:
+    """Returns the decoder of tokens, without the removal of spaces that `checkpoint_tokenizer` adds to it."""
+    found = document["decoder"]
+    if found is not None and found["type"] == "Sequence":
+        first, *others = found["decoders"]
+        if [one["type"] for one in others[:2]] == ["Fuse", "Replace"]:
+            found = first
+    empty = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    parts = {"model": empty, "added_tokens": [], "post_processor": None, "decoder": found}
+    decoder: tokenizers.decoders.Decoder | None = tokenizers.Tokenizer.from_str(json.dumps(document | parts)).decoder
+    return decoder
+
+
 def without_model(document: dict[str, Any]) -> dict[str, Any]:
     """Returns a tokenizer that maps tokens to ids and decodes ids, and encodes nothing.
 

@@ -156,7 +156,7 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
     definition = tasks.load(manifest.task)
     try:
         task = definition.create(tokenizer, manifest)
-        requests = [task.Request.model_validate({"inputs": one}) for one in definition.golden_inputs(tokenizer)]
+        requests = [task.Request.model_validate(body) for body in tasks.golden_bodies(definition, tokenizer)]
         return [encoding for request in requests for encoding in task.encode(request)]
     except (SwiftletError, ValueError) as error:
         raise SetupError(f"No golden answers can be made: {error}") from None

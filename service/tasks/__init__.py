@@ -50,6 +50,8 @@ class Definition(Protocol):
     """Other heads that the task can use, with their outputs. Optional: without it there is none."""
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
+    GOLDEN_PARAMETERS: Mapping[str, Any]
+    """The `parameters` of those requests. Optional: without it there are none."""
 
     Evaluator: Callable[[Any], Evaluator]
     """A subclass of `Evaluator`. The argument is a task that `create` made."""
@@ -77,6 +79,13 @@ def load(name: str) -> Definition:
     if name not in names():
         raise SetupError(f"There is no task {name!r}. The tasks are {', '.join(names())}.")
     return cast(Definition, plugins.load(sys.modules[__name__], name.replace("-", "_")))
+
+
+def golden_bodies(definition: Definition, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Returns the bodies of the requests that an artifact's golden answers record."""
+    parameters = getattr(definition, "GOLDEN_PARAMETERS", None)
+    shared = {} if parameters is None else {"parameters": parameters}
+    return [{"inputs": one, **shared} for one in definition.golden_inputs(tokenizer)]
 
 
 def head_width(outputs: Outputs, labels: int, vocab_size: int, hidden: int = 0) -> int:

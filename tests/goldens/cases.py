@@ -38,11 +38,13 @@ class Case:
     parameters: dict[str, Any]
     problem: str = "single_label"
     network: str = ""  # one of NETWORKS; empty: the hash network
-    labels: int = 0  # 0: one for a regression, and otherwise all
+    labels: int | tuple[str, ...] = 0  # their number or names; 0: one for a regression, and otherwise all
 
     @property
     def names(self) -> tuple[str, ...]:
         """The labels of the classifier."""
+        if isinstance(self.labels, tuple):
+            return self.labels
         return LABELS[: self.labels or (1 if self.problem == "regression" else None)]
 
 

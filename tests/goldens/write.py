@@ -31,9 +31,14 @@ from transformers import (
     XLMRobertaTokenizerFast,
     pipeline,
 )
-from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
-from tests.goldens import families, kinds
+from tests.goldens import families, kinds, label_cases
 from tests.goldens.cases import (
     DATA,
     HERE,
@@ -159,6 +164,15 @@ class Classifier(transformers.BertForSequenceClassification):
         return SequenceClassifierOutput(logits=torch.from_numpy(logits)[None])
 
 
+class Tagger(transformers.BertForTokenClassification):
+    def forward(self, input_ids: Any, token_type_ids: Any = None, **_: Any) -> Any:
+        logits = label_cases.entity_logits(*numpy_rows(input_ids, token_type_ids), self.config.num_labels)
+        return TokenClassifierOutput(logits=torch.from_numpy(logits)[None])
+
+
+Tagger.__name__ = "BertForTokenClassification"  # the pipeline looks at the name
+
+
 class Answerer(transformers.BertForQuestionAnswering):
     def forward(self, input_ids: Any, token_type_ids: Any = None, **_: Any) -> Any:
         logits = torch.from_numpy(qa_logits(*numpy_rows(input_ids, token_type_ids)))[None]
@@ -179,7 +193,13 @@ AUTO = {
     "question-answering": transformers.AutoModelForQuestionAnswering,
     "fill-mask": transformers.AutoModelForMaskedLM,
 }
-HASHES = {"text-classification": Classifier, "question-answering": Answerer, "fill-mask": Filler}
+HASHES = {
+    "text-classification": Classifier,
+    "token-classification": Tagger,
+    "zero-shot-classification": Classifier,
+    "question-answering": Answerer,
+    "fill-mask": Filler,
+}
 
 
 def make(task: str, case: Case) -> Any:
@@ -188,8 +208,9 @@ def make(task: str, case: Case) -> Any:
     if case.network == "distilbert":
         reader.model_input_names = ["input_ids", "attention_mask"]  # as of its tokenizer's class
     options: dict[str, Any] = {"vocab_size": len(reader), "mask_id": reader.mask_token_id}
-    if task == "text-classification":
+    if task in ("text-classification", "token-classification", "zero-shot-classification"):
         options["id2label"] = dict(enumerate(case.names))
+        options["label2id"] = {label: i for i, label in enumerate(case.names)}
     options["problem_type"] = PROBLEM_TYPES.get(case.problem, case.problem)
     if case.network:
         settings = (NETWORKS | families.NETWORKS)[case.network][1]
@@ -231,6 +252,21 @@ def filled(pipe: Any, case: Case) -> list[list[float]]:
     return [[f["token"], f["score"], hash_of(f["token_str"] + "\n" + f["sequence"])] for f in flatten(results)]
 
 
+def tagged(pipe: Any, case: Case) -> list[list[float]]:
+    results = pipe(case.inputs, **case.parameters)
+    lists = results if results and isinstance(results[0], list) else [results]
+    key = "entity" if case.parameters["aggregation_strategy"] == "none" else "entity_group"
+    found = [[one[key], one["start"], one["end"], one["word"], one["score"]] for each in lists for one in each]
+    return [label_cases.record(found)]
+
+
+def named(pipe: Any, case: Case) -> list[list[float]]:
+    results = pipe(case.inputs, **case.parameters)
+    lists = results if isinstance(results, list) else [results]
+    rankings = [label_cases.settled(list(zip(one["labels"], one["scores"], strict=True))) for one in lists]
+    return [label_cases.record(flatten(rankings))]
+
+
 def write_tokens(file: str, variants: dict[str, tuple[str, dict[str, Any]]]) -> None:
     """Writes a hash of the ids and offsets for each string and tokenizer variant."""
     hashes = {}
@@ -247,8 +283,14 @@ def flatten(nested: Any) -> list[Any]:
 
 
 def write(name: str, task: str, cases: list[Case], ask: Any) -> None:
-    pipes: dict[tuple[str, str, str, int], Any] = {}
-    types = {"classify": ("u1", "f4"), "qa": ("i4", "i4", "f4"), "fill_mask": ("u4", "f4", "u4")}[name.split("-")[0]]
+    pipes: dict[Any, Any] = {}
+    types = {
+        "classify": ("u1", "f4"),
+        "qa": ("i4", "i4", "f4"),
+        "fill_mask": ("u4", "f4", "u4"),
+        "entities": ("u4", "f4"),
+        "zero_shot": ("u4", "f4"),
+    }[name.split("-")[0]]
     found = []
     for case in cases:
         key = (case.tokenizer, case.problem, case.network, case.labels)
@@ -280,6 +322,8 @@ def main() -> None:
     write("classify-kinds", "text-classification", list(kinds.classify()), classified)
     write("fill_mask-families", "fill-mask", list(families.fill_mask()), filled)
     write("qa-families", "question-answering", list(families.qa()), answered)
+    write("entities", "token-classification", list(label_cases.entities()), tagged)
+    write("zero_shot", "zero-shot-classification", list(label_cases.zero_shot()), named)
     write("classify-own", "text-classification", list(classify_own()), classified)
     write("fill_mask-own", "fill-mask", list(fill_own()), filled)
     write("qa-own", "question-answering", list(qa_own()), answered)

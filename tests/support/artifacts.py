@@ -27,6 +27,7 @@ LABELS = {
     "score": (),
     "embed": (),
     "rerank": ("LABEL_0",),
+    "zero-shot": ("CONTRADICTION", "NEUTRAL", "ENTAILMENT"),
     "entities": ("O", "B-PER", "I-PER", "B-LOC"),
 }
 HEADS: Mapping[str, Head] = {
@@ -36,6 +37,7 @@ HEADS: Mapping[str, Head] = {
     "score": "causal_lm",
     "embed": "embedding",
     "rerank": "classification",
+    "zero-shot": "classification",
     "entities": "token",
 }
 WIDTHS = {
@@ -45,6 +47,7 @@ WIDTHS = {
     "score": len(VOCABULARY),
     "embed": 8,
     "rerank": 1,
+    "zero-shot": 3,
     "entities": 4,
 }
 
@@ -69,7 +72,7 @@ def make_artifact(directory: Path, task: str, name: str | None = None, tolerance
         vocab_size=len(VOCABULARY),
         width=WIDTHS[task],
         labels=LABELS[task],
-        problem="single_label" if task in ("classify", "rerank") else None,
+        problem="single_label" if task in ("classify", "rerank", "zero-shot") else None,
         embedding=Embedding("cls", normalize=True, prompts={"query": "q: "}) if task == "embed" else None,
         tolerance=tolerance,
         config={},

@@ -20,7 +20,7 @@ from swiftlet_serve.models.artifact import Head, Outputs
 from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
 from swiftlet_serve.models.heads import Model, build
 
-Task = Literal["classify", "qa", "fill-mask", "score", "entities"]
+Task = Literal["classify", "qa", "fill-mask", "score", "entities", "zero-shot"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")
 HEADS: Final[Mapping[Task, tuple[Head, Outputs]]] = {
     "classify": ("classification", "labels"),
@@ -28,6 +28,7 @@ HEADS: Final[Mapping[Task, tuple[Head, Outputs]]] = {
     "fill-mask": ("masked_lm", "vocabulary"),
     "score": ("causal_lm", "vocabulary"),
     "entities": ("token", "labels"),
+    "zero-shot": ("classification", "labels"),
 }
 AUTO: Final[Mapping[Task, Any]] = {
     "classify": transformers.AutoModelForSequenceClassification,

@@ -14,7 +14,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
-NAMES = ("classify", "embed", "entities", "fill-mask", "qa", "rerank", "score")
+NAMES = ("classify", "embed", "entities", "fill-mask", "qa", "rerank", "score", "zero-shot")
 
 
 def change(path: Path, **fields: Any) -> Path:
@@ -32,8 +32,8 @@ def test_names_are_the_modules() -> None:
 def test_golden_inputs_are_valid_requests(name: str, tmp_path: Path) -> None:
     definition = tasks.load(name)
     task = definition.create(make_tokenizer(), make_artifact(tmp_path, name).manifest)
-    for inputs in definition.golden_inputs(make_tokenizer()):
-        assert task.encode(task.Request.model_validate({"inputs": inputs}))
+    for body in tasks.golden_bodies(definition, make_tokenizer()):
+        assert task.encode(task.Request.model_validate(body))
 
 
 def test_head_width_is_a_number_or_counts_labels_or_tokens() -> None:

@@ -1,0 +1,241 @@
+"""Zero-shot classification: labels that the request names, scored by a model of natural language inference (NLI).
+
+Each label becomes a hypothesis ("This example is sports."), and the model says whether the text entails it. The
+semantics are those of `ZeroShotClassificationPipeline` in transformers 4.57.1. The response is a list of labels with
+scores, best first, as of the hosted Inference API. (The pipeline returns labels and scores as two lists.)
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_serve.models import datasets, metrics
+from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.models.datasets import DatasetError
+from swiftlet_serve.models.metrics import Score
+from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.service.types import Row
+
+HEAD: Final = "classification"
+OUTPUTS: Final = "labels"
+
+MAX_PAIRS: Final = 256  # texts times labels of one request
+ENTAILMENT: Final = "entail"  # the beginning of the label, in any case
+GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
+LABELS: Final = "/parameters/candidate_labels"
+TEMPLATE: Final = "/parameters/hypothesis_template"
+
+Label = Annotated[str, Field(max_length=1000)]
+
+
+class ZeroShotParameters(Strict):
+    """The labels, how they become hypotheses, and how they relate."""
+
+    candidate_labels: Annotated[
+        str | Annotated[list[Label], Field(min_length=1, max_length=MAX_PAIRS)],
+        Field(description="The labels: a list, or a text with commas between them."),
+    ]
+    hypothesis_template: Annotated[
+        str, Field(description="The hypothesis, with {} in the place of the label.", max_length=1000)
+    ] = "This example is {}."
+    multi_label: Annotated[
+        bool,
+        Field(description="If true, each label has a probability of its own. If false, the probabilities sum to 1."),
+    ] = False
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+class ZeroShotRequest(tasks.Request):
+    """A zero-shot classification request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": "The new phone has a better camera.",
+                    "parameters": {"candidate_labels": ["technology", "cooking"]},
+                }
+            ]
+        }
+    )
+
+    inputs: Annotated[
+        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        Field(description="A text, or a list of texts."),
+    ]
+    parameters: Annotated[ZeroShotParameters, Field(description="The labels, and options.")]
+
+
+class ScoredLabel(BaseModel):
+    """A label and its score."""
+
+    label: Annotated[str, Field(description="The label, as the request names it.")]
+    score: Annotated[float, Field(description="Probability of the label.")]
+
+
+Ranking = list[ScoredLabel]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact is not a model of natural language inference.
+    """
+    if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
+        raise ValueError("zero-shot needs an encoder that classifies pairs of texts.")
+    entailment = next((i for i, label in enumerate(manifest.labels) if label.lower().startswith(ENTAILMENT)), None)
+    if entailment is None:
+        raise ValueError("zero-shot needs a label that begins with 'entail'. Name the labels in config.json.")
+    return ZeroShot(tokenizer, manifest, entailment)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts that are short, long, or in other scripts."""
+    return (
+        "The new phone has a better camera.",
+        "no",
+        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step.",
+        "서울의 봄은 짧지만 아름답다.",
+        "Ünïcödé, naïve café, e\u0301 and ﬁ 🎬: the tokenizer must keep its footing.",
+    )
+
+
+class ZeroShot:
+    """One sequence for each text with each hypothesis. Its row holds the logits of the NLI labels, (1, labels)."""
+
+    Request = ZeroShotRequest
+    Response = Ranking | list[Ranking | Failure]
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, entailment: int):
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self._entailment = entailment
+        self._contradiction = -1 if entailment == 0 else 0  # as the pipeline has it
+
+    def encode(self, request: ZeroShotRequest) -> list[Encoding]:
+        """Encodes each text with each hypothesis as a pair, text by text.
+
+        Raises:
+            Unprocessable: a text is empty or too long, there are no labels or too many, a label is too long, or the
+                template has no place for a label.
+        """
+        parameters, texts, labels = request.parameters, _texts(request), _labels(request)
+        pointers = tasks.pointers(request.inputs)
+        for text, pointer in zip(texts, pointers, strict=True):
+            if not text.strip():
+                raise tasks.empty_input(pointer)
+        if not labels:
+            raise _invalid(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
+        if len(texts) * len(labels) > MAX_PAIRS:
+            detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
+            raise _invalid(LABELS, "too_many_pairs", detail, MAX_PAIRS)
+        hypotheses = [fill(parameters.hypothesis_template, label) for label in labels]
+        try:
+            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=parameters.truncation)
+        except TextTooLong as error:
+            if error.index < len(texts):
+                raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+            detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
+            raise tasks.input_too_long(LABELS, detail, self.max_tokens) from None
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
+        del encodings
+        labels = _labels(request)
+        # fp64, so that scores near 1 differ.
+        logits = np.array([row[0] for row in rows], np.float64).reshape(-1, len(labels), rows[0].shape[-1])
+        if request.parameters.multi_label or len(labels) == 1:
+            scores = tasks.softmax(logits[..., [self._contradiction, self._entailment]])[..., 1]
+        else:
+            scores = tasks.softmax(logits[..., self._entailment])
+        rankings = [_ranking(labels, each) for each in scores]
+        return rankings if isinstance(request.inputs, list) else rankings[0]
+
+    def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
+        """Returns one request for each text."""
+        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
+
+    def single(self, response: Any) -> Any:
+        """Returns the labels of the only text."""
+        return response
+
+
+def fill(template: str, label: str) -> str:
+    """Returns a hypothesis. The template's fields are `{}` or `{0}`, without formats, which could be of any length.
+
+    Raises:
+        Unprocessable: the template has no field, or another one.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        parts = []
+    fields = [field for _, field, _, _ in parts if field is not None]
+    plain = all(not spec and conversion is None for _, field, spec, conversion in parts if field is not None)
+    if not plain or not (fields == [""] or (fields and set(fields) == {"0"})):
+        detail = "The template has no place for the label. Write {} there, and no other braces."
+        raise _invalid(TEMPLATE, "no_placeholder", detail)
+    return "".join(literal + (label if field is not None else "") for literal, field, _, _ in parts)
+
+
+def _invalid(pointer: str, code: str, detail: str, limit: int | None = None) -> Unprocessable:
+    return Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code, limit)])
+
+
+def _texts(request: ZeroShotRequest) -> list[str]:
+    return request.inputs if isinstance(request.inputs, list) else [request.inputs]
+
+
+def _labels(request: ZeroShotRequest) -> list[str]:
+    labels = request.parameters.candidate_labels
+    return labels if isinstance(labels, list) else [label.strip() for label in labels.split(",") if label.strip()]
+
+
+def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Returns the labels, best first. Of equal scores, the last label is first, as in the pipeline."""
+    order = np.argsort(scores, kind="stable")[::-1]
+    return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures accuracy on texts with the names of their labels. Every label of the file is a candidate."""
+
+    def __init__(self, task: ZeroShot):
+        del task
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        examples = datasets.named(data)
+        labels = sorted({one.label for one in examples})
+        if len(labels) > MAX_PAIRS:
+            raise DatasetError(f"{data.name} has more than {MAX_PAIRS} labels.")
+        return [_case(one.text, one.label, labels) for one in examples[skip:stop] if one.text.strip()]
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        right = [case.expected[0] for case in cases]
+        ((commonest, _),) = Counter(right).most_common(1)
+        return {"always the commonest label": metrics.mean([float(label == commonest) for label in right])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["label"])
+
+
+def _case(text: str, label: str, labels: Sequence[str]) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = response[0]["label"]
+        return [Grade({"accuracy": float(best == label)}, best)]
+
+    return Case({"inputs": text, "parameters": {"candidate_labels": list(labels)}}, (label,), grade)

@@ -1,0 +1,190 @@
+"""Tests of the task zero-shot. `test_label_parity.py` compares it with the pipeline."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from swiftlet_serve.models.datasets import DatasetError
+from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_serve.service.tasks import zero_shot
+from tests.support.apps import SECRET
+from tests.support.artifacts import make_tokenizer
+from tests.tasks.test_pipeline_parity import manifest
+
+LABELS = ("contradiction", "neutral", "entailment")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer: Tokenizer) -> zero_shot.ZeroShot:
+    return zero_shot.create(tokenizer, manifest("zero-shot", 3, LABELS, problem="single_label"))
+
+
+def request(inputs: Any, labels: Any, **parameters: Any) -> zero_shot.ZeroShotRequest:
+    body = {"inputs": inputs, "parameters": {"candidate_labels": labels, **parameters}}
+    return zero_shot.ZeroShotRequest.model_validate(body)
+
+
+def answer(task: zero_shot.ZeroShot, made: zero_shot.ZeroShotRequest, logits: list[list[float]]) -> Any:
+    rows = [np.array([row], np.float32) for row in logits]
+    assert len(task.encode(made)) == len(rows)
+    return task.decode(made, [], rows)
+
+
+def test_pairs_are_texts_with_hypotheses(task: zero_shot.ZeroShot, tokenizer: Tokenizer) -> None:
+    encodings = task.encode(request(["ab", "c"], ["x", "y"], hypothesis_template="is {}"))
+
+    pairs = [("ab", "is x"), ("ab", "is y"), ("c", "is x"), ("c", "is y")]
+    expected = tokenizer.encode(pairs, 512)
+    assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
+    assert [one.token_type_ids.tolist() for one in encodings] == [one.token_type_ids.tolist() for one in expected]
+
+
+def test_labels_compete_unless_several_may_fit(task: zero_shot.ZeroShot) -> None:
+    logits = [[0.0, 9.0, 1.0], [1.0, -9.0, 2.0]]
+
+    one = answer(task, request("a", ["x", "y"]), logits)
+    assert [label["label"] for label in one] == ["y", "x"]
+    assert [label["score"] for label in one] == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    several = answer(task, request("a", ["x", "y"], multi_label=True), logits)
+    assert [label["score"] for label in several] == pytest.approx([1 / (1 + np.exp(-1))] * 2)
+
+
+def test_of_equal_scores_the_last_label_is_first(task: zero_shot.ZeroShot) -> None:
+    found = answer(task, request("a", "x, y , z,,"), [[0.0, 0.0, 1.0]] * 3)
+
+    assert [label["label"] for label in found] == ["z", "y", "x"]
+
+
+def test_scores_near_one_differ(task: zero_shot.ZeroShot) -> None:
+    found = answer(task, request("a", ["x", "y"], multi_label=True), [[-10.0, 0.0, 10.0], [-11.0, 0.0, 11.0]])
+
+    assert found[0] == {"label": "y", "score": pytest.approx(1)}
+    assert found[0]["score"] > found[1]["score"]
+
+
+@pytest.mark.parametrize(
+    "labels", [("entailment", "not_entailment"), ("Entailed", "other", "contradiction"), ("x", "ENTAILS")]
+)
+def test_entailment_is_found_by_name(labels: tuple[str, ...], tokenizer: Tokenizer) -> None:
+    task = zero_shot.create(tokenizer, manifest("zero-shot", len(labels), labels, problem="single_label"))
+    entailment = next(i for i, label in enumerate(labels) if label.lower().startswith("entail"))
+    contradiction = len(labels) - 1 if entailment == 0 else 0
+    logits = np.zeros(len(labels))
+    logits[entailment], logits[contradiction] = 3.0, 1.0
+
+    (found,) = answer(task, request("a", ["x"]), [logits.tolist()])
+    assert found["score"] == pytest.approx(1 / (1 + np.exp(-2)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [(("a", "b"), "single_label"), (("entailment",), "single_label"), (LABELS, "multi_label"), ((), None)],
+)
+def test_other_models_are_refused(labels: tuple[str, ...], problem: Any, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="zero-shot needs"):
+        zero_shot.create(tokenizer, manifest("zero-shot", max(1, len(labels)), labels, problem=problem))
+
+
+@pytest.mark.parametrize(
+    ("template", "hypothesis"),
+    [("{}", "x"), ("{0} or {0}?", "x or x?"), ("{{{}}}", "{x}"), ("이 글은 {}이다.", "이 글은 x이다.")],
+)
+def test_template_has_the_label_in_its_place(template: str, hypothesis: str) -> None:
+    assert zero_shot.fill(template, "x") == hypothesis == template.format("x")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["", "none", "{", "}", "{label}", "{1}", "{} {}", "{} {0}", "{:>1000000000}", "{!r}", "{0.__class__}", "{0[0]}"],
+)
+def test_template_without_a_place_is_refused(template: str, task: zero_shot.ZeroShot) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        task.encode(request("a", [SECRET], hypothesis_template=template))
+    assert [error.code for error in refused.value.field_errors] == ["no_placeholder"]
+
+
+@given(st.text(st.sampled_from("{}0ab!:. "), max_size=8), st.text(max_size=5))
+def test_template_is_filled_as_by_format_or_refused(template: str, label: str) -> None:
+    try:
+        filled = zero_shot.fill(template, label)
+    except Unprocessable:
+        return
+    assert filled == template.format(label)
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        (request("", ["x"]), "empty_input"),
+        (request(["a", " \n"], ["x"]), "empty_input"),
+        (request("a", " , ,"), "validation_failed"),
+        (request(["a"] * 64, ["x"] * 5), "validation_failed"),
+        (request("a", ["x " * 500]), "input_too_long"),
+        (request("a " * 600, ["x"], truncation=False), "input_too_long"),
+    ],
+)
+def test_invalid_request_is_refused(made: zero_shot.ZeroShotRequest, code: str, task: zero_shot.ZeroShot) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        task.encode(made)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "labels", [None, [], [1], {"a": 1}, [""] * 257, ["x" * 1001], ["label"] * 10_000], ids=lambda each: str(each)[:9]
+)
+def test_labels_of_another_form_are_refused(labels: Any) -> None:
+    with pytest.raises(ValidationError):
+        request("a", labels)
+
+
+def test_long_text_is_cut_and_the_hypothesis_is_not(task: zero_shot.ZeroShot, tokenizer: Tokenizer) -> None:
+    (encoding,) = task.encode(request("a " * 3000, ["xyz"], hypothesis_template="{}"))
+
+    hypothesis = tokenizer.encode(["xyz"], 512)[0].input_ids[1:]
+    assert len(encoding.input_ids) == 512
+    assert encoding.input_ids[-len(hypothesis) :].tolist() == hypothesis.tolist()
+
+
+def test_evaluator_takes_the_labels_of_the_file_as_candidates(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
+    data = tmp_path / "intents.jsonl.gz"
+    lines = [{"text": "a", "label": "pay"}, {"text": " ", "label": "pay"}, {"text": "b", "label": "ask"}]
+    data.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    evaluator = zero_shot.Evaluator(task)
+
+    one, other = evaluator.cases(data, 0, None)
+    assert one.body == {"inputs": "a", "parameters": {"candidate_labels": ["ask", "pay"]}}
+    (grade,) = other.grade([{"label": "ask", "score": 0.9}, {"label": "pay", "score": 0.1}])
+    assert (grade.scores, grade.answer) == ({"accuracy": 1.0}, "ask")
+    assert evaluator.baselines([one, other])["always the commonest label"].value == 50
+
+
+def test_evaluator_refuses_other_files(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
+    data = tmp_path / "texts.tsv"
+    data.write_text("label\tsentence\n0\tgood\n")
+    with pytest.raises(DatasetError, match=r"texts\.tsv does not hold texts with labels"):
+        zero_shot.Evaluator(task).cases(data, 0, None)
+    data.write_text("\n".join(json.dumps({"text": "a", "label": str(i)}) for i in range(257)))
+    with pytest.raises(DatasetError, match="more than 256 labels"):
+        zero_shot.Evaluator(task).cases(data, 0, None)
+
+
+def test_rows_of_a_text_do_not_depend_on_the_others(task: zero_shot.ZeroShot) -> None:
+    many = task.encode(request(["ab", "c"], ["x", "y"]))
+    alone: list[Encoding] = [one for text in ("ab", "c") for one in task.encode(request(text, ["x", "y"]))]
+
+    assert [one.input_ids.tolist() for one in many] == [one.input_ids.tolist() for one in alone]
