@@ -41,6 +41,7 @@ GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
 FORMAT: Final = 1
+LATER: Final = ("embedding", "decisions")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
@@ -75,6 +76,18 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class Decisions:
+    """How a model answers typed questions.
+
+    A zero-shot model answers any question. A classifier answers choices among its labels, and those that are mapped.
+    """
+
+    temperature: float = 1.0  # that its log-odds are divided by, so that probabilities match frequencies
+    predicates: Mapping[str, str] = field(default_factory=dict)  # the label that means yes, by the instructions
+    scores: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the labels of the levels, by the instructions
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The description of an artifact.
 
@@ -98,6 +111,7 @@ class Manifest:
     source: Mapping[str, Any]
     files: Mapping[str, File] = field(default_factory=dict)
     embedding: Embedding | None = None  # for the head "embedding", and only for it
+    decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
     format: int = FORMAT
 
 
@@ -210,6 +224,8 @@ def _parse(document: object) -> Manifest:
     if type(document.get("format")) is not int or document["format"] != FORMAT:
         raise ValueError(f"the format is not {FORMAT}.")
     names = {f.name for f in fields(Manifest)}
+    for key in LATER:
+        document.setdefault(key, None)
     for key in sorted(names ^ set(document)):
         raise ValueError(f"the field {key!r} is {'missing' if key in names else 'unknown'}.")
 
@@ -252,8 +268,13 @@ def _parse(document: object) -> Manifest:
             and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
             f"files/{name}",
         )
-    parsed = {"labels": tuple(labels), "files": {name: File(**entry) for name, entry in files.items()}}
-    return Manifest(**document | parsed | {"embedding": embedding})
+    parsed: dict[str, Any] = {
+        "labels": tuple(labels),
+        "files": {name: File(**entry) for name, entry in files.items()},
+        "embedding": embedding,
+        "decisions": _parse_decisions(document["decisions"], labels),
+    }
+    return Manifest(**document | parsed)
 
 
 def _parse_embedding(document: object) -> Embedding | None:
@@ -274,6 +295,30 @@ def _parse_embedding(document: object) -> Embedding | None:
         if not good:
             raise ValueError(f"the field 'embedding/{key}' has a wrong value.")
     return Embedding(**document)
+
+
+def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | None:
+    """Raises ValueError if the field `decisions` has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Decisions)}:
+        raise ValueError("the field 'decisions' has a wrong value.")
+    temperature, predicates, scores = (document[key] for key in ("temperature", "predicates", "scores"))
+    valid = {
+        "temperature": type(temperature) in (int, float) and 0 < temperature <= sys.float_info.max,
+        "predicates": isinstance(predicates, dict) and all(label in labels for label in predicates.values()),
+        "scores": isinstance(scores, dict)
+        and all(isinstance(levels, list) and _are_distinct(levels, labels) for levels in scores.values()),
+    }
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'decisions/{key}' has a wrong value.")
+    return Decisions(**document)
+
+
+def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:
+    """Returns whether the levels of a score are two labels or more, each once."""
+    return len(levels) > 1 and all(level in labels for level in levels) and len({*map(str, levels)}) == len(levels)
 
 
 def _verify(path: Path, name: str, expected: File) -> None:

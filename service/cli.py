@@ -164,6 +164,53 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
+@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
+@click.option("--limit", type=click.IntRange(1), help="Number of examples to use. Default: all.")
+@click.option(
+    "--predicate",
+    "predicates",
+    nargs=2,
+    multiple=True,
+    metavar="INSTRUCTIONS LABEL",
+    help="Predicate that a label answers. Can be repeated.",
+)
+@click.option(
+    "--score",
+    "scores",
+    nargs=2,
+    multiple=True,
+    metavar="INSTRUCTIONS LABELS",
+    help="Score whose levels are labels, separated by commas. Can be repeated.",
+)
+def calibrate(
+    artifact: str,
+    data: Path,
+    engine: str,
+    limit: int | None,
+    predicates: tuple[tuple[str, str], ...],
+    scores: tuple[tuple[str, str], ...],
+) -> None:
+    """Calibrates the probabilities of an artifact for decisions.
+
+    Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
+    the result to the artifact, for classifiers with the labels that answer predicates and scores.
+    """
+    from swiftlet_serve.service.loading import load_model, locate
+    from swiftlet_serve.service.offline.calibrate import calibrate, record
+
+    (path,) = locate([artifact])
+    found = calibrate(load_model(path, engine), data, limit=limit)
+    record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
+    click.echo(
+        f"temperature {found.temperature:g} (fitted on {found.fitted_on} examples)\n"
+        f"expected calibration error {100 * found.raw_error:.2f} % before, {100 * found.calibrated_error:.2f} % after "
+        f"(measured on {found.measured_on} other examples)"
+    )
+
+
+@main.command()
+@click.argument("artifact")
+@click.argument("data", type=DataFile)
 @click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @click.option(

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from swiftlet_serve.models import artifact
 from swiftlet_serve.models.artifact import (
+    LATER,
     MANIFEST,
     Artifact,
     ArtifactError,
+    Decisions,
     Embedding,
     Manifest,
     find_artifacts,
@@ -50,6 +52,11 @@ MAIN = Manifest(
 )
 
 
+DECISIONS: Any = {
+    "temperature": 1.5,
+    "predicates": {"The text is positive.": "positif"},
+    "scores": {"How positive is it?": ["négatif", "positif"]},
+}
 EMBEDDING = {
     "pooling": "mean",
     "normalize": True,
@@ -248,6 +255,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "source": [None, [], "x", 3],
     "files": [None, [], "x", [{"name": "model.onnx"}]],
     "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
+    "decisions": [1.5, [], {}, {"temperature": 1.5}, DECISIONS | {"more": 1}],
 }
 
 
@@ -261,11 +269,17 @@ def test_wrong_values_cover_all_fields(path: Path) -> None:
     assert set(WRONG_VALUES) | {"format"} == set(json.loads((path / MANIFEST).read_text()))
 
 
-@pytest.mark.parametrize("key", [*WRONG_VALUES, "format"])
+@pytest.mark.parametrize("key", [*(WRONG_VALUES.keys() - set(LATER)), "format"])
 def test_manifest_rejects_missing_field(path: Path, key: str) -> None:
     edit(path, lambda document: document.pop(key))
     expected = "the format is not 1." if key == "format" else f"the field {key!r} is missing."
     assert error_message(path) == f"manifest.json: {expected}"
+
+
+def test_manifest_of_an_older_version_lacks_later_fields(path: Path) -> None:
+    edit(path, lambda document: [document.pop(key) for key in LATER])
+    manifest = open_artifact(path).manifest
+    assert (manifest.embedding, manifest.decisions) == (None, None)
 
 
 def test_manifest_rejects_unknown_field(path: Path) -> None:
@@ -303,6 +317,24 @@ def test_manifest_has_an_embedding_for_that_head_only(path: Path) -> None:
     assert open_artifact(path).manifest.embedding == Embedding("mean", True, None, {"query": "query: "}, "query")
     edit(path, settings_of(head="token"))
     assert error_message(path) == wrong
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("temperature", value) for value in (0, -1.0, True, "1", None, 10**400)),
+        *(("predicates", value) for value in (None, [], {"Good?": "good"}, {"Good?": 1}, {"Good?": []})),
+        *(("scores", value) for value in (None, [], {"How?": "ab"}, {"How?": ["positif"]}, {"How?": ["positif"] * 2})),
+    ],
+)
+def test_manifest_rejects_wrong_value_of_decisions(path: Path, key: str, value: Any) -> None:
+    edit(path, settings_of(decisions=DECISIONS | {key: value}))
+    assert error_message(path) == f"manifest.json: the field 'decisions/{key}' has a wrong value."
+
+
+def test_manifest_has_decisions(path: Path) -> None:
+    edit(path, settings_of(decisions=DECISIONS))
+    assert open_artifact(path).manifest.decisions == Decisions(**DECISIONS)
 
 
 def test_manifest_without_labels_has_no_problem(path: Path) -> None:

@@ -46,7 +46,7 @@ def test_top_n_may_exceed_the_documents(search_client):
     ("changes", "status", "code"),
     [
         ({"documents": []}, 422, "validation_failed"),
-        ({"documents": [SECRET] * 129}, 422, "validation_failed"),
+        ({"documents": [SECRET] * 1001}, 422, "validation_failed"),
         ({"documents": [" "]}, 422, "empty_input"),
         ({"documents": [{"title": SECRET}]}, 422, "validation_failed"),
         ({"documents": SECRET}, 422, "validation_failed"),

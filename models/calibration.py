@@ -1,0 +1,75 @@
+"""Calibration: the temperature that makes probabilities match frequencies (Guo et al. 2017), and their error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+TEMPERATURES: Final = np.geomspace(0.05, 20, 1201)  # half a percent apart
+BINS: Final = 15
+LARGEST: Final = 37.0  # log-odds of a probability that rounds to 1
+
+Probabilities = NDArray[np.float64]
+
+
+def softmax(logits: ArrayLike, temperature: float = 1.0) -> Probabilities:
+    """Returns the probabilities of logits, (..., options)."""
+    scaled = np.asarray(logits, np.float64) / temperature
+    odds = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logit: float, temperature: float = 1.0) -> float:
+    """Returns the probability of a logit."""
+    return float(softmax([logit, 0.0], temperature)[0])
+
+
+def log_odds(probability: float) -> float:
+    """Returns the log-odds of a probability, limited to finite values."""
+    if not 0 < probability < 1:
+        return math.copysign(LARGEST, probability - 0.5)
+    return math.log(probability) - math.log1p(-probability)
+
+
+def fit_temperature(logits: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    """Returns the temperature that gives the labels the highest likelihood.
+
+    Args:
+        logits: one row for each case. Rows may differ in length.
+        labels: the position of the right option in each row.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
+    if not logits:
+        raise ValueError("there are no cases.")
+    losses = sum((_losses(row, label) for row, label in zip(logits, labels, strict=True)), np.zeros(len(TEMPERATURES)))
+    return float(TEMPERATURES[np.argmin(losses)])
+
+
+def _losses(row: Sequence[float], label: int) -> Probabilities:
+    """Returns the negative log-likelihood of a label at each temperature."""
+    scaled = np.asarray(row, np.float64)[:, None] / TEMPERATURES
+    return np.asarray(np.logaddexp.reduce(scaled, axis=0) - scaled[label])
+
+
+def expected_calibration_error(confidences: Sequence[float], correct: Sequence[bool]) -> float:
+    """Returns the mean distance of confidence and accuracy, over bins of equal width, weighted by their cases.
+
+    Args:
+        confidences: the probability of each answer, from 0 to 1.
+        correct: whether each answer is right.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
+    if not confidences or len(confidences) != len(correct):
+        raise ValueError("there must be cases, and as many confidences as results.")
+    confidence, right = np.asarray(confidences, np.float64), np.asarray(correct, np.float64)
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(bins, confidence - right, BINS)  # per bin: cases x (mean confidence - accuracy)
+    return float(np.abs(gaps).sum() / len(confidence))

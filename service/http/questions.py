@@ -1,0 +1,153 @@
+"""Typed questions about one text, and how models answer them.
+
+A zero-shot model answers any question: each statement (the instructions, or the instructions followed by an option) is
+a hypothesis about the text, and its log-odds are those of entailment against contradiction. A classifier answers a
+choice among its own labels, and the predicates and scores that its manifest maps to labels. Both divide log-odds by the
+temperature that was fitted for the model. Questions that a model cannot answer are refused, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from swiftlet_serve.models import calibration
+from swiftlet_serve.models.artifact import Decisions, Manifest
+from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.http import bodies
+from swiftlet_serve.service.pipeline import MAX_SEQUENCES, Pipeline
+from swiftlet_serve.service.tasks import Request
+
+
+class Option(NamedTuple):
+    """A choice, or a level of a score."""
+
+    value: str
+    """Its name, which is a label of a classifier."""
+    text: str
+    """What it means, which completes a hypothesis."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a text. A predicate has no options."""
+
+    kind: Literal["predicate", "choice", "score"]
+    pointer: str
+    """The JSON Pointer of the question, for errors."""
+    instructions: str
+    options: tuple[Option, ...] = ()
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """The statements of which a zero-shot model says how likely they are."""
+        if not self.options:
+            return (self.instructions,)
+        return tuple(f"{self.instructions} {option.text}".strip() for option in self.options)
+
+
+Distribution = list[float]
+"""The probabilities of a question's options, in order. Of a predicate: of yes."""
+
+
+class Inquiry(NamedTuple):
+    """A request of the task that answers questions, and how its answer is read."""
+
+    request: Request
+    read: Callable[[Any], list[Distribution]]
+    """Returns one distribution for each question, given the task's answer."""
+
+
+def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry:
+    """Puts questions to a model. All statements become one request, so that the engine computes them together.
+
+    Raises:
+        NotFound: the model answers no questions.
+        Unprocessable: the model cannot answer one of the questions.
+    """
+    manifest = pipeline.model.manifest
+    known = manifest.decisions or Decisions()
+    if manifest.task == "zero-shot":
+        statements = list(dict.fromkeys(one for question in questions for one in question.statements))
+        if len(statements) > MAX_SEQUENCES:
+            detail = f"The questions have more than {MAX_SEQUENCES} options. Send fewer of them in one request."
+            error = FieldError("/questions", "too_many_options", MAX_SEQUENCES)
+            raise Unprocessable("validation_failed", detail, field_errors=[error])
+        parameters: dict[str, Any] = {
+            "candidate_labels": statements,
+            "hypothesis_template": "{}",
+            "multi_label": True,
+            "truncation": False,
+        }
+
+        def read(answer: Any) -> list[Distribution]:
+            log_odds = {one["label"]: calibration.log_odds(one["score"]) for one in answer}
+            return [
+                distribution([log_odds[statement] for statement in question.statements], known.temperature)
+                for question in questions
+            ]
+
+    elif manifest.task == "classify":
+        readers = [_reader(manifest, known, question) for question in questions]
+        parameters = {"function_to_apply": "none", "truncation": False}
+
+        def read(answer: Any) -> list[Distribution]:
+            logits = {one["label"]: one["score"] for one in answer[0]}
+            return [reader(logits) for reader in readers]
+
+    else:
+        raise NotFound("unknown_model", "No model of this name answers questions. See /models for the served models.")
+    fields = {"inputs": text, "parameters": parameters}
+    return Inquiry(bodies.validate(pipeline.model.task.Request, fields), read)
+
+
+def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:
+    """Returns the probabilities of options. A single one is a predicate, whose other option is its contrary."""
+    if len(log_odds) == 1:
+        return [calibration.sigmoid(log_odds[0], temperature)]
+    probabilities: Distribution = calibration.softmax(log_odds, temperature).tolist()
+    return probabilities
+
+
+def confidence(probabilities: Distribution) -> float:
+    """Returns how peaked a distribution is: 0 if all options are equally likely, 1 if one is certain."""
+    options = len(probabilities)
+    return min(1.0, max(0.0, (options * max(probabilities) - 1) / (options - 1)))
+
+
+def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callable[[Mapping[str, float]], Distribution]:
+    """Returns the function from the logits of a classifier to the answer of a question.
+
+    Raises:
+        Unprocessable: the classifier cannot answer the question.
+    """
+    exclusive = manifest.problem == "single_label" and len(manifest.labels) > 1
+    if manifest.problem == "regression":
+        raise _refusal(question, "The model computes a number and has no labels. Ask a zero-shot model.")
+    if question.kind == "predicate":
+        label = known.predicates.get(question.instructions)
+        if label is None:
+            raise _refusal(question, "The model's manifest maps no label to this predicate. Ask a zero-shot model.")
+        if not exclusive:
+            return lambda logits: [calibration.sigmoid(logits[label], known.temperature)]
+        position = manifest.labels.index(label)
+        return lambda logits: [
+            float(calibration.softmax([logits[one] for one in manifest.labels], known.temperature)[position])
+        ]
+    if not exclusive:
+        raise _refusal(question, "The labels of the model do not exclude each other. Ask predicates only.")
+    if question.kind == "choice":
+        chosen: Sequence[str] = [option.value for option in question.options]
+        if not set(chosen) <= set(manifest.labels):
+            raise _refusal(question, "A choice is no label of the model. Ask a zero-shot model.")
+    else:
+        chosen = known.scores.get(question.instructions, ())
+        if len(chosen) != len(question.options):
+            detail = "The model's manifest maps no labels to this score, or to another number of levels."
+            raise _refusal(question, detail)
+    return lambda logits: distribution([logits[label] for label in chosen], known.temperature)
+
+
+def _refusal(question: Question, detail: str) -> Unprocessable:
+    return Unprocessable("validation_failed", detail, field_errors=[FieldError(question.pointer, "unsupported")])

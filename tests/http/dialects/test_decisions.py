@@ -1,0 +1,257 @@
+"""Decisions as OpenAI and System One ask for them. A classifier answers by the logits of our own route."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from swiftlet_serve.models.artifact import Decisions
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from tests.support.apps import SECRET
+from tests.support.artifacts import make_artifact, reseal
+
+TEXT = "A warm film 🎬, 서울의 봄."
+TEMPERATURE = 2.0
+LABELS = ("bad", "good", "neither")
+KNOWN = Decisions(
+    temperature=TEMPERATURE,
+    predicates={"The text is positive.": "good"},
+    scores={"How positive is it?": ("bad", "neither", "good")},
+)
+PREDICATE = {"type": "predicate", "instructions": "The text is positive."}
+CHOICE = {"type": "choice", "instructions": "Which?", "choices": [{"value": "good"}, {"value": "bad"}]}
+LEVELS = [{"label": "low"}, {"label": "middle"}, {"label": "high"}]
+SCORE = {"type": "score", "instructions": "How positive is it?", "levels": LEVELS}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with a calibrated classifier, and a reader, over the echo engine."""
+    directory = tmp_path_factory.mktemp("decisions")
+    paths = [reseal(make_artifact(directory, "classify"), decisions=KNOWN), make_artifact(directory, "qa").path]
+    paths.append(reseal(make_artifact(directory, "zero-shot"), decisions=Decisions(temperature=TEMPERATURE)))
+    runtime = Runtime.load(Settings(models=tuple(map(str, paths)), engine="echo", cores=2))
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def odds(client):
+    """The exponentials of the scaled logits of TEXT, by label."""
+    body = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
+    (logits,) = client.post("/classify", json=body).json()
+    return {one["label"]: math.exp(one["score"] / TEMPERATURE) for one in logits}
+
+
+def decide(client, *questions, **body):
+    return client.post("/v1/decisions", json={"model": "tiny-classify", "input": TEXT, "questions": questions} | body)
+
+
+def test_predicate_is_the_probability_of_its_label(client, odds):
+    response = decide(client, PREDICATE).json()
+
+    probability = pytest.approx(odds["good"] / sum(odds.values()))
+    assert response["answers"] == [{"type": "predicate", "name": None, "probability": probability}]
+    assert response["model"] == "tiny-classify"
+    tokens = response["usage"].pop("input_tokens")
+    assert tokens == response["usage"].pop("total_tokens") > 0
+    assert response["usage"] == {
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def test_choice_is_among_the_given_labels(client, odds):
+    (answer,) = decide(client, CHOICE | {"name": "mood"}).json()["answers"]
+
+    total = odds["good"] + odds["bad"]
+    good, bad = odds["good"] / total, odds["bad"] / total
+    assert answer["probabilities"] == [
+        {"value": "good", "probability": pytest.approx(good)},
+        {"value": "bad", "probability": pytest.approx(bad)},
+    ]
+    assert (answer["name"], answer["choice"]) == ("mood", "good" if good > bad else "bad")
+    assert answer["confidence"] == pytest.approx(2 * max(good, bad) - 1)
+
+
+def test_score_is_the_expected_level(client, odds):
+    (answer,) = decide(client, SCORE).json()["answers"]
+
+    levels = [odds[label] / sum(odds.values()) for label in ("bad", "neither", "good")]
+    assert [one["probability"] for one in answer["probabilities"]] == pytest.approx(levels)
+    assert [(one["label"], one["value"]) for one in answer["probabilities"]] == [("low", 0), ("middle", 1), ("high", 2)]
+    assert answer["score"] == pytest.approx(levels[1] + 2 * levels[2])
+    assert answer["confidence"] == pytest.approx((3 * max(levels) - 1) / 2)
+
+
+def test_questions_of_a_request_share_one_sequence(client):
+    one, several = decide(client, PREDICATE), decide(client, CHOICE, PREDICATE, SCORE)
+
+    assert several.json()["answers"][1] == one.json()["answers"][0]
+    assert several.json()["usage"] == one.json()["usage"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TEXT,
+        [{"role": "user", "content": TEXT}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]}],
+    ],
+)
+def test_messages_are_their_texts(content, client):
+    assert decide(client, PREDICATE, input=content).json() == decide(client, PREDICATE).json()
+
+
+def test_instructions_may_be_parts(client):
+    parts = [{"type": "input_text", "text": PREDICATE["instructions"]}]
+
+    assert decide(client, PREDICATE | {"instructions": parts}).json() == decide(client, PREDICATE).json()
+
+
+def test_system_one_answers_by_name(client):
+    questions = {
+        "positive": {"type": "noul", "instructions": PREDICATE["instructions"]},
+        "which": {"type": "choice", "instructions": "Which?", "criteria": {"good": "It is good.", "bad": None}},
+        "level": {"type": "score", "instructions": SCORE["instructions"], "criteria": ["low", "middle", "high"]},
+    }
+    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).json()["answers"]
+
+    body = {"model": "tiny-classify", "state": TEXT, "questions": questions}
+    response = client.post("/v1/systemone", json=body).json()
+
+    assert response["answers"] == {
+        "positive": {"type": "noul", "noul": predicate["probability"]},
+        "which": {
+            "type": "choice",
+            "choice": choice["choice"],
+            "probabilities": {one["value"]: one["probability"] for one in choice["probabilities"]},
+            "confidence": choice["confidence"],
+        },
+        "level": {
+            "type": "score",
+            "score": score["score"],
+            "legend": {"0": "low", "1": "middle", "2": "high"},
+            "probabilities": {str(one["value"]): one["probability"] for one in score["probabilities"]},
+            "confidence": score["confidence"],
+        },
+    }
+    assert set(response["usage"]) == {"input_tokens", "output_tokens"}
+
+
+def test_system_one_reads_a_state_of_json_as_text(client):
+    state = {"text": TEXT}
+    questions = {"positive": {"type": "noul", "instructions": PREDICATE["instructions"]}}
+    answers = [
+        client.post("/v1/systemone", json={"model": "classify", "state": each, "questions": questions}).json()
+        for each in (state, json.dumps(state, ensure_ascii=False))
+    ]
+
+    assert answers[0] == answers[1]
+
+
+def log_odds(client, statement):
+    """The scaled log-odds of a statement about TEXT, from our own route."""
+    parameters = {"candidate_labels": [statement], "hypothesis_template": "{}", "multi_label": True}
+    (found,) = client.post("/zero-shot", json={"inputs": TEXT, "parameters": parameters}).json()
+    return math.log(found["score"] / (1 - found["score"])) / TEMPERATURE
+
+
+def test_zero_shot_model_answers_every_question(client):
+    choices = [{"value": "film", "description": "A film."}, {"value": True}, {"value": False}]
+    questions = [
+        {"type": "predicate", "instructions": "It is warm."},
+        {"type": "choice", "instructions": "What?", "choices": choices},
+        {"type": "score", "instructions": "How warm?", "levels": LEVELS},
+    ]
+    predicate, choice, score = decide(client, *questions, model="tiny-zero-shot").json()["answers"]
+
+    assert predicate["probability"] == pytest.approx(1 / (1 + math.exp(-log_odds(client, "It is warm."))))
+    odds = [math.exp(log_odds(client, f"What? {text}")) for text in ("A film.", "yes", "no")]
+    expected = [each / sum(odds) for each in odds]
+    assert [one["probability"] for one in choice["probabilities"]] == pytest.approx(expected)
+    assert [one["value"] for one in choice["probabilities"]] == ["film", True, False]
+    assert choice["choice"] == ["film", True, False][expected.index(max(expected))]
+    odds = [math.exp(log_odds(client, f"How warm? {text}")) for text in ("low", "middle", "high")]
+    assert score["score"] == pytest.approx((odds[1] + 2 * odds[2]) / sum(odds))
+
+
+def test_zero_shot_noul_weighs_its_criteria(client):
+    criteria = {"true": "It is warm.", "false": "It is cold."}
+    question = {"type": "noul", "instructions": "Warm?", "criteria": criteria}
+    body = {"model": "zero-shot", "state": TEXT, "questions": {"warm": question}}
+
+    yes, no = (math.exp(log_odds(client, f"Warm? {text}")) for text in criteria.values())
+    answer = client.post("/v1/systemone", json=body).json()["answers"]["warm"]
+    assert answer == {"type": "noul", "noul": pytest.approx(yes / (yes + no))}
+
+
+def test_answers_do_not_depend_on_other_questions(client):
+    questions = [PREDICATE, {"type": "choice", "instructions": "What?", "choices": [{"value": "a"}, {"value": "b"}]}]
+    together = decide(client, *questions, model="tiny-zero-shot").json()["answers"]
+
+    assert together == [decide(client, one, model="tiny-zero-shot").json()["answers"][0] for one in questions]
+
+
+def test_too_many_options_are_refused(client):
+    choice = CHOICE | {"choices": [{"value": str(i)} for i in range(200)]}
+    response = decide(client, choice, choice | {"instructions": "Other?"}, model="tiny-zero-shot")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "/questions")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        PREDICATE | {"instructions": SECRET},
+        PREDICATE | {"instructions": " "},
+        PREDICATE | {"instructions": [{"type": "input_image", "image_url": SECRET}]},
+        PREDICATE | {"type": SECRET},
+        PREDICATE | {"name": SECRET * 99},
+        CHOICE | {"choices": [{"value": "good"}, {"value": SECRET}]},
+        CHOICE | {"choices": [{"value": "good"}, {"value": "good"}]},
+        CHOICE | {"choices": [{"value": "good"}]},
+        CHOICE | {"choices": [{"value": True}, {"value": False}]},
+        CHOICE | {"choices": [{"value": SECRET}] * 256},
+        SCORE | {"instructions": SECRET},
+        SCORE | {"levels": LEVELS[:2]},
+        SCORE | {"levels": [{"label": SECRET}] * 11},
+        {"type": "score"},
+        SECRET,
+    ],
+)
+def test_question_that_cannot_be_answered_is_refused(question, client):
+    response = decide(client, PREDICATE, question)
+
+    assert response.status_code == 422
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("validation_failed", "invalid_request_error")
+    assert error["param"].startswith("/questions/1")
+    assert SECRET not in response.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"model": SECRET}, 404, "unknown_model"),
+        ({"model": "tiny-qa"}, 404, "unknown_model"),
+        ({"questions": []}, 422, "validation_failed"),
+        ({"questions": [PREDICATE] * 401}, 422, "validation_failed"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 422, "validation_failed"),
+        ({"input": [{"type": "function_call", "arguments": SECRET}]}, 422, "validation_failed"),
+        ({"input": []}, 422, "empty_input"),
+        ({"input": f"{SECRET} " * 99}, 422, "input_too_long"),
+    ],
+)
+def test_invalid_request_is_refused(body, status, code, client):
+    response = decide(client, PREDICATE, **body)
+
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert SECRET not in response.text

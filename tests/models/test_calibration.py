@@ -1,0 +1,55 @@
+"""Temperatures and calibration errors, against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models import calibration
+
+
+def test_softmax_divides_logits_by_the_temperature():
+    logits = np.log([0.5, 0.3, 0.2])
+
+    assert calibration.softmax(2 * logits, 2.0) == pytest.approx(np.array([0.5, 0.3, 0.2]))
+    assert calibration.softmax([1e9, -1e9]) == pytest.approx(np.array([1.0, 0.0]))
+    assert calibration.sigmoid(np.log(3)) == pytest.approx(0.75)
+
+
+def test_log_odds_are_finite():
+    assert calibration.log_odds(0.75) == pytest.approx(np.log(3))
+    assert calibration.log_odds(0.0) == -calibration.log_odds(1.0) == -calibration.LARGEST
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+def test_fitted_temperature_is_that_of_the_sampled_labels(temperature):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(20_000, 3)) * 2
+    labels = [int(rng.choice(3, p=row)) for row in calibration.softmax(logits, temperature)]
+
+    assert calibration.fit_temperature(logits.tolist(), labels) == pytest.approx(temperature, rel=0.05)
+
+
+def test_fitted_temperature_takes_rows_of_any_length():
+    assert calibration.fit_temperature([[5.0, 0.0], [5.0, 0.0, 0.0]], [1, 0]) > 1
+
+
+def test_error_is_zero_if_confidence_matches_accuracy():
+    assert calibration.expected_calibration_error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
+
+
+def test_error_is_weighted_by_the_cases_of_a_bin():
+    error = calibration.expected_calibration_error([1.0, 1.0, 1.0, 0.5], [True, True, False, True])
+
+    assert error == pytest.approx((1 + 0.5) / 4)
+
+
+@pytest.mark.parametrize("arguments", [([], []), ([0.5], [])])
+def test_error_needs_cases(arguments):
+    with pytest.raises(ValueError, match="there must be cases"):
+        calibration.expected_calibration_error(*arguments)
+
+
+def test_temperature_needs_cases():
+    with pytest.raises(ValueError, match="there are no cases"):
+        calibration.fit_temperature([], [])

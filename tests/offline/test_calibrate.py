@@ -1,0 +1,82 @@
+"""Tests of `swiftlet calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from swiftlet_serve.models.artifact import Decisions, open_artifact
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.loading import open_model
+from tests.support.artifacts import make_artifact
+
+COUNT = 60
+
+
+def table(path: Path, rows: int = COUNT) -> Path:
+    """Writes texts of one letter. A third of the labels is right whatever the small network answers."""
+    lines = [f"{i % 3}\t{chr(97 + i % 26)}" for i in range(rows)]
+    (path / "data.tsv").write_text("\n".join(["label\tsentence", *lines]) + "\n", "utf-8")
+    return path / "data.tsv"
+
+
+def calibrate(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *map(str, arguments), "--engine", "onnx_cpu"])
+
+
+def test_calibrate_writes_temperature_labels_and_errors(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    result = calibrate(
+        artifact.path, table(tmp_path), "--predicate", "Is it good?", "good", "--score", "How good?", "bad,neither,good"
+    )
+
+    assert result.exit_code == 0, result.output
+    found = open_artifact(artifact.path)
+    card = found.card()["calibration"]
+    assert (card["data"], card["fitted_on"], card["measured_on"]) == (
+        f"{tmp_path.name}/data.tsv",
+        COUNT // 2,
+        COUNT // 2,
+    )
+    assert card["calibrated_error"] < card["raw_error"]
+    assert found.manifest.decisions == Decisions(
+        card["temperature"], {"Is it good?": "good"}, {"How good?": ["bad", "neither", "good"]}
+    )
+    assert card["temperature"] > 1  # labels that do not follow the answers lower every confidence
+    assert f"temperature {card['temperature']:g} (fitted on 30 examples)" in result.output
+    open_model(artifact.path, "onnx_cpu")
+
+
+def test_calibrate_keeps_what_was_mapped_before(tmp_path):
+    artifact, data = make_artifact(tmp_path, "classify"), table(tmp_path)
+    for text in ("One?", "Other?"):
+        assert calibrate(artifact.path, data, "--predicate", text, "bad").exit_code == 0
+
+    decisions = open_artifact(artifact.path).manifest.decisions
+    assert decisions is not None
+    assert decisions.predicates == {"One?": "bad", "Other?": "bad"}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "rows", "message"),
+    [
+        ("qa", [], COUNT, "answer no decisions"),
+        (
+            "classify",
+            ["--predicate", "Is it?", "no label"],
+            COUNT,
+            "The labels of the model are bad, good, neither.",
+        ),
+        ("classify", [], 39, "Calibration needs at least 40."),
+        ("classify", ["--limit", "10"], COUNT, "has 10 examples"),
+    ],
+)
+def test_calibrate_reports_mistakes_and_writes_nothing(task, options, rows, message, tmp_path):
+    artifact = make_artifact(tmp_path, task)
+    result = calibrate(artifact.path, table(tmp_path, rows), *options)
+
+    assert result.exit_code != 0
+    assert message in result.output
+    assert open_artifact(artifact.path).manifest == artifact.manifest
