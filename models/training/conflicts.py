@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from swiftlet_serve.models.training.recipe import Pretraining
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 PAIR_FORMATS = ("segment_pairs", "sentence_pairs")
 FILE_OF_TEXTS = ".tsv"
+
+
+class Pretraining(Protocol):
+    """The settings of `recipe.Pretraining` that can conflict. Read only, as those of a frozen dataclass."""
+
+    @property
+    def objective(self) -> str: ...
+    @property
+    def sentence_objective(self) -> str: ...
+    @property
+    def input_format(self) -> str: ...
+    @property
+    def masking(self) -> str: ...
+    @property
+    def static_masking(self) -> bool: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def corpora(self) -> Iterable[str]: ...
+    @property
+    def knowledge_transfer(self) -> Any: ...
 
 
 def find_conflict(work: Pretraining) -> str | None:
