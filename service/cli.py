@@ -325,9 +325,9 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
 @click.option("--out", type=Directory, default="studies", show_default=True, help="Folder to write the chart to.")
 @device_option
 def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
-    """Pre-trains the variants of a study and compares their losses.
+    """Pre-trains the variants of a study and compares their losses or the scores of a task.
 
-    Prints the losses on held-out text as a table, and draws a chart. STUDY is a TOML file or the name of a study
+    Prints the results as a table, and draws a chart. STUDY is a TOML file or the name of a study
     that comes with Swiftlet. An interrupted study resumes where it stopped. Needs the extras `models` and `plot`.
     """
     with requires_extra("models,plot"):

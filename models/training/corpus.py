@@ -165,7 +165,10 @@ def _pack(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path) -> tuple[
     rows, numbers = list[NDArray[np.uint16]](), list[int]()
     for name, count in work.corpora.items():
         encoded = _encode_documents(tokenizer, data / name)
-        split = (split_segments(torch.tensor(ids), ends, longest) for ids in encoded if ids)
+        # A cut sentence would tell the order of a pair, so pairs leave out long ones.
+        split = (
+            split_segments(torch.tensor(ids), ends, len(ids) if layout.PAIRS else longest) for ids in encoded if ids
+        )
         for text in islice(layout.pack(split, work.sequence_length, sep), count):
             row = np.zeros(work.sequence_length, np.uint16)
             row[: len(text.ids) + 2] = [cls, *text.ids.tolist(), sep]

@@ -1,4 +1,4 @@
-"""A study: variants of one recipe's pre-training, compared by their loss on held-out text."""
+"""A study: variants of one recipe's pre-training, compared by their loss on held-out text, or by a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, CurvePoint, read_curve
-from swiftlet_serve.models.training.recipe import Recipe, RecipeError, parse_recipe
+from swiftlet_serve.models.training.recipe import Recipe, RecipeError, TrainingMethod, parse_recipe
 
 HELD_OUT: Final = "held_out_"  # the prefix of a loss on held-out text
 
@@ -22,12 +22,35 @@ class Study:
     name: str
     question: str
     variants: Mapping[str, Recipe]
+    downstream: Downstream | None = None
 
 
-def read_study(path: Path) -> Study:
-    """Reads a study from a TOML file.
+@dataclass(frozen=True)
+class Downstream:
+    """A comparison by the scores of fine-tuned tasks, from several checkpoints of each variant."""
 
-    The file has a `name`, a `question`, a `recipe` without tasks, and `variants`: tables of the settings that differ.
+    checkpoints: tuple[float, ...]
+    """Parts of a variant's steps, from 0 (an untrained network) to 1, in rising order."""
+    seeds: tuple[int, ...]
+    """Of the fine-tuning."""
+
+    def __post_init__(self) -> None:
+        parts = list(self.checkpoints)
+        if not parts or parts != sorted(set(parts)) or not 0 <= parts[0] <= parts[-1] <= 1:
+            raise RecipeError("checkpoints must be between 0 and 1, in rising order.")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise RecipeError("seeds must be different numbers, one at least.")
+
+    def steps(self, recipe: Recipe) -> list[int]:
+        """Returns the numbers of steps of a variant's checkpoints."""
+        return [round(part * recipe.pretraining.steps) for part in self.checkpoints]
+
+
+def read_study(path: Path, methods: Mapping[str, TrainingMethod]) -> Study:
+    """Reads a study from a TOML file. `methods` holds the training method of each task.
+
+    The file has a `name`, a `question`, a `recipe`, and `variants`: tables of the settings that differ. With a table
+    `downstream`, the recipe's tasks compare the variants; without, it has no tasks.
 
     Raises:
         RecipeError: the file is not valid TOML, a field is missing or unknown, or a variant holds out no text.
@@ -36,15 +59,25 @@ def read_study(path: Path) -> Study:
         document = tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:  # not UTF-8, or not TOML
         raise RecipeError(f"not valid TOML: {error}") from None
-    if document.keys() != {"name", "question", "recipe", "variants"}:
-        raise RecipeError("a study must have the fields name, question, recipe and variants, and no others.")
-    variants = {}
+    if document.keys() - {"downstream"} != {"name", "question", "recipe", "variants"}:
+        raise RecipeError("a study must have the fields name, question, recipe and variants, and may have downstream.")
+    downstream, variants = None, {}
+    if "downstream" in document:
+        downstream = _read_downstream(document["downstream"])
     for name, changes in document["variants"].items():
         unreleased = {"name": name, "version": "0.0.0", "summary": document["question"]}
-        variants[name] = parse_recipe(unreleased | _merge(document["recipe"], changes), {})
+        variants[name] = parse_recipe(unreleased | _merge(document["recipe"], changes), methods)
+        if bool(variants[name].finetuning) != (downstream is not None):
+            raise RecipeError("a study has a table downstream if, and only if, its recipe has tasks.")
         if not variants[name].pretraining.held_out_sequences:
             raise RecipeError(f"the variant {name!r} needs held_out_sequences.")
-    return Study(document["name"], document["question"], variants)
+    return Study(document["name"], document["question"], variants, downstream)
+
+
+def _read_downstream(table: Any) -> Downstream:
+    if not isinstance(table, dict) or table.keys() != {"checkpoints", "seeds"}:
+        raise RecipeError("downstream must have the fields checkpoints and seeds, and no others.")
+    return Downstream(tuple(table["checkpoints"]), tuple(table["seeds"]))
 
 
 def held_out_losses(points: list[CurvePoint]) -> dict[str, float]:
@@ -64,6 +97,11 @@ def format_table(study: Study, runs: Path) -> str:
         cells = [f"{found[loss]:.3f}" if loss in found else "" for loss in losses]
         rows.append([name, f"{size:.2f}", str(points[-1].step), f"{points[-1].flops / 1e12:.0f}", *cells])
     rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
+    return join_rows(rows)
+
+
+def join_rows(rows: list[list[str]]) -> str:
+    """Returns a Markdown table. The second row holds the alignments."""
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

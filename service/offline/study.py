@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Final
 
 import swiftlet_serve.models.training
+from swiftlet_serve.models.training.corpus import copy_vocabulary
+from swiftlet_serve.models.training.downstream import format_scores, plot_scores, score_checkpoints
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.plot import plot
 from swiftlet_serve.models.training.study import HELD_OUT, format_table, held_out_losses, read_study
+from swiftlet_serve.models.training.trainer import find_device
 from swiftlet_serve.service.offline.evaluate import Progress
-from swiftlet_serve.service.offline.train import check_files, pretrain_recipe, read_named, report_with_prefix
+from swiftlet_serve.service.offline.train import (
+    check_files,
+    data_files,
+    pretrain_recipe,
+    read_named,
+    report_with_prefix,
+    training_methods,
+)
 
 STUDIES: Final = Path(swiftlet_serve.models.training.__file__).parent / "studies"
 
@@ -26,20 +36,31 @@ def run_study(
     progress: Progress | None = None,
     device: str = "cpu",
 ) -> tuple[str, Path]:
-    """Pre-trains the variants of a study. Returns the table of results and the path of the plot under `out`.
+    """Runs the variants of a study. Returns the table of results and the path of the plot under `out`.
 
-    The variants' runs are kept under `runs`. Completed runs are not repeated.
+    A study with a table `downstream` also fine-tunes checkpoints of each variant. The runs are kept under `runs`.
+    Completed runs are not repeated.
 
     Raises:
         DeviceError: the device is not available.
         SetupError: the study or a data file is missing, or the study is invalid.
     """
-    study = read_named("study", study_name, STUDIES, read_study)
-    check_files("study", {file for recipe in study.variants.values() for file in recipe.pretraining.corpora}, data)
+    study = read_named("study", study_name, STUDIES, partial(read_study, methods=training_methods()))
+    needed = {file for one in study.variants.values() for file in data_files(one, tuple(one.finetuning))}
+    check_files("study", needed, data)
     for name, recipe in study.variants.items():
         report_variant = partial(report_with_prefix, report, name)
-        pretrain_recipe(recipe, data, runs / study.name, report_variant, progress, device)
+        for other in study.variants:
+            if study.variants[other].has_same_vocabulary(recipe):
+                copy_vocabulary(runs / study.name / other, runs / study.name / name)
+        snapshots = () if study.downstream is None else study.downstream.steps(recipe)
+        pretrain_recipe(recipe, data, runs / study.name, report_variant, progress, device, snapshots=snapshots)
     out.mkdir(parents=True, exist_ok=True)
+    if study.downstream is not None:
+        found = score_checkpoints(study, study.downstream, data, runs / study.name, report, find_device(device))
+        drawing = out / f"{study.name}.svg"
+        plot_scores(found, drawing)
+        return format_scores(found), drawing
     path = out / f"{study.name}.png"
     directories = {name: runs / study.name / name for name in study.variants}
     losses = {loss for run in directories.values() for loss in held_out_losses(read_curve(run / LOSSES_FILE))}

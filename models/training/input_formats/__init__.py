@@ -38,10 +38,13 @@ class InputFormat(Protocol):
         """Returns the tokens of the longest text in a sequence of `length` tokens."""
 
     def max_segment(self, length: int) -> int:
-        """Returns the tokens of the longest segment that `pack` accepts."""
+        """Returns the tokens of the longest segment in a text."""
 
     def pack(self, documents: Iterable[Document], length: int, sep: int) -> Iterator[Text]:
-        """Packs documents into texts of at most `max_tokens(length)` tokens. `sep` is the id of [SEP]."""
+        """Packs documents into texts of at most `max_tokens(length)` tokens. `sep` is the id of [SEP].
+
+        Pairs leave out segments longer than `max_segment(length)`. The other formats do not accept them.
+        """
 
 
 def load(name: str) -> InputFormat:

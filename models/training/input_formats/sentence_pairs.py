@@ -2,7 +2,7 @@
 
 A text holds two consecutive sentences of one document. A sentence objective may take the second one from another
 document. Pairs of sentences are short, so a batch takes more of them, until it has as many tokens as a batch of full
-sequences.
+sequences. Sentences that are too long are left out, as in `segment_pairs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ max_segment = segment_pairs.max_segment
 
 
 def pack(documents: Iterable[Document], length: int, sep: int) -> Iterator[Text]:  # noqa: ARG001  # one signature
-    """Packs each two consecutive sentences. Drops a single sentence at the end of a document."""
+    """Packs each two consecutive sentences. Drops a single sentence before a gap or an end."""
     for number, document in enumerate(documents):
-        for first, second in zip(document[::2], document[1::2], strict=False):
-            yield Text(torch.cat([first, second]), number)
+        for run in segment_pairs.find_runs(document, max_segment(length)):
+            for first, second in zip(run[::2], run[1::2], strict=False):
+                yield Text(torch.cat([first, second]), number)

@@ -94,6 +94,14 @@ def test_pairs_hold_two_sentences_of_one_document(name):
         assert count == 2 if name == "sentence_pairs" else count >= 2
 
 
+@pytest.mark.parametrize("name", ["segment_pairs", "sentence_pairs"])
+def test_pairs_leave_out_long_sentences_and_do_not_span_them(name):
+    first, long, *rest = (torch.arange(start, start + size) for start, size in ((10, 5), (20, 20), (50, 5), (60, 5)))
+    (text,) = input_formats.load(name).pack([[first, long, *rest]], LENGTH, SEP)
+
+    assert torch.equal(text.ids, torch.cat(rest))
+
+
 def test_fill_batches_gives_each_batch_the_same_tokens():
     lengths = CHANCE.integers(3, 33, 500)
     order = CHANCE.permutation(500)[:400]

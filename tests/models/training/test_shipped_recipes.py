@@ -26,7 +26,7 @@ from swiftlet_serve.service.loading import BUNDLED
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.study import STUDIES
-from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe
+from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe, training_methods
 from tests.support.paths import DATA
 from tests.support.training import BODIES, WORDS, answer_requests, teacher_package
 
@@ -108,6 +108,7 @@ TEACHER = "tiny_teacher_of_the_recipes"
 
 NARROW = {"embedding_size": 16, "hidden_size": 32, "intra_bottleneck_size": 16, "intermediate_size": 64}
 NARROW |= {"num_attention_heads": 4, "num_hidden_layers": 1, "num_hidden_groups": 1, "num_feedforward_networks": 1}
+NARROW |= {"n_embd": 32, "n_head": 4, "n_layer": 1, "n_positions": 128}  # GPT-2's
 
 
 SHIPPED = {path.stem: load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))}
@@ -121,7 +122,9 @@ MAKERS = sorted(
 
 
 # A recipe without artifacts may make the teacher of a study.
-STUDIED = [recipe for path in STUDIES.glob("*.toml") for recipe in read_study(path).variants.values()]
+STUDIED = [
+    recipe for path in STUDIES.glob("*.toml") for recipe in read_study(path, training_methods()).variants.values()
+]
 
 
 PLANS = [recipe.pretraining.knowledge_transfer for recipe in STUDIED]
@@ -138,13 +141,13 @@ def short(recipe: Recipe, out: Path) -> Recipe:
         plan = replace(plan, teacher_model=str(out / plan.teacher_model))
     return replace(
         recipe,
-        config=config | {"max_position_embeddings": 128},
+        config=config if "n_positions" in config else config | {"max_position_embeddings": 128},
         vocab_size=50 if recipe.teacher else 90,
         teacher=TEACHER if recipe.teacher else "",
         pretraining=replace(
             work,
             corpora=dict.fromkeys(work.corpora, 12),
-            sequence_length=16,
+            sequence_length=16 if work.input_format == "blocks" else 96,  # two sentences must fit
             batch_size=4,
             steps=min(work.steps, 3),
             held_out_sequences=min(work.held_out_sequences, 4),

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from swiftlet_serve.models.training.downstream import score_checkpoints
 from swiftlet_serve.models.training.learning_curve import read_curve
+from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.models.training.study import read_study
 from swiftlet_serve.service.cli import main
-from swiftlet_serve.service.offline.study import STUDIES
+from swiftlet_serve.service.offline.study import STUDIES, run_study
+from swiftlet_serve.service.offline.train import training_methods
 
 STUDY = """
 name = "depth"
@@ -37,7 +41,7 @@ def study_file(project, tmp_path):
 
 
 def test_read_study_merges_variants_into_the_recipe(study_file):
-    variants = read_study(study_file).variants
+    variants = read_study(study_file, training_methods()).variants
     one, two = variants["one"], variants["two"]
 
     assert (one.config["num_hidden_layers"], two.config["num_hidden_layers"]) == (1, 2)
@@ -63,6 +67,113 @@ def test_study_command_prints_a_table_and_writes_a_plot(project, study_file, tmp
     assert again.stdout == result.stdout
     assert "step" in result.stderr
     assert "step" not in again.stderr  # completed runs are not repeated
+
+
+DOWNSTREAM = """
+name = "moods"
+question = "Does another seed matter?"
+[downstream]
+checkpoints = [0, 0.5, 1.0]
+seeds = [1, 2]
+[variants.masked.pretraining]
+input_format = "full_sentences"
+[variants.causal]
+architecture = "gpt2"
+[variants.causal.pretraining]
+objective = "causal_lm"
+steps = 8
+[recipe]
+seed = 1
+vocab_size = 90
+architecture = "bert"
+[recipe.tokenizer]
+kind = "wordpiece"
+[recipe.pretraining]
+corpora = { "text.txt.xz" = 40 }
+sequence_length = 16
+batch_size = 4
+steps = 4
+learning_rate = 1e-3
+held_out_sequences = 4
+[recipe.finetuning.mood]
+task = "classify"
+labels = ["QUIET", "LOUD"]
+train = { "mood.tsv" = 16 }
+evaluate = "mood.tsv"
+licences = ["our own"]
+batch_size = 8
+max_tokens = 32
+[variants.masked.config]
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 16
+max_position_embeddings = 32
+[variants.causal.config]
+n_embd = 16
+n_layer = 1
+n_head = 2
+n_positions = 32
+"""
+
+
+def test_study_command_compares_checkpoints_by_a_task(project, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "moods.toml").write_text(DOWNSTREAM, "utf-8")
+    arguments = ["study", str(tmp_path / "moods.toml"), "--data", str(project / "data"), "--out", str(tmp_path)]
+    arguments += ["--runs", str(tmp_path / "runs")]
+    result, again = (CliRunner().invoke(main, arguments) for _ in range(2))
+    head, _, *rows = result.stdout.splitlines()[:8]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+    assert result.exit_code == 0, result.output
+    assert head == "| variant | steps | TFLOP | task | accuracy | of each seed |"
+    assert [row[:2] for row in cells] == [
+        *(["masked", step] for step in ("0", "2", "4")),
+        *(["causal", step] for step in ("0", "4", "8")),
+    ]
+    for row in cells:
+        each = [float(score) for score in row[5].split(",")]
+        assert len(each) == 2
+        assert float(row[4].removesuffix(" %")) == pytest.approx(sum(each) / 2, abs=0.1)
+        assert all(0 <= score <= 100 for score in each)
+    assert again.stdout == result.stdout
+    assert "step 4/4" not in again.stderr  # completed runs are not repeated
+    assert "<svg" in (tmp_path / "moods.svg").read_text("utf-8")
+    places = [tmp_path / "runs/moods" / name / "tokenizer.json" for name in ("masked", "causal")]
+    assert places[0].read_bytes() == places[1].read_bytes()
+
+
+def test_checkpoint_scores_count_the_operations_up_to_the_checkpoint(project, tmp_path):
+    (tmp_path / "moods.toml").write_text(DOWNSTREAM, "utf-8")
+    study = read_study(tmp_path / "moods.toml", training_methods())
+    places = project / "data", tmp_path / "runs", tmp_path
+    run_study(str(tmp_path / "moods.toml"), *places, lambda text: None)
+    found = score_checkpoints(
+        study, study.downstream, project / "data", tmp_path / "runs/moods", lambda text: None, torch.device("cpu")
+    )
+    (*_, last) = read_curve(tmp_path / "runs/moods/causal/losses.csv")
+
+    assert [one.step for one in found] == [0, 2, 4, 0, 4, 8]
+    assert [one.operations for one in found if one.variant == "causal"] == [0, last.flops / 2, last.flops]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("checkpoints = [0, 0.5, 1.0]", "checkpoints = [1.0, 0.5]"), "checkpoints must be between 0 and 1"),
+        (("checkpoints = [0, 0.5, 1.0]", "checkpoints = [0.5, 1.5]"), "between 0 and 1"),
+        (("seeds = [1, 2]", "seeds = [1, 1]"), "seeds must be different numbers"),
+        (("seeds = [1, 2]", "seed = 1"), "downstream must have the fields checkpoints and seeds"),
+        (("[downstream]\ncheckpoints = [0, 0.5, 1.0]\nseeds = [1, 2]\n", ""), "if, and only if, its recipe has tasks"),
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_read_study_rejects_an_invalid_downstream_table(tmp_path, change, message):
+    assert change[0] in DOWNSTREAM
+    (tmp_path / "moods.toml").write_text(DOWNSTREAM.replace(*change), "utf-8")
+    with pytest.raises(RecipeError, match=message):
+        read_study(tmp_path / "moods.toml", training_methods())
 
 
 @pytest.mark.parametrize(
@@ -96,11 +207,14 @@ def test_study_command_rejects_an_unknown_study():
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_studies_have_results(path):
-    study = read_study(path)
+    study = read_study(path, training_methods())
     answer = path.with_suffix(".md").read_text("utf-8")
 
     assert study.name == path.stem
     assert study.question in answer
     for name in study.variants:
         assert f"| {name} |" in answer
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    if study.downstream is None:
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "<svg" in path.with_suffix(".svg").read_text("utf-8")
