@@ -32,6 +32,8 @@ BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The codings of compressed bodies, as zlib numbers them."""
 
+INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
+
 MAX_ERRORS: Final = 100
 """Errors that are described. A body of 1 MB can have 90,000, which would block the event loop for seconds."""
 
@@ -102,8 +104,7 @@ def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest |
     if errors[0]["type"] == "json_invalid":  # the only error then
         return InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.")
     field_errors = list(dict.fromkeys(_field_error(one, _field_names(model)) for one in errors))
-    detail = "The body has invalid values. The list of errors names each place and the rule that it breaks."
-    return Unprocessable("validation_failed", detail, field_errors=field_errors)
+    return Unprocessable("validation_failed", INVALID_VALUES, field_errors=field_errors)
 
 
 def _unsupported_encoding(accepted: str) -> UnsupportedMediaType:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http.bodies import INVALID_VALUES
 from swiftlet_serve.service.http.task_endpoint import Translation
 from swiftlet_serve.service.runtime import Runtime
 
@@ -71,3 +72,11 @@ class Foreign(BaseModel):
     """A body in a dialect. Fields that Swiftlet does not know are ignored, as other servers do."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")
+
+
+def error_sentence(error: SwiftletError) -> str:
+    """Returns the detail of an error for formats without a list of errors. It names the first invalid value, if any."""
+    if error.detail != INVALID_VALUES or not error.field_errors:
+        return error.detail
+    first = error.field_errors[0]
+    return f"The body has an invalid value at {first.pointer or 'its root'}: {first.code}."

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.service.http.dialect import error_sentence
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 ERROR_TYPES: Final = {
@@ -35,7 +36,7 @@ class Usage(BaseModel):
 def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error in OpenAI's form. `param` is the JSON Pointer of the first invalid value."""
     body = {
-        "message": error.detail,
+        "message": error_sentence(error),
         "type": ERROR_TYPES.get(error.status, "invalid_request_error"),
         "param": error.field_errors[0].pointer if error.field_errors else None,
         "code": error.code,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -19,6 +19,15 @@ def input_fields(model: type[BaseModel]) -> tuple[list[str], bool]:
     kinds = list(_members(model.model_fields["inputs"].annotation))
     objects = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return list(objects[0].model_fields) if objects else ["text"], str in kinds
+
+
+@cache
+def list_fields(model: type[BaseModel]) -> frozenset[str]:
+    """Returns the fields of an input that hold several texts, such as the texts to rank."""
+    kinds = _members(model.model_fields["inputs"].annotation)
+    objects = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    fields = objects[0].model_fields if objects else {}
+    return frozenset(name for name, field in fields.items() if get_origin(field.annotation) is list)
 
 
 @cache

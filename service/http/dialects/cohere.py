@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
@@ -96,7 +96,7 @@ def _document(one: dict[str, Any]) -> dict[str, Any]:
 
 def render_error(error: SwiftletError, request_id: str) -> Response:
     """Returns an error in Cohere's form."""
-    body = {"id": request_id, "message": error.detail, "code": error.code}
+    body = {"id": request_id, "message": error_sentence(error), "code": error.code}
     return JSONResponse(body, error.status, problem_details.headers(error))
 
 

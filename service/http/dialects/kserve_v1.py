@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import bodies, model_pages, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -47,7 +47,9 @@ def predict(runtime: Runtime, call: Call) -> Translation:
 
 def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error of the protocol. KServe's client wants exactly this media type."""
-    return JSONResponse({"error": error.detail, "code": error.code}, error.status, problem_details.headers(error))
+    return JSONResponse(
+        {"error": error_sentence(error), "code": error.code}, error.status, problem_details.headers(error)
+    )
 
 
 OPERATIONS: Final = (Operation("/v1/models/{model}:predict", "Prediction", predict, PredictRequest, PredictResponse),)

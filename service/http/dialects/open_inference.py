@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, InvalidRequest, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, problem_details, task_schema, tensors
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
 from swiftlet_serve.service.pipeline import Pipeline
@@ -157,11 +157,7 @@ def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: M
     found: Sequence[Any]
     if (len(fields) > 1 and set(texts) & set(fields) == set(fields)) or (set(texts) & set(fields)) - {"text"}:
         columns = {name: list(texts[name]) for name in fields if name in texts}
-        count = max(map(len, columns.values()))
-        if any(len(column) not in (1, count) for column in columns.values()):
-            _refuse("wrong_shape", "The inputs have different numbers of texts.")
-        found = [{name: column[i % len(column)] for name, column in columns.items()} for i in range(count)]
-        used = set(columns)
+        found, used = _objects(columns, task_schema.list_fields(model)), set(columns)
     elif plain:
         name = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
         if not name:
@@ -182,6 +178,19 @@ def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: M
     body = {"inputs": found if len(found) > 1 else found[0], **({"parameters": chosen} if chosen else {}), **whole}
     request: tasks.Request = bodies.validate(model, body)
     return request
+
+
+def _objects(columns: Mapping[str, list[str]], lists: frozenset[str]) -> list[dict[str, Any]]:
+    """Returns the inputs that several tensors make together. A tensor of one text serves all of them.
+
+    Raises:
+        Unprocessable: the numbers of texts do not fit.
+    """
+    whole = {name: [column] if name in lists else column for name, column in columns.items()}
+    count = max(map(len, whole.values()))
+    if any(len(column) not in (1, count) for column in whole.values()):
+        _refuse("wrong_shape", "The inputs have different numbers of texts.")
+    return [{name: column[i % len(column)] for name, column in whole.items()} for i in range(count)]
 
 
 def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -280,7 +289,9 @@ def _render(pipeline: Pipeline, request: InferRequest, outputs: Sequence[Tensor]
 
 def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error of the protocol. KServe's client wants exactly this media type."""
-    return JSONResponse({"error": error.detail, "code": error.code}, error.status, problem_details.headers(error))
+    return JSONResponse(
+        {"error": error_sentence(error), "code": error.code}, error.status, problem_details.headers(error)
+    )
 
 
 def _refuse(code: str, detail: str, pointer: str = "/inputs") -> NoReturn:

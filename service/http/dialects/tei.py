@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
@@ -171,7 +171,9 @@ def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error in TEI's form. The statuses are Swiftlet's."""
     kind = ERROR_TYPES.get(error.code) or ERROR_TYPES_BY_STATUS.get(error.status, "Validation")
     return JSONResponse(
-        {"error": error.detail, "error_type": kind, "code": error.code}, error.status, problem_details.headers(error)
+        {"error": error_sentence(error), "error_type": kind, "code": error.code},
+        error.status,
+        problem_details.headers(error),
     )
 
 

@@ -276,3 +276,40 @@ def test_no_request_fails_in_the_server(client, inputs, tail, length):
     assert response.status_code < 500
     if response.status_code != 200:
         assert SECRET not in response.text
+
+
+def test_texts_are_ranked_for_a_query(search_client):
+    texts = ["Rain is wet.", "꿀벌은 춤춘다 🐝", "Bees waggle."]
+    own = search_client.post("/rerank", json={"inputs": {"query": "Bees?", "texts": texts}}).json()
+    inputs = [
+        {"name": "query", "shape": [1], "datatype": "BYTES", "data": ["Bees?"]},
+        {"name": "texts", "shape": [3], "datatype": "BYTES", "data": texts},
+    ]
+
+    outputs = search_client.post("/v2/models/rerank/infer", json={"inputs": inputs}).json()["outputs"]
+    found = {one["name"]: (one["shape"], one["data"]) for one in outputs}
+    assert found["index"] == ([1, 3], [one["index"] for one in own])
+    assert found["score"] == ([1, 3], pytest.approx([one["score"] for one in own]))
+
+
+def test_vectors_are_one_output(search_client):
+    own = search_client.post("/embed", json={"inputs": ["a", "b"]}).json()
+    inputs = [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}]
+
+    (output,) = search_client.post("/v2/models/embed/infer", json={"inputs": inputs}).json()["outputs"]
+    assert (output["name"], output["shape"]) == ("embedding", [2, 8])
+    assert output["data"] == pytest.approx([number for vector in own for number in vector])
+
+
+def test_error_names_the_first_invalid_value(search_client):
+    inputs = [
+        {"name": "query", "shape": [1], "datatype": "BYTES", "data": ["Bees?"]},
+        {"name": "texts", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+    ]
+    body = {"inputs": inputs, "parameters": {"top_n": 0}}
+
+    response = search_client.post("/v2/models/rerank/infer", json=body)
+    assert (response.status_code, response.json()["error"]) == (
+        422,
+        "The body has an invalid value at /parameters/top_n: greater_than_equal.",
+    )
