@@ -57,7 +57,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="swiftlet-serve")
 def main() -> None:
-    """Serves small text encoders over HTTP: classification, question answering and fill-mask."""
+    """Serves small text encoders over HTTP."""
 
 
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,6 +6,30 @@ export function cut(text, start, end) {
   return [points.slice(0, start), points.slice(start, end), points.slice(end)].map((part) => part.join(""));
 }
 
+/** Splits a text into its parts, in order, with the entity of each part that is one. */
+export function pieces(text, entities) {
+  const points = [...text];
+  const part = (start, end) => points.slice(start, end).join("");
+  let done = 0;
+  const found = entities.flatMap((entity) => {
+    const before = { part: part(done, entity.start) };
+    done = entity.end;
+    return [before, { part: part(entity.start, entity.end), entity }];
+  });
+  return [...found, { part: part(done) }];
+}
+
+/** Returns the lines of a text that are not blank. */
+export function lines(text) {
+  return text.split("\n").filter((line) => line.trim());
+}
+
+/** Returns the cosine of two vectors. */
+export function cosine(one, other) {
+  const product = (a, b) => a.reduce((sum, value, place) => sum + value * b[place], 0);
+  return product(one, other) / Math.sqrt(product(one, one) * product(other, other));
+}
+
 /** Returns the candidates of each mask. The response for a single mask has no outer list. */
 export function byMask(answer) {
   return Array.isArray(answer[0]) ? answer : [answer];

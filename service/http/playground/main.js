@@ -100,7 +100,7 @@ async function submit(name) {
   results[name] = result;
   drawResult(name);
   if (result.problem?.status === 401) return askForKey(result.problem);
-  announce(result.problem ? describe(result.problem) : TASKS[name].summary(result.answer.body));
+  announce(result.problem ? describe(result.problem) : TASKS[name].summary(result.answer.body, fields));
   refreshStatus();
 }
 

@@ -1,7 +1,7 @@
-// The three tasks: examples, request bodies, and results as elements and as a sentence for screen readers.
+// The tasks: examples, request bodies, and results as elements and as a sentence for screen readers.
 
-import { bars, make } from "./dom.js";
-import { byMask, cut, score } from "./format.js";
+import { bars, definitions, make } from "./dom.js";
+import { byMask, cosine, cut, lines, number, pieces, score } from "./format.js";
 import { language, message } from "./messages.js";
 
 const TOP = 5;
@@ -82,7 +82,102 @@ const fillMask = {
       .join(" "),
 };
 
-export const TASKS = { classify, qa, "fill-mask": fillMask };
+const entities = {
+  examples: [
+    { text: "Clara Keller moved from Bern to New York to work for the United Nations." },
+    { text: "The ferry to Jeju left Mokpo with forty guests of Hyundai." },
+  ],
+  body: ({ text }) => ({ inputs: text }),
+  draw(found, { text }) {
+    const shown = pieces(text, found).map(({ part, entity }) =>
+      entity ? make("mark", {}, part, make("sub", {}, entity.entity_group)) : part,
+    );
+    const items = found.map((one) => ({
+      name: `${cut(text, one.start, one.end)[1]} (${one.entity_group})`,
+      share: one.score,
+      number: score(one.score, language),
+    }));
+    return [heading("inContext"), make("p", { className: "answer" }, ...shown), heading("foundEntities"), bars(items)];
+  },
+  summary: (found) => (found.length ? found.map((one) => sentence(one.word, one.score)).join(" ") : message("noEntities")),
+};
+
+const zeroShot = {
+  examples: [
+    { text: "The new phone has a better camera.", labels: "technology, cooking, travel" },
+    { text: "Fold in the flour slowly, then let it rest for an hour.", labels: "technology, cooking, travel" },
+  ],
+  body: ({ text, labels }) => ({ inputs: text, parameters: { candidate_labels: labels } }),
+  draw(labels) {
+    const items = labels.map((one) => ({ name: one.label, share: one.score, number: score(one.score, language) }));
+    return [heading("labels"), bars(items)];
+  },
+  summary: ([best]) => sentence(best.label, best.score),
+};
+
+const rerank = {
+  examples: [
+    {
+      query: "How do bees tell the way?",
+      texts: "Rain fell all night on the tin roof.\nBees dance to show where flowers are.\nThe museum opens at nine.",
+    },
+  ],
+  body: ({ query, texts }) => ({ inputs: { query, texts: lines(texts) } }),
+  draw(ranked, { texts }) {
+    const all = lines(texts);
+    const items = ranked.map((one) => ({ name: all[one.index], share: one.score, number: score(one.score, language) }));
+    return [heading("ranking"), bars(items)];
+  },
+  summary: ([best], { texts }) => sentence(lines(texts)[best.index], best.score),
+};
+
+const embed = {
+  examples: [
+    {
+      text: "A man is playing a guitar.",
+      others: "Somebody makes music.\nThe train leaves at seven.\nA woman plays the violin.",
+    },
+  ],
+  body: ({ text, others }) => ({ inputs: [text, ...lines(others)] }),
+  draw([vector, ...vectors], { others }) {
+    const items = lines(others).map((name, place) => {
+      const value = cosine(vector, vectors[place]);
+      return { name, share: value, number: number(value, language, 3) };
+    });
+    return [heading("similarities"), bars(items)];
+  },
+  summary: ([vector, ...vectors], { others }) =>
+    lines(others)
+      .map((name, place) => `${name}, ${number(cosine(vector, vectors[place]), language, 3)}.`)
+      .join(" "),
+};
+
+const likelihood = {
+  examples: [{ text: "The ferry leaves the harbour at seven." }, { text: "Seven the leaves at harbour ferry the." }],
+  body: ({ text }) => ({ inputs: text }),
+  draw(answer) {
+    const [one] = [answer].flat();
+    return [
+      heading("likelihood"),
+      definitions([
+        [message("logLikelihood"), number(one.log_likelihood, language, 2)],
+        [message("perplexity"), number(one.perplexity, language, 1)],
+      ]),
+    ];
+  },
+  summary: (answer) => `${message("perplexity")}: ${number([answer].flat()[0].perplexity, language, 1)}.`,
+};
+
+export const TASKS = {
+  classify,
+  qa,
+  "fill-mask": fillMask,
+  entities,
+  "zero-shot": zeroShot,
+  embed,
+  rerank,
+  score: likelihood,
+};
 
 /** Creates a bar chart with buttons as names, the first one pressed. Calls `show` with the chosen item. */
 function chooser(items, name, show) {
