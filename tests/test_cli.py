@@ -31,7 +31,7 @@ def run(*arguments: str):
 
 
 def test_help_lists_commands_and_settings():
-    commands = {"bench", "check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
+    commands = {"bench", "calibrate", "check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
     assert set(re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
     for name, field in Settings.model_fields.items():
