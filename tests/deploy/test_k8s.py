@@ -16,12 +16,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from swiftlet_serve.service.http import port, server
+from swiftlet_serve.service.http import dialects, port, server
 from swiftlet_serve.service.settings import Settings
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT
 
 K8S = ROOT / "k8s"
+PROTOCOLS = {"v1": "kserve-v1", "v2": "open-inference"}
+"""The dialects of KServe's protocol versions."""
 OVERLAYS = ("cpu", "gpu")
 KUBERNETES = "1.37"
 EXIT_S = 7.0  # from the README: a server exits within this time after its last request
@@ -285,6 +287,8 @@ def test_kserve_runs_the_same_container():
         assert runtime[name] == probe
     assert [port["containerPort"] for port in runtime["ports"]] == [numbers["http"]]
     assert model["model"]["runtime"] == one(kserve, "ServingRuntime")["metadata"]["name"]
+    assert one(kserve, "ServingRuntime")["spec"]["protocolVersions"] == list(PROTOCOLS)
+    assert set(PROTOCOLS.values()) <= set(dialects.names())
     formats = {each["name"] for each in one(kserve, "ServingRuntime")["spec"]["supportedModelFormats"]}
     assert model["model"]["modelFormat"]["name"] in formats
     variables = {each["name"]: each["value"] for each in runtime["env"]}
