@@ -20,7 +20,7 @@ from loadtest.backoff import RETRYABLE, backoff_s
 from loadtest.generator import closed_loop, open_loop
 from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.measurement import CONNECTION_LOST, WRONG_RESPONSE, RequestResult
-from loadtest.workload import TASKS, Body, default_workload, read_workload
+from loadtest.workload import OTHERS, TASKS, Body, default_workload, read_workload
 
 SOAK_S: Final = 1800.0
 
@@ -95,7 +95,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--seconds", type=float, help="Duration of a load. Default for a soak: 1800.")
     add("--trace", type=Path, help="File of arrival times in seconds, one on each line, scaled to the rate.")
     add("--bodies", type=Path, action="append", default=[], help="File of JSON bodies, one on each line. Repeatable.")
-    routes = [path.removeprefix("/") for path in TASKS]
+    routes = [path.removeprefix("/") for path in (*TASKS, *OTHERS)]
     add("--task", choices=routes, action="append", default=[], help="Use only these default bodies. Repeatable.")
     add("--retries", type=int, default=2, help="Retries of a request. Default: 2.")
     add("--give-up-s", type=float, default=10.0, help="Seconds after which a client gives up. Default: 10.")

@@ -1,7 +1,8 @@
-"""The workload: request bodies of the three tasks, each with the route that its form implies.
+"""The workload: request bodies of the tasks, each with the route that its form implies.
 
 Of 100 default requests 60 classify, 20 ask a question and 20 fill a mask. Half of the texts to classify are one
-sentence. One in twenty fills the model's window, as long reviews, tickets and pages do.
+sentence. One in twenty fills the model's window, as long reviews, tickets and pages do. Other tasks are asked only if
+they are named.
 """
 
 from __future__ import annotations
@@ -17,9 +18,19 @@ from typing import Any, Final
 TEXTS: Final = Path(__file__).parent / "texts.toml"
 MASK: Final = "[MASK]"
 TASKS: Final = {"/classify": 0.6, "/qa": 0.2, "/fill-mask": 0.2}
+OTHERS: Final = {"/embed": 0.6, "/rerank": 0.1, "/entities": 0.2, "/zero-shot": 0.1, "/score": 0.2}
 # Shares of texts to classify, by their smallest and largest number of sentences.
 SENTENCES: Final = {(1, 1): 0.5, (2, 3): 0.3, (4, 10): 0.15, (20, 35): 0.05}
-RESPONSE_FIELDS: Final = {"/classify": b'"label"', "/qa": b'"answer"', "/fill-mask": b'"token_str"'}
+RESPONSE_FIELDS: Final = {
+    "/classify": b'"label"',
+    "/qa": b'"answer"',
+    "/fill-mask": b'"token_str"',
+    "/embed": b"[[",
+    "/rerank": b'"index"',
+    "/entities": b"[",  # there may be none
+    "/zero-shot": b'"label"',
+    "/score": b'"log_likelihood"',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +46,13 @@ class Body:
 def default_workload(count: int, seed: int = 1, tasks: Collection[str] = TASKS.keys()) -> list[Body]:
     """Returns bodies of built-in texts for these routes. Equal seeds give equal bodies."""
     texts, draw = tomllib.loads(TEXTS.read_text("utf-8")), random.Random(seed)
-    make = {"/classify": _classify, "/qa": _qa, "/fill-mask": _fill_mask}
-    weights = {path: weight for path, weight in TASKS.items() if path in tasks}
+    make = {"/qa": _qa, "/fill-mask": _fill_mask, "/rerank": _rerank, "/zero-shot": _zero_shot}
+    weights = {path: weight for path, weight in (TASKS | OTHERS).items() if path in tasks}
     paths = draw.choices(list(weights), list(weights.values()), k=count)
-    return [Body(path, json.dumps(make[path](texts, draw)).encode()) for path in paths]
+    return [Body(path, json.dumps(make.get(path, _text)(texts, draw)).encode()) for path in paths]
 
 
-def _classify(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+def _text(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     ((fewest, most),) = draw.choices(list(SENTENCES), list(SENTENCES.values()))
     return {"inputs": " ".join(draw.choices(texts["sentences"], k=draw.randint(fewest, most)))}
 
@@ -57,6 +68,19 @@ def _fill_mask(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     words = " ".join(draw.choices(texts["sentences"], k=draw.choice([1, 1, 1, 2]))).split()
     words[draw.randrange(len(words))] = MASK
     return {"inputs": " ".join(words), "parameters": {"top_k": 5}}
+
+
+def _rerank(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Returns a question with ten sentences to rank."""
+    question = draw.choice(draw.choice(texts["passages"])["questions"])
+    return {"inputs": {"query": question, "texts": draw.choices(texts["sentences"], k=10)}}
+
+
+def _zero_shot(texts: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    return {
+        "inputs": draw.choice(texts["sentences"]),
+        "parameters": {"candidate_labels": "praise, complaint, question"},
+    }
 
 
 def read_workload(paths: Sequence[Path]) -> list[Body]:

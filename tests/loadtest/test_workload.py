@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from loadtest.workload import MASK, TASKS, Body, default_workload, read_workload, route_of
+from loadtest.workload import MASK, OTHERS, TASKS, Body, default_workload, read_workload, route_of
+from swiftlet_serve.service import tasks
+from tests.support.artifacts import make_artifact, make_tokenizer
 
 
 def test_default_workload_has_the_documented_shares_and_lengths():
@@ -22,6 +24,20 @@ def test_default_workload_has_the_documented_shares_and_lengths():
 def test_default_workload_depends_on_its_seed_alone():
     assert default_workload(50) == default_workload(50)
     assert default_workload(50) != default_workload(50, seed=2)
+
+
+@pytest.mark.parametrize("path", [*TASKS, *OTHERS])
+def test_body_of_each_task_is_a_valid_request(path, tmp_path):
+    name = path.removeprefix("/")
+    task = tasks.load(name).create(make_tokenizer(), make_artifact(tmp_path, name).manifest)
+
+    for body in default_workload(20, tasks=[path]):
+        assert body.path == path
+        task.Request.model_validate_json(body.data)
+
+
+def test_default_workload_knows_every_task():
+    assert {path.removeprefix("/") for path in (*TASKS, *OTHERS)} == set(tasks.names())
 
 
 def test_default_workload_can_be_limited_to_some_tasks():
