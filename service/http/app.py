@@ -69,8 +69,8 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     )
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
     own = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
-    endpoints = dialect_endpoint.share(runtime, own, spoken.values())
-    foreign = [route for dialect in spoken.values() for route in dialect_endpoint.routes(runtime, dialect)]
+    endpoints = dialect_endpoint.share(runtime, own, spoken)
+    foreign = [route for name, dialect in spoken.items() for route in dialect_endpoint.routes(runtime, name, dialect)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
     guard = RequestGuard(runtime, keys, table)
     tracker = RequestTracker(runtime, guard, [runtime.stats.finish, *observers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,11 +22,13 @@ from swiftlet_serve.service.runtime import Runtime
 class DialectEndpoint(ModelEndpoint):
     """The endpoint of an operation."""
 
-    def __init__(self, runtime: Runtime, operation: Operation) -> None:
+    def __init__(self, runtime: Runtime, name: str, operation: Operation) -> None:
         super().__init__(runtime, json_only=operation.json_only)
         self.operation = operation
+        self._name = name
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
+        scope["state"]["record"].dialect = self._name
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         return self.operation.translate(self.runtime, Call(scope["state"]["match"].parameters, headers, body))
 
@@ -55,21 +57,23 @@ class SharedEndpoint(ModelEndpoint):
 
 
 def share(
-    runtime: Runtime, endpoints: Mapping[str, ModelEndpoint], spoken: Iterable[Dialect]
+    runtime: Runtime, endpoints: Mapping[str, ModelEndpoint], spoken: Mapping[str, Dialect]
 ) -> dict[str, ModelEndpoint]:
     """Returns the endpoints of the tasks by path, so that they answer the dialects that use these paths, too."""
     shared = dict(endpoints)
-    for operation in (operation for dialect in spoken for operation in dialect.OPERATIONS if operation.fields):
-        if operation.path in shared:
-            shared[operation.path] = SharedEndpoint(shared[operation.path], DialectEndpoint(runtime, operation))
+    for name, dialect in spoken.items():
+        for operation in dialect.OPERATIONS:
+            if operation.fields and operation.path in shared:
+                foreign = DialectEndpoint(runtime, name, operation)
+                shared[operation.path] = SharedEndpoint(shared[operation.path], foreign)
     return shared
 
 
-def routes(runtime: Runtime, dialect: Dialect) -> Iterator[Route]:
+def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
     """Returns the entries of a dialect in the route table, except the paths that it shares with tasks."""
     for operation in dialect.OPERATIONS:
         if not operation.fields:
-            yield Route(operation.path, DialectEndpoint(runtime, operation), dialect.render_error)
+            yield Route(operation.path, DialectEndpoint(runtime, name, operation), dialect.render_error)
     for page in dialect.PAGES:
         yield Route(page.path, None, dialect.render_error, page.public)
 

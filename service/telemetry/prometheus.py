@@ -117,6 +117,15 @@ class SnapshotCollector(Collector):
 
     def _refused_requests(self) -> Iterator[Metric]:
         stats = self._snapshot.stats
+        spoken = _counter(
+            "dialect_requests",
+            "Total requests in the protocols of other servers, by dialect and class of the status, or disconnected. "
+            "They are also in the metrics of all requests.",
+            ["dialect", "status"],
+        )
+        for (dialect, status), count in sorted(stats.dialects.items()):
+            spoken.add_metric([dialect, status], count)
+        yield spoken
         yield _by_reason(
             "requests_refused",
             "Total requests that ended before they were accepted, by error code or as disconnected.",

@@ -48,6 +48,7 @@ class RequestRecord:
     traceparent: str | None = None  # as received, not validated
     client: str = ""  # owner of the API key, or IP address
     task: str = ""  # set for requests to a task's route
+    dialect: str = ""  # protocol of another server that the request speaks, empty for Swiftlet's own
     model: str = ""  # served model that was asked, empty if there is none
     stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
     characters: int = 0  # of all inputs

@@ -117,6 +117,7 @@ class RequestStats:
         self.models = {model: ModelStats.empty(task) for model, task in tasks.items()}
         self.refused: Counter[str] = Counter()  # by reason
         self.failed: Counter[str] = Counter()  # accepted requests, by error code
+        self.dialects: Counter[tuple[str, str]] = Counter()  # requests, by dialect and class of the status
         self.bulk_shed = 0  # bulk requests refused as overloaded
         self.deadline_exceeded = 0  # requests answered with 504, accepted or not
         # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
@@ -130,6 +131,8 @@ class RequestStats:
 
     def finish(self, record: RequestRecord) -> None:
         """Counts a request that has ended, accepted or refused."""
+        if record.dialect:
+            self.dialects[record.dialect, f"{record.status // 100}xx" if record.status else DISCONNECTED] += 1
         shed = record.code == OVERLOADED and not record.accepted
         self.deadline_exceeded += record.code == DEADLINE_EXCEEDED
         self.bulk_shed += shed and record.bulk
@@ -167,6 +170,7 @@ class RequestStats:
         other = RequestStats({})
         other.models = {model: stats.copy() for model, stats in self.models.items()}
         other.refused, other.failed = self.refused.copy(), self.failed.copy()
+        other.dialects = self.dialects.copy()
         other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
         other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
         return other
