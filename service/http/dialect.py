@@ -19,9 +19,14 @@ class Call(NamedTuple):
 
     parameters: Mapping[str, str]
     """Those of the path."""
-    headers: Mapping[str, str]
-    """By names in lower case."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """With names in lower case."""
     body: bytes | bytearray
+
+    def header(self, name: str) -> str | None:
+        """Returns the first header of this name, given in lower case."""
+        wanted = name.encode()
+        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
 
 
 class Operation(NamedTuple):

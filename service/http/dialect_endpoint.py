@@ -29,8 +29,8 @@ class DialectEndpoint(ModelEndpoint):
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
         scope["state"]["record"].dialect = self._name
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        return self.operation.translate(self.runtime, Call(scope["state"]["match"].parameters, headers, body))
+        call = Call(scope["state"]["match"].parameters, scope["headers"], body)
+        return self.operation.translate(self.runtime, call)
 
 
 class SharedEndpoint(ModelEndpoint):

@@ -111,7 +111,7 @@ def _parse(call: Call) -> tuple[InferRequest, memoryview]:
         InvalidRequest: the length of the JSON is not a number up to the size of the body.
         SwiftletError: as `bodies.parse`.
     """
-    length = call.headers.get(HEADER_LENGTH)
+    length = call.header(HEADER_LENGTH)
     if length is None:
         return bodies.parse(InferRequest, call.body), memoryview(b"")
     if not (length.isascii() and length.isdecimal()) or len(length) > 9 or int(length) > len(call.body):
