@@ -201,6 +201,34 @@ def test_hugging_face(full_server):
         assert _contains(found[name], answers)
 
 
+def test_hugging_face_in_javascript(full_server, tmp_path):
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("node is not installed")
+    shutil.copy(ROOT / "tests/http/clients/hugging_face.mjs", tmp_path)
+    install = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
+    if subprocess.run([*install, "@huggingface/inference@4.13.30"], capture_output=True, check=False).returncode:
+        pytest.skip("the client's packages cannot be downloaded")
+    command = [node, str(tmp_path / "hugging_face.mjs"), full_server.url, json.dumps(TEXTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20 * PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    (classified,) = post(full_server, "/classify", {"inputs": TEXTS[0]})
+    vectors = np.array(post(full_server, "/embed", {"inputs": TEXTS}))
+    zero_shot = {"inputs": TEXTS[0], "parameters": {"candidate_labels": ["film", "서울"]}}
+    assert np.allclose(found.pop("embed"), vectors)
+    assert np.allclose(found.pop("similar"), vectors @ vectors[0])
+    assert found == {
+        "classify": classified,
+        "qa": post(full_server, "/qa", {"inputs": {"question": "Who?", "context": TEXTS[0]}}),
+        "fill-mask": post(full_server, "/fill-mask", {"inputs": "the [MASK] ."}),
+        "entities": post(full_server, "/entities", {"inputs": TEXTS[0]}),
+        "zero-shot": post(full_server, "/zero-shot", zero_shot),
+        "empty": ["ProviderApiError", 422, f"Failed to perform inference: {EMPTY}"],
+    }
+
+
 def _contains(found: Any, answers: Any) -> bool:
     if isinstance(answers, list):
         return len(found) == len(answers) and all(map(_contains, found, answers))
