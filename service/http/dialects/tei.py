@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
+from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
 from swiftlet_serve.service.http import bodies, openapi, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
@@ -195,20 +196,13 @@ def _refuse(pointer: str, code: str, detail: str) -> None:
 def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
     pipeline = next(iter(runtime.tasks.values()))
     manifest, limits = pipeline.model.manifest, runtime.settings
-    labels = manifest.labels
-    kind: dict[str, Any] = {
-        "classifier": {
-            "id2label": {str(i): label for i, label in enumerate(labels)},
-            "label2id": {label: i for i, label in enumerate(labels)},
-        }
-    }
     return JSONResponse(
         {
             "model_id": manifest.name,
             "model_sha": None,
             "model_dtype": manifest.precision,
             "served_model_name": manifest.name,
-            "model_type": kind,
+            "model_type": _kind(manifest),
             "max_concurrent_requests": limits.max_queued_tokens,
             "max_input_length": manifest.max_tokens,
             "max_batch_tokens": pipeline.model.manifest.max_tokens,
@@ -221,6 +215,17 @@ def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
             "docker_label": None,
         }
     )
+
+
+def _kind(manifest: Manifest) -> dict[str, Any]:
+    """Returns the kind of a model, as TEI names it."""
+    if manifest.embedding is not None:
+        return {"embedding": {"pooling": manifest.embedding.pooling}}
+    labels = {
+        "id2label": {str(i): label for i, label in enumerate(manifest.labels)},
+        "label2id": {label: i for i, label in enumerate(manifest.labels)},
+    }
+    return {"reranker" if manifest.task == "rerank" else "classifier": labels}
 
 
 def _health(runtime: Runtime, _: Mapping[str, str]) -> Response:

@@ -130,6 +130,10 @@ def test_info_describes_the_default_model(client):
     }
 
 
+def test_info_names_the_kind_of_the_default_model(search_client):
+    assert search_client.get("/info").json()["model_type"] == {"embedding": {"pooling": "cls"}}
+
+
 def test_health_is_empty(client):
     response = client.get("/health")
 
