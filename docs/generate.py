@@ -27,16 +27,17 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.training import recipe as recipes
-from swiftlet_serve.service import tasks
+from swiftlet_serve.service import pipeline, tasks
 from swiftlet_serve.service.cli import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import dialects
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.dialects import decisions
 from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
 from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks import fill_mask, qa, rerank
+from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_shot
 from swiftlet_serve.service.telemetry import prometheus
 
 PAGES: Final = Path(__file__).parent
@@ -164,6 +165,11 @@ def request_limits() -> str:
         ["Targets (`targets`), fill-mask", f"{targets['maxItems']}"],
         ["Characters of one target, fill-mask", f"{targets['items']['maxLength']}"],
         ["Texts to rank, rerank", f"{rerank.MAX_TEXTS:,}"],
+        ["Characters of all texts, entities", f"{entities.MAX_CHARACTERS:,}"],
+        ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
+        ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
+        ["Questions, decisions", f"{decisions.MAX_QUESTIONS}"],
+        ["Different options of all questions, decisions by a zero-shot model", f"{pipeline.MAX_SEQUENCES}"],
     ]
     return table(["Of a request", "At most"], rows)
 
