@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import platform
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
 from swiftlet_serve.service.types import Batch
+from tests.goldens import cases
 from tests.support import embedding_parity
 from tests.support.checkpoints import (
     FIRST_ID,
@@ -54,7 +56,8 @@ SHAPES: Final = {
     "camembert": Shape("camembert", CONFIGS["roberta"]),
 }
 CAUSAL_TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "score")
-CASES: Final = [(name, task) for name in sorted(SHAPES) for task in (CAUSAL_TASKS if name == "gpt2" else TASKS)]
+ENCODER_TASKS: Final[tuple[Task, ...]] = (*TASKS, "entities")
+CASES: Final = [(name, task) for name in sorted(SHAPES) for task in (CAUSAL_TASKS if name == "gpt2" else ENCODER_TASKS)]
 
 
 def differences(shape: Shape, task: Task) -> list[float]:
@@ -112,6 +115,16 @@ def embedding_table() -> Iterator[Sequence[str]]:
         yield [pooling, *(f"{value:.1e}" for value in largest.values())]
 
 
+def golden_table() -> Iterator[Sequence[str]]:
+    """Yields a row for each task: the recorded calls of the pipelines, which the tests of tasks compare."""
+    calls: Counter[str] = Counter()
+    for file in sorted(cases.HERE.glob("*.npz")):
+        if not file.stem.startswith("tokens"):
+            calls[file.stem.partition("-")[0].replace("_", "-")] += len(np.load(file)["counts"])
+    for task, count in calls.items():
+        yield [task, f"{count:,}"]
+
+
 def in_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows]) + "\n"
 
@@ -137,7 +150,13 @@ three numbers of dimensions. A small BERT with random weights.
 
 sentence-transformers {sentence_transformers.__version__}.
 
-{in_markdown(["pooling", "torch, fp32", "onnx_cpu, fp32"], embedding_table())}"""
+{in_markdown(["pooling", "torch, fp32", "onnx_cpu, fp32"], embedding_table())}
+## Parity with the pipelines
+
+Calls whose answers were recorded from the pipelines of transformers 4.57.1 (`tests/goldens`). The tests of the tasks
+make each of them: labels, spans, tokens and words are equal, and scores differ by at most 0.0001.
+
+{in_markdown(["task", "calls"], golden_table())}"""
     Path(PAGE).write_text(text, "utf-8")
 
 

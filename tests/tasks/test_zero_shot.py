@@ -12,13 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from starlette.testclient import TestClient
 
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import zero_shot
 from tests.support.apps import SECRET
-from tests.support.artifacts import make_tokenizer
+from tests.support.artifacts import make_artifact, make_tokenizer
 from tests.tasks.test_pipeline_parity import manifest
 
 LABELS = ("contradiction", "neutral", "entailment")
@@ -75,6 +79,26 @@ def test_scores_near_one_differ(task: zero_shot.ZeroShot) -> None:
 
     assert found[0] == {"label": "y", "score": pytest.approx(1)}
     assert found[0]["score"] > found[1]["score"]
+
+
+def test_equal_labels_have_equal_scores(task: zero_shot.ZeroShot) -> None:
+    found = answer(task, request("a", ["x", "y", "x"]), [[0.0, 0.0, 1.0], [0.0, 0.0, 3.0], [0.0, 0.0, 1.0]])
+
+    assert [one["label"] for one in found] == ["y", "x", "x"]
+    assert found[1]["score"] == found[2]["score"]
+
+
+def test_bad_text_fails_alone_in_partial_responses(tmp_path: Path) -> None:
+    path = str(make_artifact(tmp_path, "zero-shot").path)
+    runtime = Runtime.load(Settings(models=(path,), engine="echo", cores=1))
+    parameters = {"candidate_labels": ["x", "y"]}
+    with TestClient(create_app(runtime)) as client:
+        (alone,) = client.post("/zero-shot", json={"inputs": ["a"], "parameters": parameters}).json()
+        body = {"inputs": ["a", " "], "parameters": parameters, "partial": True}
+        good, bad = client.post("/zero-shot", json=body).json()
+
+    assert good == alone
+    assert bad["code"] == "empty_input"
 
 
 @pytest.mark.parametrize(
