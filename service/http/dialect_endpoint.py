@@ -26,6 +26,7 @@ class DialectEndpoint(ModelEndpoint):
         super().__init__(runtime, json_only=operation.json_only)
         self.operation = operation
         self._name = name
+        runtime.stats.dialects[name, "2xx"] += 0  # a counter begins at 0
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
         scope["state"]["record"].dialect = self._name
