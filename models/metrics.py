@@ -41,7 +41,7 @@ class Threshold:
 
 
 def mean(values: Sequence[float]) -> Score:
-    """Returns the mean of values, which lie between 0 and 1 except for parts of a correlation.
+    """Returns the mean of values. The values lie between 0 and 1; only parts of a correlation may lie outside.
 
     If every value is 0 or 1, the interval is Wilson's (1927), which stays within 0 to 100 and has a width even if all
     values are equal. Otherwise it is the normal approximation.

@@ -80,7 +80,7 @@ def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
 
 
 def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: RouteTable) -> None:
-    """Adds the routes of a dialect to the application, except those that it has already.
+    """Adds the routes of a dialect to the application. Routes that the application already has stay as they are.
 
     Args:
         app: the application.

@@ -14,7 +14,7 @@ from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import problem_details
 
 RenderError = Callable[[SwiftletError, str], Response]
-"""Returns the response to a request that failed. The second argument is the request's ID."""
+"""Makes the response to a failed request from its error and the ID of the request."""
 
 
 class Endpoint(Protocol):

@@ -82,7 +82,7 @@ def load(name: str) -> Definition:
 
 
 def golden_bodies(definition: Definition, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Returns the bodies of the requests that an artifact's golden answers record."""
+    """Returns the request bodies that the golden answers of an artifact belong to."""
     parameters = getattr(definition, "GOLDEN_PARAMETERS", None)
     shared = {} if parameters is None else {"parameters": parameters}
     return [{"inputs": one, **shared} for one in definition.golden_inputs(tokenizer)]

@@ -239,7 +239,7 @@ class Entities:
     def _chunks(
         self, text: TokenizedText, index: int, pointer: str, parameters: EntitiesParameters, room: int
     ) -> list[Chunk]:
-        """Returns the windows of one text, at most `room`."""
+        """Splits one text into windows. There may be at most `room` of them."""
         size, stride = self._size, parameters.stride
         if not len(text):
             raise tasks.empty_input(pointer)
