@@ -1,0 +1,239 @@
+"""Inference on tensors, as the Open Inference Protocol describes it over REST and gRPC.
+
+Texts are BYTES tensors. The names of inputs are those of our requests (`text`, or `question` and `context`), or those
+of other servers: `args` and `array_inputs` (MLServer), or any name if there is one input only (KServe).
+
+The fields of our answers become one tensor each, of shape (inputs, answers per input). The tensor `output` holds our
+answer to each input as JSON. A response has it where the client asks for it, where MLServer's names came in, and where
+the answers have no common shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.http import bodies, task_schema
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.tensors import Tensor
+from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+Scalar = bool | int | float | str
+
+MLSERVER: Final = frozenset({"args", "array_inputs"})
+TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))
+"""The names of the input that holds the texts."""
+OUTPUT: Final = "output"
+OUTPUT_PARAMETERS: Final[Mapping[str, str]] = {"content_type": "hg_jsonlist"}
+"""The parameters of `output`: MLServer's name of JSON."""
+EXTENSIONS: Final = ("binary_tensor_data", "model_repository")
+DATATYPES: Final[Mapping[type, str]] = {str: "BYTES", float: "FP32", int: "INT64", bool: "BOOL"}
+MAX_INPUTS: Final = 64
+RESERVED: Final = frozenset(
+    {"binary_data_output", "content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start"}
+)
+"""Parameters that are no parameters of a task. They have no effect, except the first one."""
+
+
+class Slot(NamedTuple):
+    """An input or an output of a model."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    """-1 for a size that requests choose."""
+
+
+def find(runtime: Runtime, name: str, version: str = "") -> Pipeline:
+    """Returns the pipeline of a model, given its name or its task.
+
+    Args:
+        runtime: the loaded models.
+        name: the name of the model, or a task to mean its default model.
+        version: the version of the model. Empty: the one that is served.
+
+    Raises:
+        NotFound: there is no such model, or no such version of it.
+    """
+    pipeline = runtime.find(name)
+    if version and version != pipeline.model.manifest.version:
+        raise NotFound("unknown_model", "The model has no such version. See /models for the served versions.")
+    return pipeline
+
+
+def inputs_of(pipeline: Pipeline) -> list[Slot]:
+    """Returns the inputs of a model."""
+    request: type[tasks.Request] = pipeline.model.task.Request
+    fields, plain = task_schema.input_fields(request)
+    return [Slot(name, "BYTES", [-1]) for name in (["text"] if plain else fields)]
+
+
+def outputs_of(pipeline: Pipeline) -> list[Slot]:
+    """Returns the outputs of a model."""
+    answer = task_schema.answer_fields(pipeline.model.task.Response)
+    datatypes = {name: DATATYPES[kind] for name, kind in answer.items()} | {OUTPUT: "BYTES"}
+    return [Slot(name, datatype, [-1, -1]) for name, datatype in datatypes.items()]
+
+
+def translate(
+    pipeline: Pipeline,
+    tensors: Iterable[Tensor],
+    parameters: Mapping[str, Scalar],
+    asked: Sequence[str],
+    respond: Callable[[Sequence[Tensor]], TaskResponse],
+) -> Translation:
+    """Translates an inference request.
+
+    Args:
+        pipeline: the pipeline of the model.
+        tensors: the inputs.
+        parameters: those of the request.
+        asked: the names of the outputs that the client asks for. Empty: all but `output`.
+        respond: returns the response with these outputs.
+
+    Raises:
+        Unprocessable: inputs or parameters do not fit the task.
+    """
+    inputs = {tensor.name: tensor for tensor in tensors}
+    own: Any = _own_request(pipeline, inputs, parameters)
+
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
+        answers = answer if isinstance(own.inputs, list) else [pipeline.model.task.single(answer)]
+        mlserver = bool(MLSERVER & inputs.keys())
+        return respond(list(_choose(_columns(answers), answers, asked, mlserver=mlserver)))
+
+    return Translation(pipeline, own, render, _timeout_s(parameters))
+
+
+# The request
+
+
+def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: Mapping[str, Scalar]) -> tasks.Request:
+    """Returns the request of the model's task.
+
+    Raises:
+        Unprocessable: inputs or parameters do not fit the task.
+    """
+    model: type[tasks.Request] = pipeline.model.task.Request
+    texts = {name: tensor.values for name, tensor in inputs.items() if tensor.datatype == "BYTES"}
+    fields, plain = task_schema.input_fields(model)
+    found: Sequence[Any]
+    if (len(fields) > 1 and set(texts) & set(fields) == set(fields)) or (set(texts) & set(fields)) - {"text"}:
+        columns = {name: list(texts[name]) for name in fields if name in texts}
+        found, used = _objects(columns, task_schema.list_fields(model)), set(columns)
+    elif plain:
+        name = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
+        if not name:
+            _refuse("missing", "The request has no input of texts. Name it text, with the datatype BYTES.")
+        found, used = texts[name], {name}
+    else:
+        _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
+    if not found:
+        _refuse("too_short", "The input has no text.")
+    others = [tensor for tensor in inputs.values() if tensor.name not in used]
+    if any(len(tensor.values) != 1 for tensor in others):
+        _refuse("extra_forbidden", "The request has an input that the model's task does not have.")
+    arguments = {tensor.name: tensor.values[0] for tensor in others}
+    whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
+    chosen = _task_parameters(
+        model, {name: value for name, value in (*parameters.items(), *arguments.items()) if name not in whole}
+    )
+    body = {"inputs": found if len(found) > 1 else found[0], **({"parameters": chosen} if chosen else {}), **whole}
+    request: tasks.Request = bodies.validate(model, body)
+    return request
+
+
+def _objects(columns: Mapping[str, list[str]], lists: frozenset[str]) -> list[dict[str, Any]]:
+    """Returns the inputs that several tensors make together. A tensor of one text serves all of them.
+
+    Raises:
+        Unprocessable: the numbers of texts do not fit.
+    """
+    whole = {name: [column] if name in lists else column for name, column in columns.items()}
+    count = max(map(len, whole.values()))
+    if any(len(column) not in (1, count) for column in whole.values()):
+        _refuse("wrong_shape", "The inputs have different numbers of texts.")
+    return [{name: column[i % len(column)] for name, column in whole.items()} for i in range(count)]
+
+
+def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns the parameters of a task. Lists come as JSON, because parameters of the protocol are scalars.
+
+    Raises:
+        Unprocessable: the task has no such parameter, or a list is not JSON.
+    """
+    known = task_schema.parameter_names(model)
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in RESERVED or name == "timeout" or name.startswith("triton_"):
+            continue
+        if name not in known:
+            _refuse("extra_forbidden", "The model's task has no such parameter.", "/parameters")
+        is_list = isinstance(value, str) and value.startswith("[")
+        try:
+            chosen[name] = json.loads(value) if is_list and isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            _refuse("json_invalid", "A parameter begins like a list and is not valid JSON.", "/parameters")
+    return chosen
+
+
+def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
+    """Returns the timeout that the parameters of a request name in microseconds, in seconds."""
+    timeout_us = parameters.get("timeout")
+    return timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us > 0 else None
+
+
+# The answers
+
+
+def _columns(answers: Sequence[Any]) -> list[Tensor]:
+    """Returns a tensor for each field of the answers, if all have the same shape; otherwise none."""
+    rows = [answer if isinstance(answer, list) else [answer] for answer in answers]
+    first = next((item for row in rows for item in row), None)
+    if len({len(row) for row in rows}) != 1 or not rows[0]:
+        return []
+    shape, items = [len(rows), len(rows[0])], [item for row in rows for item in row]
+    if isinstance(first, float):  # vectors
+        return [Tensor("embedding", "FP32", shape, items)]
+    if not isinstance(first, dict) or any(not isinstance(item, dict) or item.keys() != first.keys() for item in items):
+        return []
+    return [
+        Tensor(name, DATATYPES[type(value)], shape, [item[name] for item in items])
+        for name, value in first.items()
+        if type(value) in DATATYPES and all(type(item[name]) is type(value) for item in items)
+    ]
+
+
+def _choose(
+    found: Sequence[Tensor], answers: Sequence[Any], asked: Sequence[str], *, mlserver: bool
+) -> Iterator[Tensor]:
+    """Returns the outputs of a response.
+
+    Raises:
+        Unprocessable: the client asks for an output that there is not.
+    """
+    if not asked:
+        yield from [*found, _as_json(answers)] if mlserver or not found else found
+        return
+    by_name = {tensor.name: tensor for tensor in found}
+    for one in asked:
+        if one not in (*by_name, OUTPUT):
+            known = ", ".join((*by_name, OUTPUT))
+            _refuse("unknown_output", f"There is no such output. There are {known}.", "/outputs")
+        yield by_name[one] if one in by_name else _as_json(answers)
+
+
+def _as_json(answers: Sequence[Any]) -> Tensor:
+    return Tensor(OUTPUT, "BYTES", [len(answers), 1], [to_json(answer).decode() for answer in answers])
+
+
+def _refuse(code: str, detail: str, pointer: str = "/inputs") -> NoReturn:
+    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
