@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from swiftlet_serve.service.loading import LoadedModel
     from swiftlet_serve.service.offline.evaluate import Evaluation
     from swiftlet_serve.service.runtime import Runtime
+    from swiftlet_serve.service.server import Addresses
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
@@ -80,7 +81,7 @@ def serve(**given: str | None) -> None:
     All options have defaults. Each option can also be set by an environment variable, for example --timeout-ms by
     SWIFTLET_TIMEOUT_MS.
     """
-    from swiftlet_serve.service.http import server
+    from swiftlet_serve.service import server
 
     server.serve(_settings(given), _announce)
 
@@ -402,9 +403,12 @@ def _settings(given: dict[str, str | None]) -> Settings:
         raise click.BadParameter(first["msg"] + ".", param_hint=hint) from None
 
 
-def _announce(url: str, admin_url: str | None, runtime: Runtime) -> None:
-    """Prints the URLs of the server, and an example request for each task."""
-    click.echo(f"Swiftlet is listening on {url}" + (f", admin port {admin_url}" if admin_url else "") + "\n")
+def _announce(addresses: Addresses, runtime: Runtime) -> None:
+    """Prints the addresses of the server, and an example request for each task."""
+    url = addresses.public
+    admin = f", admin port {addresses.admin}" if addresses.admin else ""
+    grpc = f", gRPC port {addresses.grpc}" if addresses.grpc else ""
+    click.echo(f"Swiftlet is listening on {url}{admin}{grpc}\n")
     for task, pipeline in runtime.tasks.items():
         example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))

@@ -15,6 +15,7 @@ from swiftlet_serve.service.loading import LoadedModel, ServedModel, load_model,
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
@@ -44,6 +45,8 @@ class Runtime:
         self.stats = RequestStats({model.manifest.name: model.manifest.task for model in served})
         self.dispatcher = Dispatcher(executor, stats=self.stats)
         self.admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
+        rate = settings.client_rate_limit
+        self.rate_limiter = None if rate is None else RateLimiter(rate)  # of the requests on all ports
         self.pipelines: dict[str, Pipeline] = {}  # by the name of the model, in the order given
         self.tasks: dict[str, Pipeline] = {}  # the default pipeline of each task, for requests that name no model
         self._executor = executor

@@ -57,6 +57,13 @@ class Settings(BaseSettings):
         description="Port for administrative endpoints (/health, /metrics). It runs on a separate thread and stays "
         "responsive under load. Unset: disabled, and /metrics is on the public port.",
     )
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the Open Inference Protocol over gRPC, on the same address as the public port. Needs the "
+        "extra `grpc`. Unset: disabled.",
+    )
     reuse_port: bool = Field(
         False,
         description="Allows several servers to listen on the same port (SO_REUSEPORT), for upgrades without a load "

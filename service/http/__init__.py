@@ -15,5 +15,5 @@ A request passes these modules, from top to bottom:
 6. An error becomes problem details, or has the form of the dialect. The tracker adds headers to the response and
    finishes the record for statistics, access log and traces. The connection writes the response.
 
-`server` runs it all: the ports, start-up, draining and shutdown.
+`service.server` runs it all: the ports, start-up, draining and shutdown.
 """

@@ -64,7 +64,7 @@ class RequestGuard:
         """Creates a guard.
 
         Args:
-            runtime: provides the settings and the expected wait.
+            runtime: provides the settings, the clients' rate limits and the expected wait.
             keys: the API keys that all paths but `PUBLIC_PATHS` require; None requires none.
             routes: the routes that run a model; None for none.
             clock: returns the time in seconds.
@@ -72,8 +72,6 @@ class RequestGuard:
         self._runtime = runtime
         self._keys = keys
         self._routes = routes or RouteTable()
-        rate = runtime.settings.client_rate_limit
-        self._rate_limiter = None if rate is None else RateLimiter(rate)
         self._clock = clock
 
     def admit(self, record: RequestRecord, scope: Scope, headers: Mapping[str, str]) -> None:
@@ -115,8 +113,8 @@ class RequestGuard:
         context = RequestContext(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
         record.bulk = context.priority == "bulk"
         record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
-        if self._rate_limiter is not None:
-            _check_rate(self._rate_limiter, record.client, now)
+        if self._runtime.rate_limiter is not None:
+            _check_rate(self._runtime.rate_limiter, record.client, now)
         context.check_deadline(now)
         return context
 

@@ -16,7 +16,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from swiftlet_serve.service.http import dialects, port, server
+from swiftlet_serve.service import server
+from swiftlet_serve.service.http import dialects, port
 from swiftlet_serve.service.settings import Settings
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT

@@ -30,6 +30,7 @@ class Process:
     process: subprocess.Popen[str]
     url: str
     admin_url: str | None
+    grpc_address: str | None = None
     stderr: str = ""
 
     @property
@@ -74,8 +75,10 @@ def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Proce
     ) as process:
         assert process.stdout is not None
         try:
-            url, *admin_url = re.findall(r"https?://[^,\s]+", process.stdout.readline())
-            yield Process(process, url, admin_url[0] if admin_url else None)
+            announced = process.stdout.readline()
+            url, *admin_url = re.findall(r"https?://[^,\s]+", announced)
+            grpc = re.search(r"gRPC port (\S+)", announced)
+            yield Process(process, url, admin_url[0] if admin_url else None, grpc[1] if grpc else None)
         finally:
             process.kill()
             process.stdout.close()

@@ -12,8 +12,8 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import uvicorn
 import uvloop
@@ -26,6 +26,7 @@ from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.app import create_admin_app, create_app
 from swiftlet_serve.service.http.listener import Listener, bind
 from swiftlet_serve.service.http.port import CANCEL_S, AdminThread, Port
+from swiftlet_serve.service.http.request_tracker import Observer
 from swiftlet_serve.service.http.uvicorn_internals import Lifespan
 from swiftlet_serve.service.http.watchdog import Watchdog
 from swiftlet_serve.service.runtime import Runtime
@@ -34,6 +35,7 @@ from swiftlet_serve.service.telemetry import access_log
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 
 if TYPE_CHECKING:
+    from swiftlet_serve.service.grpc.port import GrpcPort
     from swiftlet_serve.service.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,20 @@ log = logging.getLogger(__name__)
 CLOSE_S: Final = 5.0  # for the runtime to close
 OTLP_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-Announce = Callable[[str, str | None, Runtime], None]
-"""Called with the URLs of the public and the admin port, and the runtime, once the service responds."""
+
+class Addresses(NamedTuple):
+    """Where a server listens."""
+
+    public: str
+    """URL of the public port."""
+    admin: str | None
+    """URL of the admin port."""
+    grpc: str | None
+    """Host and port of the gRPC port."""
+
+
+Announce = Callable[[Addresses, Runtime], None]
+"""Called once the service responds."""
 
 
 def serve(settings: Settings, announce: Announce) -> None:
@@ -72,10 +86,11 @@ def serve(settings: Settings, announce: Announce) -> None:
         ]
         runtime = Runtime.start(settings)
         app = create_app(runtime, keys, observers)
+        grpc = _create_grpc_port(runtime, keys, observers)
         listener = Listener(public_socket, tls_context)
         public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
         admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
-        server = Server(app, settings, runtime, public, admin, Watchdog(lambda: _exit(logs)))
+        server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
         if server.is_stuck:
@@ -107,6 +122,23 @@ def _create_tracer(endpoint: str | None) -> Tracer | None:
     return Tracer.over_http(endpoint, openapi.version())
 
 
+def _create_grpc_port(runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer]) -> GrpcPort | None:
+    """Creates the gRPC port if the settings ask for it.
+
+    Raises:
+        SetupError: gRPC is not installed.
+    """
+    if runtime.settings.grpc_port is None:
+        return None
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would log lines in a form of its own
+    try:
+        from swiftlet_serve.service.grpc.port import GrpcPort
+    except ModuleNotFoundError as error:
+        message = f"grpc_port needs the package {error.name!r}. Install it with: pip install 'swiftlet-serve[grpc]'."
+        raise SetupError(message) from None
+    return GrpcPort(runtime, keys, observers)
+
+
 def _exit(logs: QueuedLogHandler) -> None:
     logs.flush_and_stop()
     os._exit(1)
@@ -122,6 +154,7 @@ class Server:
         runtime: Runtime,
         public: Port,
         admin: Port | None,
+        grpc: GrpcPort | None,
         watchdog: Watchdog,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
@@ -132,6 +165,7 @@ class Server:
         self._runtime = runtime
         self._public = public
         self._admin = None if admin is None else AdminThread(admin)
+        self._grpc = grpc
         self._watchdog = watchdog
         self._stop_requested = asyncio.Event()
         self._abort_requested = asyncio.Event()
@@ -147,9 +181,12 @@ class Server:
         if self._admin:
             self._admin.start()
         _tune_garbage_collector()
+        if self._grpc:
+            await self._grpc.open()
         self._public.listen()
         self._public.open()
-        announce(self._public.url, self._admin.port.url if self._admin else None, self._runtime)
+        admin_url = self._admin.port.url if self._admin else None
+        announce(Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None), self._runtime)
         await self._stop_requested.wait()
         self._runtime.leaving = True
         await self._finish_requests()
@@ -177,10 +214,15 @@ class Server:
             closing.cancel()
             await asyncio.wait({closing})
             await self._public.abort()
+            if self._grpc:
+                await self._grpc.abort()
 
     async def _drain_and_close(self) -> None:
         await asyncio.sleep(self._settings.drain_s)
-        await self._public.close()
+        async with asyncio.TaskGroup() as closing:
+            closing.create_task(self._public.close())
+            if self._grpc:
+                closing.create_task(self._grpc.close())
 
 
 def _tune_garbage_collector() -> None:

@@ -1,0 +1,289 @@
+"""Calls as requests: keys, limits, deadlines, priorities, records and the statuses of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from typing import Any
+
+import grpc
+import pytest
+
+from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.grpc import open_inference_pb2 as pb
+from swiftlet_serve.service.grpc.calls import STATUSES
+from swiftlet_serve.service.grpc.port import GrpcPort
+from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from tests.support.apps import MAX_BODY_BYTES, SECRET, make_runtime
+from tests.support.fakes import PATIENCE_S, ManualEngine
+from tests.support.gated_runtime import gate_classify
+from tests.support.grpc_server import Client, columns, request, serving
+
+FINE = request("classify", {"text": ["fine"]})
+
+
+def run(scenario: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
+
+
+@pytest.fixture
+def runtime(artifact_dir) -> Runtime:
+    return make_runtime(artifact_dir, grpc_port=0)
+
+
+@pytest.fixture
+def gated(artifact_dir) -> tuple[Runtime, ManualEngine]:
+    """A runtime with one core whose engine answers on command."""
+    models = (str(artifact_dir / "tiny-classify"),)
+    runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, grpc_port=0, max_queued_tokens=64))
+    return runtime, gate_classify(runtime, width=2)
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def test_every_error_has_a_status():
+    errors = [kind for kind in SwiftletError.__subclasses__() if kind.__module__.startswith("swiftlet_serve")]
+    transport = {405, 408, 414, 415, 431}  # only HTTP/1.1 has them
+
+    assert {kind.status for kind in errors} - transport == STATUSES.keys()
+
+
+def test_answer_has_the_headers_of_a_response(runtime):
+    records: list[RequestRecord] = []
+
+    async def scenario():
+        async with serving(runtime, observers=[records.append]) as (_, client):
+            call = client.call("ModelInfer", FINE, x_request_id="mine-1", x_request_priority="bulk", traceparent="00-1")
+            await call
+            return dict(await call.trailing_metadata())
+
+    metadata = run(scenario())
+    assert metadata["x-request-id"] == "mine-1"
+    assert metadata["x-compute-type"] == "echo"
+    assert int(metadata["x-compute-tokens"]) == 6
+    assert "infer;dur=" in metadata["server-timing"]
+    assert not metadata.keys() & {"content-type", "content-length", "connection"}
+    (record,) = records
+    assert (record.id, record.route, record.status, record.bulk) == (
+        "mine-1",
+        "/inference.GRPCInferenceService/ModelInfer",
+        200,
+        True,
+    )
+    assert (record.client, record.dialect, record.model, record.traceparent) == (
+        "127.0.0.1",
+        "open-inference-grpc",
+        "tiny-classify",
+        "00-1",
+    )
+    assert 0 < record.timeout_s <= PATIENCE_S
+
+
+def test_calls_are_counted_as_a_dialect(runtime):
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            await client.call("ModelInfer", FINE)
+            await client.fail("ModelInfer", request("no", {"text": ["fine"]}))
+
+    run(scenario())
+    assert runtime.stats.dialects == {("open-inference-grpc", "2xx"): 1, ("open-inference-grpc", "4xx"): 1}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [({}, "missing_key"), ({"x_api_key": "wrong"}, "bad_key"), ({"authorization": "Basic x"}, "missing_key")],
+)
+def test_methods_need_an_api_key_except_liveness(metadata, code, runtime):
+    key, line = make_key("team")
+
+    async def scenario():
+        async with serving(runtime, ApiKeys([line])) as (_, client):
+            assert (await client.call("ServerLive", pb.ServerLiveRequest())).live
+            assert (await client.call("ServerReady", pb.ServerReadyRequest())).ready
+            await client.call("ModelInfer", FINE, authorization=f"Bearer {key}")
+            await client.call("RepositoryIndex", pb.RepositoryIndexRequest(), x_api_key=key)
+            return [
+                await client.fail("ModelInfer", FINE, **metadata),
+                await client.fail("RepositoryIndex", pb.RepositoryIndexRequest(), **metadata),
+            ]
+
+    for error in run(scenario()):
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert error.trailing_metadata()["error-code"] == code
+        assert "API key" in error.details()
+
+
+def test_rate_limit_is_that_of_all_ports(artifact_dir):
+    runtime = make_runtime(artifact_dir, grpc_port=0, client_rate_limit=0.001)
+    refuse = create_app(runtime).state.refuse
+
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "client": ("127.0.0.1", 1)}
+            assert refuse(scope) is None  # the only request that the limit allows
+            return await client.fail("ModelInfer", FINE)
+
+    error = run(scenario())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    metadata = error.trailing_metadata()
+    assert metadata["error-code"] == "quota_exceeded"
+    assert int(metadata["retry-after"]) >= 999
+    assert 999_000 <= int(metadata["grpc-retry-pushback-ms"]) <= 1_000_000
+
+
+def test_deadline_of_the_call_is_that_of_the_request(gated):
+    """The engine never answers. The client's library ends the call, and the server forgets its request."""
+    runtime, engine = gated
+
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            error = await client.fail("ModelInfer", FINE, timeout=0.2)
+            await until(lambda: not runtime.stats.models["tiny-classify"].in_flight)
+            (await engine.called()).finish()
+            return error
+
+    assert run(scenario()).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert runtime.stats.models["tiny-classify"].durations["answered"].count == 0
+
+
+def test_cancelled_call_leaves_the_queue(gated):
+    runtime, engine = gated
+    records: list[RequestRecord] = []
+
+    async def scenario():
+        async with serving(runtime, observers=[records.append]) as (_, client):
+            running = client.call("ModelInfer", FINE)
+            held = await engine.called()
+            waiting = client.call("ModelInfer", FINE)
+            await until(lambda: runtime.dispatcher.queue_state().sequences == 1)
+            waiting.cancel()
+            await until(lambda: runtime.dispatcher.queue_state().sequences == 0)
+            held.finish()
+            await running
+
+    run(scenario())
+    assert [record.status for record in records] == [None, 200]
+
+
+def test_overload_is_unavailable_and_says_when_to_retry(gated):
+    runtime, engine = gated
+
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            running = client.call("ModelInfer", FINE)
+            held = await engine.called()
+            texts = ["abcdefghij" * 2, "abcdefghij"]
+            waiting = client.call("ModelInfer", request("classify", {"text": texts}))
+            await until(lambda: runtime.dispatcher.queue_state().sequences == 2)
+            error = await client.fail("ModelInfer", request("classify", {"text": texts}))
+            held.finish()
+            await running
+            (await engine.called()).finish()
+            return error, await waiting
+
+    error, answer = run(scenario())
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    metadata = error.trailing_metadata()
+    assert metadata["error-code"] == "overloaded"
+    assert int(metadata["retry-after"]) >= 1
+    assert int(metadata["grpc-retry-pushback-ms"]) > 0
+    assert len(columns(answer)["label"]) == 2
+
+
+def test_unexpected_error_is_internal_and_quotes_nothing(runtime, monkeypatch, caplog):
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            monkeypatch.setattr(type(runtime.pipelines["tiny-classify"]), "answer", fail)
+            return await client.fail("ModelInfer", FINE)
+
+    async def fail(*_: object) -> None:
+        raise ValueError(SECRET)
+
+    error = run(scenario())
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.trailing_metadata()["error-code"] == "internal"
+    assert SECRET not in error.details() + caplog.text
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_message_beyond_the_limit_is_refused(compression, runtime):
+    """Also one that is small until it is decompressed."""
+    large = request("classify", {"text": ["a" * (MAX_BODY_BYTES + 1)]}).SerializeToString()
+    assert len(gzip.compress(large)) < MAX_BODY_BYTES
+
+    async def scenario():
+        async with serving(runtime) as (port, _):
+            client = Client(port.address)
+            async with grpc.aio.insecure_channel(port.address, compression=compression) as client.channel:
+                return await client.fail("ModelInfer", large)
+
+    error = run(scenario())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_unknown_method_is_unimplemented(runtime):
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            call = client.channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call(b"", timeout=PATIENCE_S)
+            return raised.value.code()
+
+    assert run(scenario()) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_closing_port_answers_the_accepted_calls(gated):
+    runtime, engine = gated
+
+    async def scenario():
+        async with serving(runtime) as (port, client):
+            running = client.call("ModelInfer", FINE)
+            held = await engine.called()
+            closing = asyncio.ensure_future(port.close())
+            late = Client(port.address)
+            refused = await late.fail("ModelInfer", FINE)
+            await late.channel.close()
+            assert not closing.done()
+            held.finish()
+            answer = await running
+            await closing
+            return answer, refused
+
+    answer, refused = run(scenario())
+    assert len(columns(answer)["label"]) == 1
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_aborting_port_ends_the_calls(gated):
+    runtime, engine = gated
+    records: list[RequestRecord] = []
+
+    async def scenario():
+        async with serving(runtime, observers=[records.append]) as (port, client):
+            running = asyncio.ensure_future(client.fail("ModelInfer", FINE))
+            held = await engine.called()
+            await port.abort()
+            error = await running
+            held.finish()
+            return error
+
+    assert run(scenario()).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    assert [record.status for record in records] == [None]
+
+
+def test_port_in_use_is_an_error(runtime):
+    async def scenario():
+        async with serving(runtime) as (port, _):
+            number = int(port.address.rpartition(":")[2])
+            second = GrpcPort(Runtime.load(runtime.settings.model_copy(update={"grpc_port": number})), None, [])
+            with pytest.raises(Exception, match=f"Cannot listen on 127.0.0.1, port {number}"):
+                await second.open()
+
+    run(scenario())

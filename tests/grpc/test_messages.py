@@ -1,0 +1,171 @@
+"""Bad messages: each gets the status of the client's fault, without its text."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from swiftlet_serve.service.grpc import open_inference_pb2 as pb
+from swiftlet_serve.service.runtime import Runtime
+from tests.support.apps import SECRET, make_runtime
+from tests.support.fakes import PATIENCE_S
+from tests.support.grpc_server import columns, request, serving
+
+FAULTS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED)
+DAMAGES = 600
+
+
+def run(scenario: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
+
+
+@pytest.fixture(scope="module")
+def runtime(artifact_dir) -> Runtime:
+    return make_runtime(artifact_dir, grpc_port=0)
+
+
+def valid(*, packed: bool = False) -> pb.ModelInferRequest:
+    parameters = {"top_k": 2}
+    return request("classify", {"text": [SECRET, f"{SECRET} 서울 🎬"]}, packed=packed, id=SECRET, parameters=parameters)
+
+
+def changed(change: Callable[[pb.ModelInferRequest], object], *, packed: bool = False) -> pb.ModelInferRequest:
+    message = valid(packed=packed)
+    change(message)
+    return message
+
+
+def tensor(datatype: str, shape: list[int], **contents: Any) -> Callable[[pb.ModelInferRequest], object]:
+    """Returns a change that adds an input, whose name is that of a parameter."""
+    return lambda message: message.inputs.add(
+        name="top_k", datatype=datatype, shape=shape, contents=pb.InferTensorContents(**contents)
+    )
+
+
+def parameter(name: str, **value: Any) -> Callable[[pb.ModelInferRequest], object]:
+    return lambda message: message.parameters[name].CopyFrom(pb.InferParameter(**value))
+
+
+def shape(*sizes: int) -> Callable[[pb.ModelInferRequest], None]:
+    def change(message: pb.ModelInferRequest) -> None:
+        message.inputs[0].shape[:] = sizes
+
+    return change
+
+
+def packed(*values: bytes) -> Callable[[pb.ModelInferRequest], None]:
+    def change(message: pb.ModelInferRequest) -> None:
+        message.raw_input_contents[:] = values
+
+    return change
+
+
+BAD: dict[str, tuple[pb.ModelInferRequest | bytes, str]] = {
+    "no message": (b"\xff" * 9, "bad_framing"),
+    "empty": (b"", "unknown_model"),
+    "a name that is not UTF-8": (b"\n\x01\xff", "bad_framing"),
+    "no inputs": (pb.ModelInferRequest(model_name="classify"), "validation_failed"),
+    "65 inputs": (request("classify", {str(i): [SECRET] for i in range(65)}), "validation_failed"),
+    "2**31 elements": (changed(shape(2**31)), "validation_failed"),
+    "2**62 elements": (changed(shape(2**31, 2**31)), "validation_failed"),
+    "a negative size": (changed(shape(-2)), "validation_failed"),
+    "nine dimensions": (changed(shape(2, *[1] * 8)), "validation_failed"),
+    "no shape": (changed(shape()), "validation_failed"),
+    "an unknown datatype": (changed(tensor(SECRET, [1], int_contents=[1])), "bad_framing"),
+    "an unknown datatype without values": (changed(tensor(SECRET, [1])), "validation_failed"),
+    "values of another datatype": (changed(tensor("FP32", [1], int_contents=[1])), "bad_framing"),
+    "values in two fields": (changed(tensor("INT32", [1], int_contents=[1], bytes_contents=[b"a"])), "bad_framing"),
+    "a half without raw contents": (changed(tensor("FP16", [1])), "validation_failed"),
+    "a parameter of two values": (changed(tensor("INT32", [2], int_contents=[1, 2])), "validation_failed"),
+    "text that is not UTF-8": (changed(tensor("BYTES", [1], bytes_contents=[b"\xff"])), "invalid_utf8"),
+    "packed text that is not UTF-8": (changed(packed(b"\1\0\0\0\xff"), packed=True), "invalid_utf8"),
+    "a length that lies": (changed(packed(b"\xff\xff\xff\x7fa"), packed=True), "bad_framing"),
+    "half a length": (changed(packed(b"\1\0"), packed=True), "bad_framing"),
+    "no packed text": (changed(packed(b""), packed=True), "validation_failed"),
+    "too many packed inputs": (changed(packed(b"", b""), packed=True), "bad_framing"),
+    "packed and plain": (changed(lambda message: message.raw_input_contents.append(b"")), "bad_framing"),
+    "an unknown parameter": (changed(parameter(SECRET, int64_param=1)), "validation_failed"),
+    "a parameter of another type": (changed(parameter("top_k", string_param=SECRET)), "validation_failed"),
+    "a parameter too large": (changed(parameter("top_k", uint64_param=2**64 - 1)), "validation_failed"),
+    "a list that is not JSON": (changed(parameter("top_k", string_param=f"[{SECRET}")), "validation_failed"),
+    "an unknown output": (changed(lambda message: message.outputs.add(name=SECRET)), "validation_failed"),
+    "a blank text": (request("classify", {"text": [" "]}), "empty_input"),
+    "a missing input": (request("qa", {"question": [SECRET]}), "validation_failed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_message_is_refused(name, runtime, caplog):
+    message, code = BAD[name]
+
+    async def scenario():
+        async with serving(make_runtime_like(runtime)) as (_, client):
+            return await client.fail("ModelInfer", message)
+
+    error = run(scenario())
+    assert error.code() in FAULTS
+    assert error.trailing_metadata()["error-code"] == code
+    assert SECRET not in f"{error.details()}{error.trailing_metadata()}{caplog.text}"
+
+
+def make_runtime_like(runtime: Runtime) -> Runtime:
+    """Returns a runtime over the same artifacts, since a runtime opens once."""
+    return Runtime.load(runtime.settings)
+
+
+def test_parameter_without_a_value_is_left_out(runtime):
+    message = changed(lambda message: message.parameters["nothing"].SetInParent())
+
+    async def scenario():
+        async with serving(make_runtime_like(runtime)) as (_, client):
+            return await client.call("ModelInfer", message)
+
+    assert [len(row) for row in columns(run(scenario()))["label"]] == [2, 2]
+
+
+def damage(data: bytes, pick: random.Random) -> bytes:
+    """Returns a message with a few bytes replaced, removed, doubled or cut off."""
+    damaged = bytearray(data)
+    for _ in range(pick.randint(1, 4)):
+        at = pick.randrange(len(damaged) or 1)
+        match pick.randrange(4):
+            case 0:
+                damaged[at : at + 1] = bytes([pick.choice((0, 1, 2, 0x7F, 0x80, 0xFF, pick.randrange(256)))])
+            case 1:
+                del damaged[at : at + pick.randint(1, 4)]
+            case 2:
+                damaged[at:at] = damaged[at : at + pick.randint(1, 9)]
+            case _:
+                del damaged[at:]
+    return bytes(damaged)
+
+
+def test_no_damaged_message_fails_in_the_server(runtime, caplog):
+    pick = random.Random(7)  # noqa: S311  # the same damages in each run
+    sources = [valid().SerializeToString(), valid(packed=True).SerializeToString()]
+    messages = [damage(sources[i % 2], pick) for i in range(DAMAGES)]
+
+    async def ask(client: Any, message: bytes) -> grpc.StatusCode:
+        try:
+            await client.call("ModelInfer", message)
+        except grpc.aio.AioRpcError as error:
+            assert SECRET not in f"{error.details()}{error.trailing_metadata()}"
+            return error.code()
+        return grpc.StatusCode.OK
+
+    async def scenario():
+        live = make_runtime_like(runtime)
+        async with serving(live) as (_, client):
+            codes = [await ask(client, message) for message in messages]
+            return codes, live
+
+    codes, live = run(scenario())
+    assert set(codes) <= {grpc.StatusCode.OK, *FAULTS}
+    assert {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT} <= set(codes)
+    assert SECRET not in caplog.text
+    assert live.stats.models["tiny-classify"].in_flight == 0

@@ -1,0 +1,105 @@
+"""A gRPC port in this process, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+
+from swiftlet_serve.service.grpc import open_inference_pb2 as pb
+from swiftlet_serve.service.grpc.open_inference import SERVICE
+from swiftlet_serve.service.grpc.port import GrpcPort
+from swiftlet_serve.service.http.api_keys import ApiKeys
+from swiftlet_serve.service.http.request_tracker import Observer
+from swiftlet_serve.service.http.tensors import DTYPES
+from swiftlet_serve.service.runtime import Runtime
+from tests.support.fakes import PATIENCE_S
+
+
+class Client:
+    """A client with a connection of its own."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = (
+            grpc.aio.insecure_channel(address, alone)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, alone)
+        )
+
+    def call(self, method: str, request: Any, *, timeout: float = PATIENCE_S, **metadata: str) -> Any:
+        """Starts a call of the Open Inference Protocol. `request` is a message or bytes."""
+        answer = getattr(pb, f"{method}Response")
+        start = self.channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        headers = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+        return start(request, timeout=timeout, metadata=headers)
+
+    async def fail(self, method: str, request: Any, **options: Any) -> grpc.aio.AioRpcError:
+        """Returns the error of a call."""
+        try:
+            await self.call(method, request, **options)
+        except grpc.aio.AioRpcError as error:
+            return error
+        raise AssertionError("the call succeeded")
+
+
+@asynccontextmanager
+async def serving(
+    runtime: Runtime, keys: ApiKeys | None = None, observers: Sequence[Observer] = ()
+) -> AsyncIterator[tuple[GrpcPort, Client]]:
+    """Opens the runtime and a gRPC port with a client. The settings must have a gRPC port."""
+    await runtime.open()
+    port = GrpcPort(runtime, keys, observers)
+    await port.open()
+    client = Client(port.address)
+    try:
+        yield port, client
+    finally:
+        await client.channel.close()
+        await port.abort()
+        await runtime.close()
+
+
+def request(
+    model: str, texts: dict[str, Sequence[str]], *, packed: bool = False, **fields: Any
+) -> pb.ModelInferRequest:
+    """Returns a request with an input for each list of texts, and the given parameters."""
+    parameters = fields.pop("parameters", {})
+    message = pb.ModelInferRequest(model_name=model, **fields)
+    for name, values in texts.items():
+        one = message.inputs.add(name=name, datatype="BYTES", shape=[len(values)])
+        encoded = [value.encode() for value in values]
+        if packed:
+            message.raw_input_contents.append(b"".join(len(each).to_bytes(4, "little") + each for each in encoded))
+        else:
+            one.contents.bytes_contents.extend(encoded)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    return message
+
+
+def columns(response: pb.ModelInferResponse) -> dict[str, Any]:
+    """Returns the outputs by name, as lists of the shape that the response declares."""
+    assert len(response.outputs) == len(response.raw_output_contents)
+    found = {}
+    for one, packed in zip(response.outputs, response.raw_output_contents, strict=True):
+        values = _texts(packed) if one.datatype == "BYTES" else np.frombuffer(packed, DTYPES[one.datatype]).tolist()
+        found[one.name] = np.array(values, object).reshape(one.shape).tolist()
+    return found
+
+
+def _texts(packed: bytes) -> list[str]:
+    texts = []
+    while packed:
+        size = int.from_bytes(packed[:4], "little")
+        texts.append(packed[4 : 4 + size].decode())
+        packed = packed[4 + size :]
+    return texts
