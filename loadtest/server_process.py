@@ -79,6 +79,7 @@ class ServerProcess:
     port: int
     log: IO[str]
     admin_port: int | None = None
+    grpc_address: str | None = None
 
     @property
     def url(self) -> str:
@@ -128,11 +129,15 @@ def serving(
         ) as process,
     ):
         try:
-            ports = re.findall(r"http://\S+?:(\d+)", _stdout(process).readline())
+            announced = _stdout(process).readline()
+            ports = re.findall(r"http://\S+?:(\d+)", announced)
             if not ports:
                 log.seek(0)
                 raise SystemExit(f"The server did not start:\n{log.read()}")
-            yield ServerProcess(process, int(ports[0]), log, int(ports[1]) if ports[1:] else None)
+            grpc = re.search(r"gRPC port (\S+)", announced)
+            yield ServerProcess(
+                process, int(ports[0]), log, int(ports[1]) if ports[1:] else None, grpc[1] if grpc else None
+            )
         finally:
             process.kill()
 

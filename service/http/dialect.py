@@ -26,7 +26,10 @@ class Call(NamedTuple):
     def header(self, name: str) -> str | None:
         """Returns the first header of this name, given in lower case."""
         wanted = name.encode()
-        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
 
 
 class Operation(NamedTuple):

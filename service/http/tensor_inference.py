@@ -102,12 +102,12 @@ def translate(
     Raises:
         Unprocessable: inputs or parameters do not fit the task.
     """
-    inputs = {tensor.name: tensor for tensor in tensors}
+    inputs = list(tensors)
     own: Any = _own_request(pipeline, inputs, parameters)
 
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
         answers = answer if isinstance(own.inputs, list) else [pipeline.model.task.single(answer)]
-        mlserver = bool(MLSERVER & inputs.keys())
+        mlserver = any(tensor.name in MLSERVER for tensor in inputs)
         return respond(list(_choose(_columns(answers), answers, asked, mlserver=mlserver)))
 
     return Translation(pipeline, own, render, _timeout_s(parameters))
@@ -116,39 +116,62 @@ def translate(
 # The request
 
 
-def _own_request(pipeline: Pipeline, inputs: Mapping[str, Tensor], parameters: Mapping[str, Scalar]) -> tasks.Request:
+def _own_request(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str, Scalar]) -> tasks.Request:
     """Returns the request of the model's task.
 
     Raises:
         Unprocessable: inputs or parameters do not fit the task.
     """
     model: type[tasks.Request] = pipeline.model.task.Request
-    texts = {name: tensor.values for name, tensor in inputs.items() if tensor.datatype == "BYTES"}
-    fields, plain = task_schema.input_fields(model)
-    found: Sequence[Any]
-    if (len(fields) > 1 and set(texts) & set(fields) == set(fields)) or (set(texts) & set(fields)) - {"text"}:
-        columns = {name: list(texts[name]) for name in fields if name in texts}
-        found, used = _objects(columns, task_schema.list_fields(model)), set(columns)
-    elif plain:
-        name = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
-        if not name:
-            _refuse("missing", "The request has no input of texts. Name it text, with the datatype BYTES.")
-        found, used = texts[name], {name}
-    else:
-        _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
+    found, others = _split(model, inputs)
     if not found:
         _refuse("too_short", "The input has no text.")
-    others = [tensor for tensor in inputs.values() if tensor.name not in used]
+    body: dict[str, Any] = {"inputs": found if len(found) > 1 else found[0]}
+    if others or parameters:
+        body |= _arguments(model, parameters, others)
+    request: tasks.Request = bodies.validate(model, body)
+    return request
+
+
+def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
+    """Returns the inputs of the task, and the tensors that are none.
+
+    Raises:
+        Unprocessable: the task's inputs are missing, or they have different numbers of texts.
+    """
+    fields, plain = task_schema.input_fields(model)
+    if plain and len(inputs) == 1 and inputs[0].name in TEXTS and inputs[0].datatype == "BYTES":
+        return inputs[0].values, []  # the usual request
+    texts = {tensor.name: tensor.values for tensor in inputs if tensor.datatype == "BYTES"}
+    named = [name for name in fields if name in texts]
+    if (len(fields) > 1 and named == fields) or set(named) - {"text"}:
+        columns = {name: list(texts[name]) for name in named}
+        found = _objects(columns, task_schema.list_fields(model))
+        return found, [tensor for tensor in inputs if tensor.name not in columns]
+    if not plain:
+        _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
+    chosen = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
+    if not chosen:
+        _refuse("missing", "The request has no input of texts. Name it text, with the datatype BYTES.")
+    return texts[chosen], [tensor for tensor in inputs if tensor.name != chosen]
+
+
+def _arguments(
+    model: type[tasks.Request], parameters: Mapping[str, Scalar], others: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Returns the fields of the task's request beside its inputs.
+
+    Raises:
+        Unprocessable: a parameter or an input is unknown to the task.
+    """
     if any(len(tensor.values) != 1 for tensor in others):
         _refuse("extra_forbidden", "The request has an input that the model's task does not have.")
     arguments = {tensor.name: tensor.values[0] for tensor in others}
     whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
     chosen = _task_parameters(
-        model, {name: value for name, value in (*parameters.items(), *arguments.items()) if name not in whole}
+        model, {name: each for name, each in (dict(parameters) | arguments).items() if name not in whole}
     )
-    body = {"inputs": found if len(found) > 1 else found[0], **({"parameters": chosen} if chosen else {}), **whole}
-    request: tasks.Request = bodies.validate(model, body)
-    return request
+    return whole | ({"parameters": chosen} if chosen else {})
 
 
 def _objects(columns: Mapping[str, list[str]], lists: frozenset[str]) -> list[dict[str, Any]]:
@@ -197,19 +220,21 @@ def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
 def _columns(answers: Sequence[Any]) -> list[Tensor]:
     """Returns a tensor for each field of the answers, if all have the same shape; otherwise none."""
     rows = [answer if isinstance(answer, list) else [answer] for answer in answers]
-    first = next((item for row in rows for item in row), None)
-    if len({len(row) for row in rows}) != 1 or not rows[0]:
+    width = len(rows[0])
+    if not width or any(len(row) != width for row in rows):
         return []
-    shape, items = [len(rows), len(rows[0])], [item for row in rows for item in row]
+    shape, items = [len(rows), width], [item for row in rows for item in row]
+    first = items[0]
     if isinstance(first, float):  # vectors
         return [Tensor("embedding", "FP32", shape, items)]
     if not isinstance(first, dict) or any(not isinstance(item, dict) or item.keys() != first.keys() for item in items):
         return []
-    return [
-        Tensor(name, DATATYPES[type(value)], shape, [item[name] for item in items])
-        for name, value in first.items()
-        if type(value) in DATATYPES and all(type(item[name]) is type(value) for item in items)
-    ]
+    columns = []
+    for name, value in first.items():
+        kind, values = type(value), [item[name] for item in items]
+        if kind in DATATYPES and all(type(each) is kind for each in values):
+            columns.append(Tensor(name, DATATYPES[kind], shape, values))
+    return columns
 
 
 def _choose(

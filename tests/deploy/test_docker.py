@@ -109,7 +109,7 @@ def test_image_environment_is_valid_settings():
         9000,
     )
     assert f"'127.0.0.1', {settings.admin_port}" in DOCKERFILE
-    assert f"EXPOSE {settings.port} {settings.admin_port}" in DOCKERFILE
+    assert f"EXPOSE {settings.port} 8001 {settings.admin_port}" in DOCKERFILE
 
 
 @pytest.fixture(params=COMPOSE["services"])

@@ -288,12 +288,13 @@ def test_kserve_runs_the_same_container():
         assert runtime[name] == probe
     assert [port["containerPort"] for port in runtime["ports"]] == [numbers["http"]]
     assert model["model"]["runtime"] == one(kserve, "ServingRuntime")["metadata"]["name"]
-    assert one(kserve, "ServingRuntime")["spec"]["protocolVersions"] == list(PROTOCOLS)
+    assert one(kserve, "ServingRuntime")["spec"]["protocolVersions"] == [*PROTOCOLS, "grpc-v2"]
     assert set(PROTOCOLS.values()) <= set(dialects.names())
     formats = {each["name"] for each in one(kserve, "ServingRuntime")["spec"]["supportedModelFormats"]}
     assert model["model"]["modelFormat"]["name"] in formats
     variables = {each["name"]: each["value"] for each in runtime["env"]}
     assert variables["SWIFTLET_MODELS"] == "/mnt/models"  # KServe mounts storageUri there
+    assert f"EXPOSE 8000 {variables['SWIFTLET_GRPC_PORT']} " in (ROOT / "docker/Dockerfile").read_text()
     shutdown_s = float(variables["SWIFTLET_DRAIN_S"]) + Settings.model_fields["shutdown_timeout_s"].default + EXIT_S
     assert model["terminationGracePeriodSeconds"] >= shutdown_s
 

@@ -55,7 +55,7 @@ def test_every_error_has_a_status():
     assert {kind.status for kind in errors} - transport == STATUSES.keys()
 
 
-def test_answer_has_the_headers_of_a_response(runtime):
+def test_metadata_of_calls_and_answers(runtime):
     records: list[RequestRecord] = []
 
     async def scenario():
@@ -65,11 +65,9 @@ def test_answer_has_the_headers_of_a_response(runtime):
             return dict(await call.trailing_metadata())
 
     metadata = run(scenario())
+    assert metadata.keys() == {"server-timing", "x-request-id"}
     assert metadata["x-request-id"] == "mine-1"
-    assert metadata["x-compute-type"] == "echo"
-    assert int(metadata["x-compute-tokens"]) == 6
     assert "infer;dur=" in metadata["server-timing"]
-    assert not metadata.keys() & {"content-type", "content-length", "connection"}
     (record,) = records
     assert (record.id, record.route, record.status, record.bulk) == (
         "mine-1",

@@ -28,6 +28,7 @@ class BusyRuntime:
     def __init__(self, wait_s: float, **settings: Any) -> None:
         self.settings = Settings(**settings)
         self.wait_s = wait_s
+        self.rate_limiter = None
 
     def check_open(self) -> None:
         pass

@@ -58,22 +58,23 @@ def classify(runtime: Runtime, call: Call) -> Translation:
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
+    """Returns a `ClassifyResponse`. It is not made of models, since that would take as long as all the rest."""
     labels = pipeline.model.manifest.labels
-    response = ClassifyResponse(
-        id=f"classify-{record.id}",
-        object="list",
-        created=int(time.time()),
-        model=record.model,
-        data=[_classification(index, ranked, labels) for index, ranked in enumerate(answer)],
-        usage=Usage.of(record),
-    )
+    response = {
+        "id": f"classify-{record.id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": record.model,
+        "data": [_classification(index, ranked, labels) for index, ranked in enumerate(answer)],
+        "usage": {"prompt_tokens": record.tokens, "total_tokens": record.tokens},
+    }
     return TaskResponse.of(response)
 
 
-def _classification(index: int, ranked: list[dict[str, Any]], labels: tuple[str, ...]) -> Classification:
+def _classification(index: int, ranked: list[dict[str, Any]], labels: tuple[str, ...]) -> dict[str, Any]:
     scores = {one["label"]: one["score"] for one in ranked}
     probabilities = [scores[label] for label in labels]
-    return Classification(index=index, label=ranked[0]["label"], probs=probabilities, num_classes=len(labels))
+    return {"index": index, "label": ranked[0]["label"], "probs": probabilities, "num_classes": len(labels)}
 
 
 render_error = openai_format.render_error
