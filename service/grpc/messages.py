@@ -106,4 +106,5 @@ def response(name: str, version: str, request_id: str, outputs: Iterable[Tensor]
 
 def metadata(slots: Iterable[Slot]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
     """Returns the descriptions of inputs or outputs."""
-    return [pb.ModelMetadataResponse.TensorMetadata(**slot._asdict()) for slot in slots]
+    described = pb.ModelMetadataResponse.TensorMetadata
+    return [described(name=slot.name, datatype=slot.datatype, shape=slot.shape) for slot in slots]
