@@ -140,6 +140,22 @@ def dialect_routes(name: str) -> str:
     return table(["Route", "Content"], rows)
 
 
+def clients() -> str:
+    """Returns what the tests of unmodified clients have shown, which `tests/http/dialects/test_clients.py` compares."""
+    rows = []
+    for name, found in json.loads((ROOT / "tests/http/clients/shown.json").read_text("utf-8")).items():
+        tasks_of = {
+            form: ", ".join(task for task, forms in found["tasks"].items() if form in forms)
+            for form in ("one", "batch")
+        }
+        one, batch = tasks_of["one"], tasks_of["batch"] or "–"
+        errors = [code(found[kind]) if kind in found else "–" for kind in ("error", "deadline", "overload")]
+        if found.get("overload") == "retries":
+            errors[2] = "retries by itself"
+        rows.append([name, found["version"], one, "the same" if batch == one else batch, *errors])
+    return table(["Client", "Version", "One text", "Several texts", "Bad text", "Deadline", "Refusal"], rows)
+
+
 def request_limits() -> str:
     parameters = {task: schema(task, "Parameters")["properties"] for task in ("classify", "qa", "fill-mask")}
     targets = next(part for part in parameters["fill-mask"]["targets"]["anyOf"] if "maxItems" in part)
@@ -375,6 +391,7 @@ GENERATORS: Final[dict[str, Callable[[], str]]] = {
     "error classes": error_classes,
     "error example": error_example,
     **{f"dialect {name}": partial(dialect_routes, name) for name in dialects.names()},
+    "clients": clients,
     "request limits": request_limits,
     "connection limits": connection_limits,
     "commands": commands,

@@ -131,15 +131,6 @@ def test_manifest_fields_and_files_are_those_of_an_artifact():
     assert set(first_column(document, "File", "Content")) == {MANIFEST, *REQUIRED, *OPTIONAL}
 
 
-def test_tested_clients_have_the_versions_of_the_tests():
-    shown = dict(re.findall(r"^\| `([^`]+)`[^|]*\| ([0-9.]+) \|", page("dialects"), re.MULTILINE))
-    programs = "".join(text_of(file) for file in (ROOT / "tests/http").rglob("*") if file.suffix in (".py", ".mjs"))
-    pinned = dict(re.findall(r"\"?(@?[a-z-]+(?:/[a-z]+)?)(?:\[http\])?(?:==|@)([0-9.]+[0-9])", programs))
-
-    assert shown
-    assert {name: pinned[name] for name in shown} == shown
-
-
 def test_card_fields_are_those_that_commands_write():
     cards = [json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)]
     shown = set(first_column(page("artifact"), "Field", "Meaning"))

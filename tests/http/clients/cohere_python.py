@@ -4,39 +4,33 @@
 # ///
 """Cohere's client: ranking, in both versions of the protocol."""
 
-import json
-import sys
-
 import cohere
 from cohere.core.api_error import ApiError
+from common import DEADLINE_HEADERS, QUERY, SERVERS, TEXTS, failure, overload, report
 
-URL, TEXTS = sys.argv[1], json.loads(sys.argv[2])
-
-
-def error(call):
-    try:
-        call()
-    except ApiError as failure:
-        return [type(failure).__name__, failure.status_code, failure.body["message"]]
-    return None
+ONCE = {"max_retries": 0}
 
 
-def main():
-    first, second = (kind(base_url=URL, api_key="none") for kind in (cohere.Client, cohere.ClientV2))
-    query = "Who?"
-    old = first.rerank(model="rerank", query=query, documents=TEXTS, return_documents=True)
-    new = second.rerank(model="rerank", query=query, documents=TEXTS)
-    print(
-        json.dumps(
-            {
-                "v1": [[one.index, one.relevance_score, one.document.text] for one in old.results],
-                "v2": [[one.index, one.relevance_score] for one in new.results],
-                "best": len(second.rerank(model="rerank", query=query, documents=TEXTS, top_n=1).results),
-                "empty": error(lambda: second.rerank(model="rerank", query=" ", documents=TEXTS)),
-                "unknown": error(lambda: second.rerank(model="no", query=query, documents=TEXTS)),
-            }
-        )
+def message(error):
+    return error.body["message"]
+
+
+def run(kind):
+    usual, slow, limited = (
+        kind(base_url=SERVERS[name], api_key="none").rerank for name in ("url", "slow_url", "limited_url")
     )
+    asked = {"model": "rerank", "query": QUERY, "documents": TEXTS}
+    deadline = ONCE | {"additional_headers": DEADLINE_HEADERS}
+    ranks = [[one.index, one.relevance_score] for one in usual(**asked).results]
+    return {
+        "package": "cohere",
+        "answers": {"rerank": {"one": ranks}},
+        "error": failure(lambda: usual(**asked | {"query": " "}), ApiError, message),
+        "deadline": failure(lambda: slow(**asked, request_options=deadline), ApiError, message),
+        "overload": overload(lambda: limited(**asked, request_options=ONCE), ApiError, message),
+        "best": len(usual(**asked, top_n=1).results),
+        "unknown": failure(lambda: usual(**asked | {"model": "no"}), ApiError, message),
+    }
 
 
-main()
+report(**{"cohere, v1": run(cohere.Client), "cohere, v2": run(cohere.ClientV2)})

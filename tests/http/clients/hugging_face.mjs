@@ -1,33 +1,70 @@
-// Hugging Face's client for JavaScript: every task that Swiftlet has. Prints its answers as JSON.
+// Hugging Face's client for JavaScript: every task that Swiftlet has. Prints its answers as the other programs.
 //
 //     npm install --prefix DIRECTORY @huggingface/inference@4.13.30
-//     node DIRECTORY/hugging_face.mjs http://127.0.0.1:8000 '["A text.", "Another."]'
+//     node DIRECTORY/hugging_face.mjs SERVERS TEXTS
+
+import { readFileSync } from "node:fs";
+import { setTimeout as wait } from "node:timers/promises";
 
 import { InferenceClient } from "@huggingface/inference";
 
-const [url, texts] = [process.argv[2], JSON.parse(process.argv[3])];
-const at = (path) => new InferenceClient("none").endpoint(`${url}/${path}`);
+const [servers, texts] = process.argv.slice(2, 4).map((argument) => JSON.parse(argument));
+const [question, labels, masked] = ["Who?", ["film", "서울"], "the [MASK] ."];
+const at = (path, server = "url") => new InferenceClient("none").endpoint(`${servers[server]}/${path}`);
+const classify = (inputs, server, options) => at("classify", server).textClassification({ inputs }, options);
 
-async function error(call) {
+// The client has no option for headers of its own, but one for the function that sends a request.
+const withDeadline = {
+  fetch: (url, init) => fetch(url, { ...init, headers: { ...init.headers, "X-Request-Timeout-Ms": "100" } }),
+};
+
+async function failure(call) {
   try {
     await call();
-  } catch (failure) {
-    return [failure.name, failure.httpResponse?.status, failure.message];
+  } catch (error) {
+    return [error.name, error.message];
   }
+  return null;
 }
 
-const parameters = { candidate_labels: ["film", "서울"] };
-console.log(
-  JSON.stringify({
-    classify: await at("classify").textClassification({ inputs: texts[0] }),
-    qa: await at("qa").questionAnswering({ inputs: { question: "Who?", context: texts[0] } }),
-    "fill-mask": await at("fill-mask").fillMask({ inputs: "the [MASK] ." }),
-    entities: await at("entities").tokenClassification({ inputs: texts[0] }),
-    "zero-shot": await at("zero-shot").zeroShotClassification({ inputs: texts[0], parameters }),
-    embed: await at("embed").featureExtraction({ inputs: texts }),
-    similar: await at("similarity").sentenceSimilarity({
-      inputs: { source_sentence: texts[0], sentences: texts },
-    }),
-    empty: await error(() => at("classify").textClassification({ inputs: " " })),
-  }),
-);
+async function overload(call) {
+  for (let i = 0; i < 50; i += 1) {
+    const error = await failure(call);
+    if (error) {
+      await wait(1000); // the time that the server names
+      await call();
+      return { error, answered: true };
+    }
+  }
+  return null;
+}
+
+const [first] = await classify(texts[0]);
+const answer = await at("qa").questionAnswering({ inputs: { question, context: texts[0] } });
+const tokens = await at("fill-mask").fillMask({ inputs: masked });
+const entities = await at("entities").tokenClassification({ inputs: texts[0] });
+const ranked = await at("zero-shot").zeroShotClassification({
+  inputs: texts[0],
+  parameters: { candidate_labels: labels },
+});
+const source = { source_sentence: texts[0], sentences: texts };
+const manifest = new URL("node_modules/@huggingface/inference/package.json", import.meta.url);
+const found = {
+  version: JSON.parse(readFileSync(manifest, "utf8")).version,
+  answers: {
+    classify: { one: [first.label, first.score] },
+    qa: { one: [answer.answer, answer.start, answer.end] },
+    "fill-mask": { one: tokens.map((one) => one.token_str) },
+    entities: { one: entities.map((one) => [one.word, one.start, one.end]) },
+    "zero-shot": { one: ranked.map((one) => one.label) },
+    embed: {
+      one: (await at("embed").featureExtraction({ inputs: texts.slice(0, 1) }))[0],
+      batch: await at("embed").featureExtraction({ inputs: texts }),
+    },
+    similarity: { one: await at("similarity").sentenceSimilarity({ inputs: source }) },
+  },
+  error: await failure(() => classify(" ")),
+  deadline: await failure(() => classify(texts[0], "slow_url", withDeadline)),
+  overload: await overload(() => classify(texts[0], "limited_url")),
+};
+console.log(JSON.stringify({ "@huggingface/inference": found }));

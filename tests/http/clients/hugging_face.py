@@ -4,47 +4,47 @@
 # ///
 """Hugging Face's client: every task that Swiftlet has."""
 
-import json
-import sys
-
+from common import DEADLINE_HEADERS, LABELS, MASKED, QUESTION, SERVERS, TEXTS, failure, overload, report
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-URL, TEXTS = sys.argv[1], json.loads(sys.argv[2])
-
-client = InferenceClient()
+URL, TEXT = SERVERS["url"], TEXTS[0]
 
 
-def error(call):
-    try:
-        call()
-    except HfHubHTTPError as failure:
-        return [type(failure).__name__, failure.response.status_code, str(failure)]
-    return None
-
-
-def plain(found):
-    return [dict(one) for one in found]
+def ask(name, headers=None, text=TEXT):
+    return InferenceClient(headers=headers).text_classification(text, model=f"{SERVERS[name]}/classify")
 
 
 def main():
-    labels = ["film", "서울"]
-    print(
-        json.dumps(
-            {
-                "classify": plain(client.text_classification(TEXTS[0], model=f"{URL}/classify")),
-                "by model": plain(client.text_classification(TEXTS[0], model=f"{URL}/models/tiny-classify")),
-                "qa": dict(client.question_answering("Who?", TEXTS[0], model=f"{URL}/qa")),
-                "fill-mask": plain(client.fill_mask("the [MASK] .", model=f"{URL}/fill-mask")),
-                "entities": plain(client.token_classification(TEXTS[0], model=f"{URL}/entities")),
-                "zero-shot": plain(client.zero_shot_classification(TEXTS[0], labels, model=f"{URL}/zero-shot")),
-                "embed": client.feature_extraction(TEXTS, model=f"{URL}/embed").tolist(),
-                "raw": client.feature_extraction(TEXTS[0], normalize=False, model=f"{URL}/embed").tolist(),
-                "similar": client.sentence_similarity(TEXTS[0], TEXTS, model=f"{URL}/similarity"),
-                "empty": error(lambda: client.text_classification(" ", model=f"{URL}/classify")),
-            }
-        )
-    )
+    client = InferenceClient()
+    (classified, *_) = client.text_classification(TEXT, model=f"{URL}/classify")
+    by_model = client.text_classification(TEXT, model=f"{URL}/models/tiny-classify")
+    answer = client.question_answering(QUESTION, TEXT, model=f"{URL}/qa")
+    masked = client.fill_mask(MASKED[0], model=f"{URL}/fill-mask")
+    entities = client.token_classification(TEXT, model=f"{URL}/entities")
+    labels = client.zero_shot_classification(TEXT, LABELS, model=f"{URL}/zero-shot")
+    answers = {
+        "classify": {"one": [classified.label, classified.score]},
+        "qa": {"one": [answer.answer, answer.start, answer.end]},
+        "fill-mask": {"one": [one.token_str for one in masked]},
+        "entities": {"one": [[one.word, one.start, one.end] for one in entities]},
+        "zero-shot": {"one": [one.label for one in labels]},
+        "embed": {
+            "one": client.feature_extraction(TEXT, model=f"{URL}/embed").tolist()[0],
+            "batch": client.feature_extraction(TEXTS, model=f"{URL}/embed").tolist(),
+        },
+        "similarity": {"one": client.sentence_similarity(TEXT, TEXTS, model=f"{URL}/similarity")},
+    }
+    found = {
+        "package": "huggingface-hub",
+        "answers": answers,
+        "error": failure(lambda: ask("url", text=" "), HfHubHTTPError),
+        "deadline": failure(lambda: ask("slow_url", DEADLINE_HEADERS), HfHubHTTPError),
+        "overload": overload(lambda: ask("limited_url"), HfHubHTTPError),
+        "by model": [by_model[0].label, by_model[0].score],
+        "raw": client.feature_extraction(TEXT, normalize=False, model=f"{URL}/embed").tolist(),
+    }
+    report(huggingface_hub=found)
 
 
 main()

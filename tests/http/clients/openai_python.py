@@ -5,14 +5,13 @@
 """OpenAI's client and LangChain: embeddings and decisions, with and without asyncio."""
 
 import asyncio
-import json
-import sys
 
 import openai
+from common import DEADLINE_HEADERS, SERVERS, TEXTS, failure, overload, report
 from langchain_openai import OpenAIEmbeddings
 from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate
 
-URL, TEXTS = f"{sys.argv[1]}/v1", json.loads(sys.argv[2])
+URL = f"{SERVERS['url']}/v1"
 STATEMENT = "The text is positive."
 QUESTIONS = [
     {"type": "predicate", "name": "positive", "instructions": STATEMENT},
@@ -20,66 +19,87 @@ QUESTIONS = [
     {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
 ]
 
-client = openai.OpenAI(base_url=URL, api_key="none")
+
+def connect(kind, name="url", **options):
+    return kind(base_url=f"{SERVERS[name]}/v1", api_key="none", **options)
 
 
-def error(call):
-    try:
-        call()
-    except openai.APIStatusError as failure:
-        return [type(failure).__name__, failure.code, failure.param, failure.body["message"]]
-    return None
+def message(error):
+    return error.body["message"]
 
 
-def retried():
-    """Asks until the server has refused once. Returns whether the client's retry was answered."""
-    for _ in range(100):
-        answer = client.embeddings.with_raw_response.create(model="embed", input="a")
-        if answer.retries_taken:
-            return answer.parse().data[0].object == "embedding"
+def described(error):
+    return [error.code, error.param, message(error)]
+
+
+def retried(ask):
+    """Asks until the server has refused once. Returns whether the client's own retry was answered."""
+    for _ in range(50):
+        response = ask()
+        if response.retries_taken:
+            return response.parse().data[0].object == "embedding"
     return False
 
 
-async def asynchronous():
-    async with openai.AsyncOpenAI(base_url=URL, api_key="none") as other:
-        vectors = await other.embeddings.create(model="embed", input=TEXTS, dimensions=3)
-        decision = await other.decisions.create(model="classify", input=TEXTS[0], questions=QUESTIONS)
-    return [len(one.embedding) for one in vectors.data], decision.to_dict()
+def run(kind, wait):
+    """Runs a client. `wait` returns the result of a call."""
+    client, slow = connect(kind), connect(kind, "slow_url", max_retries=0, default_headers=DEADLINE_HEADERS)
+    limited = connect(kind, "limited_url").embeddings.with_raw_response
+
+    def embed(texts, **options):
+        return [one.embedding for one in wait(client.embeddings.create(model="embed", input=texts, **options)).data]
+
+    def decide(text, *questions):
+        return wait(client.decisions.create(model="classify", input=text, questions=questions)).to_dict()
+
+    unanswerable = {"type": "predicate", "instructions": "It rains."}
+    return {
+        "package": "openai",
+        "answers": {
+            "embed": {"one": embed(TEXTS[0])[0], "batch": embed(TEXTS)},
+            "decisions": {"one": decide(TEXTS[0], *QUESTIONS[:1]), "batch": decide(TEXTS[0], *QUESTIONS)},
+        },
+        "error": failure(lambda: embed(""), openai.APIStatusError, message),
+        "deadline": failure(
+            lambda: wait(slow.embeddings.create(model="embed", input="a")), openai.APIStatusError, message
+        ),
+        "overload": {
+            "error": None,
+            "answered": retried(lambda: wait(limited.create(model="embed", input="a"))),
+        },
+        "floats": embed(TEXTS, encoding_format="float"),
+        "dimensions": [len(one) for one in embed(TEXTS, dimensions=3)],
+        "unknown": failure(
+            lambda: wait(client.embeddings.create(model="no", input="a")), openai.APIStatusError, described
+        ),
+        "unanswerable": failure(lambda: decide("a", unanswerable), openai.APIStatusError, described),
+    }
 
 
-def main():
-    if sys.argv[3:] == ["retry"]:
-        print(json.dumps(retried()))
-        return
-    floats = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
-    packed = client.embeddings.create(model="embed", input=TEXTS)  # asks for Base64
-    langchain = OpenAIEmbeddings(model="embed", base_url=URL, api_key="none", check_embedding_ctx_length=False)
-    decisions = OpenAIDecisions(model="zero-shot", base_url=URL, api_key="none")
+def langchain():
+    def embeddings(name="url", **options):
+        return connect(OpenAIEmbeddings, name, model="embed", check_embedding_ctx_length=False, **options)
+
+    decisions = connect(OpenAIDecisions, model="zero-shot")
     chosen = Choice(instructions="Which?", choices={"film": "A film.", "book": "A book."})
     asked = {"input": TEXTS[0], "questions": {"film": Predicate(instructions="It is a film."), "which": chosen}}
     response = decisions.invoke(asked)
-    dimensions, asked_again = asyncio.run(asynchronous())
-    print(
-        json.dumps(
-            {
-                "models": [model.id for model in client.models.list()],
-                "floats": [one.embedding for one in floats.data],
-                "packed": [one.embedding for one in packed.data],
-                "langchain": langchain.embed_documents(TEXTS),
-                "dimensions": dimensions,
-                "decisions": client.decisions.create(model="classify", input=TEXTS[0], questions=QUESTIONS).to_dict(),
-                "decisions again": asked_again,
-                "langchain decisions": [response.predicates["film"].probability, response.choices["which"].choice],
-                "empty": error(lambda: client.embeddings.create(model="embed", input="")),
-                "unknown": error(lambda: client.embeddings.create(model="no", input="a")),
-                "unanswerable": error(
-                    lambda: client.decisions.create(
-                        model="classify", input="a", questions=[{"type": "predicate", "instructions": "It rains."}]
-                    )
-                ),
-            }
-        )
-    )
+    slow = embeddings("slow_url", max_retries=0, default_headers=DEADLINE_HEADERS)
+    limited = embeddings("limited_url", max_retries=0)
+    return {
+        "package": "langchain-openai",
+        "answers": {"embed": {"one": embeddings().embed_query(TEXTS[0]), "batch": embeddings().embed_documents(TEXTS)}},
+        "error": failure(lambda: embeddings().embed_query(""), openai.APIStatusError, message),
+        "deadline": failure(lambda: slow.embed_query("a"), openai.APIStatusError, message),
+        "overload": overload(lambda: limited.embed_query("a"), openai.APIStatusError, message),
+        "decisions": [response.predicates["film"].probability, response.choices["which"].choice],
+    }
+
+
+def main():
+    with asyncio.Runner() as runner:
+        alone, other = run(openai.OpenAI, lambda answer: answer), run(openai.AsyncOpenAI, lambda call: runner.run(call))
+    report(**{"openai": alone, "openai, asyncio": other, "langchain-openai": langchain()})
 
 
 main()

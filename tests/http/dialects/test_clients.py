@@ -1,16 +1,22 @@
-"""Unmodified clients of other servers, each in a process and an environment of its own."""
+"""Unmodified clients of other servers, each in a process and an environment of its own.
+
+`tests/http/clients/shown.json` tells what they did, and the documentation shows it. To write it anew:
+
+    SWIFTLET_WRITE_CLIENTS=1 pytest tests/http/dialects/test_clients.py
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from swiftlet_serve.models.artifact import Decisions
@@ -20,46 +26,81 @@ from tests.support.paths import ROOT
 from tests.support.processes import Process, serving
 
 TEXTS = ["Clara lives in 서울 🎬.", "e\u0301 and no more"]
+MASKED = ["the [MASK] .", "서울 [MASK] 🎬"]
 STATEMENT = "The text is positive."
+TASKS = ("classify", "qa", "fill-mask", "embed", "rerank", "entities", "zero-shot")
+MODELS = [f"tiny-{task}" for task in TASKS]
+
 EMPTY = "The text is empty. Send a text that is not blank."
 UNKNOWN = "No model has this name. See /models for the served models."
+LATE = "The deadline passed before the response was ready."
+REFUSED = "This client exceeds its rate limit."
+
+PROGRAMS = ROOT / "tests/http/clients"
+SHOWN = PROGRAMS / "shown.json"
+WRITE = "SWIFTLET_WRITE_CLIENTS" in os.environ
+
+NEVER = """
+import asyncio
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+Dispatcher.submit = lambda _, __, sequences, *___: [asyncio.get_running_loop().create_future() for _ in sequences]
+"""
+"""No sequence is ever computed, so that every deadline passes."""
+
+QUESTIONS = [
+    {"type": "predicate", "name": "positive", "instructions": STATEMENT},
+    {"type": "choice", "instructions": "Which?", "choices": [{"value": "good"}, {"value": "bad"}]},
+    {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
+]
 
 
 @pytest.fixture(scope="module")
-def server(artifact_dir: Path) -> Iterator[Process]:
-    models = ",".join(str(artifact_dir / f"tiny-{task}") for task in ("classify", "qa", "fill-mask"))
-    with serving(artifact_dir, "--models", models) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def other_tasks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The artifacts of more tasks, and of a classifier that answers predicates."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model of every task. The classifier answers predicates."""
     directory = tmp_path_factory.mktemp("tasks")
-    made = [make_artifact(directory, task).path for task in ("embed", "rerank", "entities", "zero-shot")]
     known = Decisions(predicates={STATEMENT: "good"}, scores={"How?": ("bad", "good")})
-    return [str(reseal(make_artifact(directory, "classify"), decisions=known)), *map(str, made)]
+    classifier = reseal(make_artifact(directory, "classify"), decisions=known)
+    return ",".join(map(str, (classifier, *(make_artifact(directory, task).path for task in TASKS[1:]))))
 
 
 @pytest.fixture(scope="module")
-def full_server(artifact_dir: Path, other_tasks: list[str]) -> Iterator[Process]:
-    models = [*other_tasks, *(str(artifact_dir / f"tiny-{task}") for task in ("qa", "fill-mask"))]
-    with serving(artifact_dir, "--models", ",".join(models)) as process:
-        yield process
+def servers(models: str, artifact_dir: Path) -> Iterator[dict[str, Process]]:
+    """A server, one that never answers, and one that refuses the second request within a quarter of a second."""
+    with ExitStack() as stack:
+        options = ("--models", models, "--grpc-port", "0")
+        yield {
+            "": stack.enter_context(serving(artifact_dir, *options)),
+            "slow_": stack.enter_context(serving(artifact_dir, *options, code=NEVER)),
+            "limited_": stack.enter_context(serving(artifact_dir, *options, "--client-rate-limit", "4")),
+        }
 
 
-def run(program: str, server: Process, *arguments: str) -> Any:
-    """Returns what a program of `tests/http/clients` prints."""
+@pytest.fixture(scope="module")
+def server(servers: dict[str, Process]) -> Process:
+    return servers[""]
+
+
+def arguments(servers: Mapping[str, Process]) -> list[str]:
+    addresses = {f"{name}url": one.url for name, one in servers.items()}
+    addresses |= {f"{name}grpc": str(one.grpc_address) for name, one in servers.items()}
+    return [json.dumps(addresses), json.dumps(TEXTS)]
+
+
+def run(program: str, servers: Mapping[str, Process]) -> dict[str, Any]:
+    """Returns what the clients of a program did, by client."""
     uv = shutil.which("uv", path=str(ROOT / ".venv-dev/bin")) or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")
-    command = [uv, "run", "--quiet", "--no-project", f"tests/http/clients/{program}.py", server.url, json.dumps(TEXTS)]
-    command += arguments
+    return execute([uv, "run", "--quiet", "--no-project", str(PROGRAMS / f"{program}.py"), *arguments(servers)])
+
+
+def execute(command: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20 * PATIENCE_S)
     if "error sending request" in done.stderr:
         pytest.skip("the client's packages cannot be downloaded")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def post(server: Process, path: str, body: object) -> Any:
@@ -68,59 +109,92 @@ def post(server: Process, path: str, body: object) -> Any:
         return json.load(response)
 
 
-def get(server: Process, path: str) -> Any:
-    with urllib.request.urlopen(server.url + path, timeout=PATIENCE_S) as response:
-        return json.load(response)
+@pytest.fixture(scope="module")
+def own(server: Process) -> dict[str, dict[str, Any]]:
+    """The answers of our own routes to one text and to several, in the form that the programs print."""
 
+    def ask(path: str, inputs: object, **parameters: object) -> Any:
+        return post(server, path, {"inputs": inputs} | ({"parameters": parameters} if parameters else {}))
 
-def test_triton_http(server):
-    own = post(server, "/classify", {"inputs": TEXTS})
-    labels = [[one["label"] for one in row] for row in own]
-    sample = {"question": "Who lives there?", "context": TEXTS[0]}
-    masked = post(server, "/fill-mask", {"inputs": "the [MASK] ."})
-    found = run("triton_http", server)
-
-    assert found.pop("deadline")[0] in ("503", "504")
-    assert np.allclose(found.pop("scores"), [[row[0]["score"]] for row in own], rtol=1e-6)
-    assert found == {
-        "live": True,
-        "ready": True,
-        "models": ["tiny-classify", "tiny-qa", "tiny-fill-mask"],
-        "inputs": ["question", "context"],
-        "id": "7",
-        "labels": [row[:1] for row in labels],
-        "labels in JSON": labels,
-        "texts in JSON": labels,
-        "compressed": labels,
-        "answer": [[post(server, "/qa", {"inputs": sample})["answer"]]],
-        "masked": [[one["token_str"] for one in masked]],
-        "unknown model": ["404", UNKNOWN],
-        "invalid": ["422", "The model's task has no such parameter."],
+    questions = [{"question": "Who?", "context": text} for text in TEXTS]
+    vectors = ask("/embed", TEXTS)
+    batches = {
+        "classify": [[row[0]["label"], row[0]["score"]] for row in ask("/classify", TEXTS)],
+        "qa": [[one["answer"], one["start"], one["end"]] for one in ask("/qa", questions)],
+        "fill-mask": [[one["token_str"] for one in row] for row in ask("/fill-mask", MASKED)],
+        "entities": [[[one["word"], one["start"], one["end"]] for one in row] for row in ask("/entities", TEXTS)],
+        "zero-shot": [
+            [one["label"] for one in row] for row in ask("/zero-shot", TEXTS, candidate_labels=["film", "서울"])
+        ],
+        "embed": vectors,
+    }
+    ranks = ask("/rerank", {"query": "Who?", "texts": TEXTS})
+    decisions = {"model": "classify", "input": TEXTS[0]}
+    return {task: {"one": batch[0], "batch": batch} for task, batch in batches.items()} | {
+        "rerank": {"one": [[each["index"], each["score"]] for each in ranks]},
+        "similarity": {"one": [sum(a * b for a, b in zip(vectors[0], one, strict=True)) for one in vectors]},
+        "decisions": {
+            "one": post(server, "/v1/decisions", decisions | {"questions": QUESTIONS[:1]}),
+            "batch": post(server, "/v1/decisions", decisions | {"questions": QUESTIONS}),
+        },
     }
 
 
-def test_kserve_rest(server):
-    own = post(server, "/classify", {"inputs": TEXTS})
-    columns = {name: [one[name] for row in own for one in row] for name in ("label", "score")}
-    found = run("kserve_rest", server)
-
-    for form in (found.pop("json"), found.pop("binary")):
-        assert form["label"] == columns["label"]
-        assert np.allclose(form["score"], columns["score"], rtol=1e-6)
-    for version in ("v1", "v2"):
-        kind, message = found.pop(f"empty {version}")
-        assert (kind, message[: len(EMPTY)]) == ("HTTPStatusError", EMPTY)
-    assert found == {"live": True, "ready": True, "ready v1": True, "predictions": {"predictions": own}}
+def same(found: Any, expected: Any) -> bool:
+    """Whether two answers are equal, but for the rounding of numbers."""
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
+    return found == pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else bool(found == expected)
 
 
-def test_openai(full_server):
-    own = np.array(post(full_server, "/embed", {"inputs": TEXTS}))
-    questions = [
-        {"type": "predicate", "name": "positive", "instructions": STATEMENT},
-        {"type": "choice", "instructions": "Which?", "choices": [{"value": "good"}, {"value": "bad"}]},
-        {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
-    ]
-    decisions = post(full_server, "/v1/decisions", {"model": "classify", "input": TEXTS[0], "questions": questions})
+def check(name: str, found: dict[str, Any], own: Mapping[str, Mapping[str, Any]]) -> None:
+    """Asserts what all clients do: our answers, and errors with our sentences. Compares it with `SHOWN`."""
+    answers = found.pop("answers")
+    for task, answer in answers.items():
+        for form, value in answer.items():
+            assert same(value, own[task][form]), (name, task, form)
+    overload = found.pop("overload")
+    late = "Deadline" if name.endswith("gRPC") else LATE  # gRPC's own client may be first to say it
+    errors = {"error": (found.pop("error"), EMPTY), "deadline": (found.pop("deadline"), late)}
+    if overload is not None:
+        assert overload["answered"], name
+        errors["overload"] = overload["error"], REFUSED
+    shown = {"version": found.pop("version"), "tasks": {task: sorted(answer) for task, answer in answers.items()}}
+    for kind, (error, sentence) in errors.items():
+        if error is not None:
+            assert sentence in error[1], (name, kind)
+            shown[kind] = error[0]
+    if overload is not None and overload["error"] is None:
+        shown["overload"] = "retries"
+    known = json.loads(SHOWN.read_text()) if SHOWN.exists() else {}
+    if WRITE:
+        SHOWN.write_text(json.dumps(known | {name: shown}, indent=2, sort_keys=True) + "\n")
+    else:
+        assert known[name] == shown
+
+
+def test_triton(servers, own):
+    for name, found in run("triton", servers).items():
+        check(name, found, own)
+        assert found == {
+            "live": True,
+            "ready": True,
+            "models": MODELS,
+            "inputs": ["question", "context"],
+            "compressed": True,
+            "unknown": ["InferenceServerException", UNKNOWN],
+        }
+
+
+def test_kserve(servers, own):
+    for name, found in run("kserve_python", servers).items():
+        check(name, found, own)
+        assert found == ({"binary": True, "live": True, "ready": True} if name == "kserve, REST v2" else {})
+
+
+def test_openai(server, servers, own):
     body = {
         "model": "zero-shot",
         "input": TEXTS[0],
@@ -133,115 +207,59 @@ def test_openai(full_server):
             },
         ],
     }
-    film, which = post(full_server, "/v1/decisions", body)["answers"]
-    found = run("openai_python", full_server)
-
-    for name in ("floats", "packed", "langchain"):
-        assert np.allclose(found.pop(name), own, atol=1e-6)
-    assert found == {
-        "models": [
-            "tiny-classify",
-            "tiny-embed",
-            "tiny-rerank",
-            "tiny-entities",
-            "tiny-zero-shot",
-            "tiny-qa",
-            "tiny-fill-mask",
-        ],
-        "dimensions": [3, 3],
-        "decisions": decisions,
-        "decisions again": decisions,
-        "langchain decisions": [film["probability"], which["choice"]],
-        "empty": ["UnprocessableEntityError", "empty_input", "/inputs/0", EMPTY],
-        "unknown": [
-            "NotFoundError",
-            "unknown_model",
-            None,
-            "No model has this name. See /models for the served models.",
-        ],
-        "unanswerable": [
-            "UnprocessableEntityError",
-            "validation_failed",
-            "/questions/0",
-            "The model's manifest maps no label to this predicate. Ask a zero-shot model.",
-        ],
-    }
+    film, which = post(server, "/v1/decisions", body)["answers"]
+    clients = run("openai_python", servers)
+    langchain = clients.pop("langchain-openai")
+    check("langchain-openai", langchain, own)
+    assert langchain == {"decisions": [film["probability"], which["choice"]]}
+    for name, found in clients.items():
+        check(name, found, own)
+        assert same(found.pop("floats"), own["embed"]["batch"])
+        assert found == {
+            "dimensions": [3, 3],
+            "unknown": ["NotFoundError", ["unknown_model", None, UNKNOWN]],
+            "unanswerable": [
+                "UnprocessableEntityError",
+                [
+                    "validation_failed",
+                    "/questions/0",
+                    "The model's manifest maps no label to this predicate. Ask a zero-shot model.",
+                ],
+            ],
+        }
 
 
-def test_openai_retries_when_it_is_refused(artifact_dir, other_tasks):
-    with serving(artifact_dir, "--models", ",".join(other_tasks), "--client-rate-limit", "1") as server:
-        assert run("openai_python", server, "retry") is True
+def test_llama_index(servers, own):
+    for name, found in run("llama_index_python", servers).items():
+        check(name, found, own)
+        assert found == {}
 
 
-def test_hugging_face(full_server):
-    def own(path: str, inputs: object, **parameters: object) -> Any:
-        body = {"inputs": inputs} | ({"parameters": parameters} if parameters else {})
-        return post(full_server, path, body)
+def test_hugging_face(server, servers, own):
+    ((name, found),) = run("hugging_face", servers).items()
+    check(name, found, own)
+    raw = post(server, "/embed", {"inputs": TEXTS[:1], "parameters": {"normalize": False}})
 
-    found = run("hugging_face", full_server)
-
-    kind, status, message = found.pop("empty")
-    assert (kind, status) == ("HfHubHTTPError", 422)
-    assert EMPTY in message
-    (classified,) = own("/classify", TEXTS[0])
-    assert found.pop("classify") == found.pop("by model") == classified
-    question = {"question": "Who?", "context": TEXTS[0]}
-    vectors = np.array(own("/embed", TEXTS))
-    assert np.allclose(found.pop("similar"), vectors @ vectors[0])
-    assert np.allclose(found.pop("embed"), vectors)
-    assert np.allclose(found.pop("raw"), own("/embed", [TEXTS[0]], normalize=False))
-    expected = {
-        "qa": own("/qa", question),
-        "fill-mask": own("/fill-mask", "the [MASK] ."),
-        "entities": own("/entities", TEXTS[0]),
-        "zero-shot": own("/zero-shot", TEXTS[0], candidate_labels=["film", "서울"]),
-    }
-    assert set(found) == set(expected)
-    for name, answers in expected.items():  # the client adds fields of other tasks
-        assert _contains(found[name], answers)
+    assert same(found.pop("raw"), raw)
+    assert same(found.pop("by model"), own["classify"]["one"])
+    assert found == {}
 
 
-def test_hugging_face_in_javascript(full_server, tmp_path):
+def test_hugging_face_in_javascript(servers, own, tmp_path):
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("node is not installed")
-    shutil.copy(ROOT / "tests/http/clients/hugging_face.mjs", tmp_path)
+    shutil.copy(PROGRAMS / "hugging_face.mjs", tmp_path)
     install = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
     if subprocess.run([*install, "@huggingface/inference@4.13.30"], capture_output=True, check=False).returncode:
         pytest.skip("the client's packages cannot be downloaded")
-    command = [node, str(tmp_path / "hugging_face.mjs"), full_server.url, json.dumps(TEXTS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20 * PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    ((name, found),) = execute([node, str(tmp_path / "hugging_face.mjs"), *arguments(servers)]).items()
+    check(name, found, own)
 
-    (classified,) = post(full_server, "/classify", {"inputs": TEXTS[0]})
-    vectors = np.array(post(full_server, "/embed", {"inputs": TEXTS}))
-    zero_shot = {"inputs": TEXTS[0], "parameters": {"candidate_labels": ["film", "서울"]}}
-    assert np.allclose(found.pop("embed"), vectors)
-    assert np.allclose(found.pop("similar"), vectors @ vectors[0])
-    assert found == {
-        "classify": classified,
-        "qa": post(full_server, "/qa", {"inputs": {"question": "Who?", "context": TEXTS[0]}}),
-        "fill-mask": post(full_server, "/fill-mask", {"inputs": "the [MASK] ."}),
-        "entities": post(full_server, "/entities", {"inputs": TEXTS[0]}),
-        "zero-shot": post(full_server, "/zero-shot", zero_shot),
-        "empty": ["ProviderApiError", 422, f"Failed to perform inference: {EMPTY}"],
-    }
+    assert found == {}
 
 
-def _contains(found: Any, answers: Any) -> bool:
-    if isinstance(answers, list):
-        return len(found) == len(answers) and all(map(_contains, found, answers))
-    return all(found[key] == value for key, value in answers.items())
-
-
-def test_cohere(full_server):
-    own = post(full_server, "/rerank", {"inputs": {"query": "Who?", "texts": TEXTS}})
-
-    assert run("cohere_python", full_server) == {
-        "v1": [[one["index"], one["score"], TEXTS[one["index"]]] for one in own],
-        "v2": [[one["index"], one["score"]] for one in own],
-        "best": 1,
-        "empty": ["UnprocessableEntityError", 422, EMPTY],
-        "unknown": ["NotFoundError", 404, UNKNOWN],
-    }
+def test_cohere(servers, own):
+    for name, found in run("cohere_python", servers).items():
+        check(name, found, own)
+        assert found == {"best": 1, "unknown": ["NotFoundError", UNKNOWN]}

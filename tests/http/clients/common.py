@@ -1,0 +1,47 @@
+"""The arguments of the programs, the texts that they send, and what they do with errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.metadata import version
+
+SERVERS, TEXTS = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+QUESTION, QUERY, LABELS = "Who?", "Who?", ["film", "서울"]
+MASKED = ["the [MASK] .", "서울 [MASK] 🎬"]
+DEADLINE_MS = "100"
+RETRY_S = 1.0  # the time that the limited server names
+DEADLINE_HEADERS = {"X-Request-Timeout-Ms": DEADLINE_MS}
+
+
+def failure(call, kind, message=str):
+    """Returns the class and the message of the error of a call."""
+    try:
+        call()
+    except kind as error:
+        return [type(error).__name__, message(error)]
+    return None
+
+
+def overload(call, kind, message=str):
+    """Calls until the server refuses, and again after the time that it names."""
+    for _ in range(50):
+        refused = failure(call, kind, message)
+        if refused:
+            time.sleep(RETRY_S)
+            call()
+            return {"error": refused, "answered": True}
+    return None
+
+
+def top(answers):
+    """Returns label and score of the first answer to each text."""
+    return [[answer[0]["label"], answer[0]["score"]] for answer in answers]
+
+
+def report(**clients):
+    """Prints what the clients did. Each has its package in `package`."""
+    for found in clients.values():
+        found["version"] = found.get("version") or version(found.pop("package"))
+    print(json.dumps(clients))
