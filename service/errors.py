@@ -176,6 +176,11 @@ class DeadlineExceeded(SwiftletError):
     retryable = True
 
 
+def invalid_value(pointer: str, code: str, detail: str, limit: int | float | None = None) -> Unprocessable:
+    """Returns the error of one invalid value in a request. `FieldError` describes the arguments, except `detail`."""
+    return Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code, limit)])
+
+
 def draining() -> Unavailable:
     """Returns the error of a request that arrives during shutdown."""
     return Unavailable("draining", "The server is shutting down. Retry on another server.", retry_after=1.0)

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from swiftlet_serve.service.errors import FieldError, InvalidRequest, Unprocessable
+from swiftlet_serve.service.errors import InvalidRequest, invalid_value
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.http import tensors
 from swiftlet_serve.service.http.tensor_inference import MAX_INPUTS, OUTPUT, OUTPUT_PARAMETERS, Scalar, Slot
@@ -62,7 +62,7 @@ def input_tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         code, limit = ("too_long", MAX_INPUTS) if request.inputs else ("too_short", 1)
         detail = f"A request has 1 to {MAX_INPUTS} inputs."
-        raise Unprocessable("validation_failed", detail, field_errors=[FieldError("/inputs", code, limit)])
+        raise invalid_value("/inputs", code, detail, limit)
     packed = request.raw_input_contents
     if packed and (len(packed) != len(request.inputs) or any(one.HasField("contents") for one in request.inputs)):
         raise InvalidRequest("bad_framing", "raw_input_contents does not have the values of every input.")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from swiftlet_serve.models import calibration
 from swiftlet_serve.models.artifact import Decisions, Manifest
-from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.errors import NotFound, Unprocessable, invalid_value
 from swiftlet_serve.service.http import bodies
 from swiftlet_serve.service.pipeline import MAX_SEQUENCES, Pipeline
 from swiftlet_serve.service.tasks import Request
@@ -72,8 +72,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
         statements = list(dict.fromkeys(one for question in questions for one in question.statements))
         if len(statements) > MAX_SEQUENCES:
             detail = f"The questions have more than {MAX_SEQUENCES} options. Send fewer of them in one request."
-            error = FieldError("/questions", "too_many_options", MAX_SEQUENCES)
-            raise Unprocessable("validation_failed", detail, field_errors=[error])
+            raise invalid_value("/questions", "too_many_options", detail, MAX_SEQUENCES)
         parameters: dict[str, Any] = {
             "candidate_labels": statements,
             "hypothesis_template": "{}",
@@ -150,4 +149,4 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
 
 
 def _refusal(question: Question, detail: str) -> Unprocessable:
-    return Unprocessable("validation_failed", detail, field_errors=[FieldError(question.pointer, "unsupported")])
+    return invalid_value(question.pointer, "unsupported", detail)

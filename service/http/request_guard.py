@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from swiftlet_serve.service.errors import FieldError, TooManyRequests, Unauthorized, Unprocessable, deadline_exceeded
+from swiftlet_serve.service.errors import TooManyRequests, Unauthorized, deadline_exceeded, invalid_value
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.proxies import client_address, is_trusted
@@ -175,8 +175,7 @@ def _timeout_ms(headers: Mapping[str, str], default: int) -> int:
         return default
     if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_TIMEOUT_MS:
         detail = f"X-Request-Timeout-Ms is invalid. Send a whole number from 1 to {MAX_TIMEOUT_MS}."
-        error = FieldError("", "timeout_header", MAX_TIMEOUT_MS)
-        raise Unprocessable("validation_failed", detail, field_errors=[error])
+        raise invalid_value("", "timeout_header", detail, MAX_TIMEOUT_MS)
     return int(value)
 
 
@@ -189,7 +188,7 @@ def _priority(headers: Mapping[str, str]) -> Priority:
     priority = PRIORITIES.get(headers.get(PRIORITY_HEADER, "interactive"))
     if priority is None:
         detail = f"X-Request-Priority is invalid. Send one of: {', '.join(PRIORITIES)}."
-        raise Unprocessable("validation_failed", detail, field_errors=[FieldError("", "priority_header")])
+        raise invalid_value("", "priority_header", detail)
     return priority
 
 

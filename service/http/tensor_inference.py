@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.errors import NotFound, invalid_value
 from swiftlet_serve.service.http import bodies, task_schema
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
@@ -261,4 +261,4 @@ def _as_json(answers: Sequence[Any]) -> Tensor:
 
 
 def _refuse(code: str, detail: str, pointer: str = "/inputs") -> NoReturn:
-    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
+    raise invalid_value(pointer, code, detail)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from swiftlet_serve.service.errors import FieldError, InvalidRequest, Unprocessable
+from swiftlet_serve.service.errors import InvalidRequest, invalid_value
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
@@ -118,7 +118,7 @@ def _check_count(shape: Sequence[int], count: int, pointer: str) -> None:
 
 
 def _refuse(pointer: str, code: str, detail: str) -> NoReturn:
-    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
+    raise invalid_value(pointer, code, detail)
 
 
 def _bad_framing() -> InvalidRequest:

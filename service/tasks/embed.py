@@ -22,7 +22,7 @@ from swiftlet_serve.models.artifact import Embedding, Manifest
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict
 from swiftlet_serve.service.types import Row
 
@@ -131,8 +131,7 @@ class Embed:
         parameters = request.parameters or DEFAULTS
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
-            error = FieldError("/parameters/dimensions", "less_than_equal", self.width)
-            raise Unprocessable("validation_failed", detail, field_errors=[error])
+            raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
         prompt = self._prompt(parameters.prompt_name)
         texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         return self.encode_texts(texts, tasks.pointers(request.inputs), prompt, truncate=parameters.truncation)
@@ -183,9 +182,8 @@ class Embed:
             return ""
         if name not in prompts:
             known = f"Its prompts are {', '.join(prompts)}." if prompts else "It has no prompts."
-            error = FieldError("/parameters/prompt_name", "unknown_prompt")
             detail = f"The model has no prompt of this name. {known}"
-            raise Unprocessable("validation_failed", detail, field_errors=[error])
+            raise invalid_value("/parameters/prompt_name", "unknown_prompt", detail)
         return prompts[name]
 
 

@@ -22,7 +22,7 @@ from swiftlet_serve.models.datasets import Span, Tagged
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Chunk, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
 from swiftlet_serve.service.types import Row
 
@@ -211,13 +211,10 @@ class Entities:
         if parameters.stride is None:
             return
         if parameters.aggregation_strategy == "none":
-            detail, error = "A stride needs an aggregation_strategy.", FieldError(STRIDE, "no_aggregation")
-        elif parameters.stride >= self._size:
+            raise invalid_value(STRIDE, "no_aggregation", "A stride needs an aggregation_strategy.")
+        if parameters.stride >= self._size:
             detail = "The stride is too large: a window has no room for new tokens. Lower it."
-            error = FieldError(STRIDE, "less_than_equal", self._size - 1)
-        else:
-            return
-        raise Unprocessable("validation_failed", detail, field_errors=[error])
+            raise invalid_value(STRIDE, "less_than_equal", detail, self._size - 1)
 
     def _cut(self, request: EntitiesRequest, pointers: Sequence[str]) -> list[str]:
         """Returns the part of each text that is tokenised, after a check of the lengths."""

@@ -22,7 +22,7 @@ from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
 from swiftlet_serve.service.types import Row
@@ -223,8 +223,7 @@ class FillMask:
         }
         if not found:
             detail = "No target is a token of this model. Choose other targets."
-            error = FieldError("/parameters/targets", "no_target")
-            raise Unprocessable("validation_failed", detail, field_errors=[error])
+            raise invalid_value("/parameters/targets", "no_target", detail)
         return np.array(sorted(found), np.int64)
 
 

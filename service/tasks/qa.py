@@ -23,7 +23,7 @@ from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TokenizedText, Tokenizer, Window
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, softmax
 from swiftlet_serve.service.types import Row
 
@@ -253,9 +253,8 @@ def list_samples(request: QaRequest) -> list[LocatedSample]:
     shared = isinstance(inputs.context, str)
     contexts = [inputs.context] * len(inputs.question) if isinstance(inputs.context, str) else inputs.context
     if len(contexts) != len(inputs.question):
-        error = FieldError("/inputs/context", "wrong_length", len(inputs.question))
         detail = "The number of contexts differs from the number of questions. Send one context, or one for each."
-        raise Unprocessable("validation_failed", detail, field_errors=[error])
+        raise invalid_value("/inputs/context", "wrong_length", detail, len(inputs.question))
     return [
         LocatedSample(question, context, f"/inputs/question/{i}", "/inputs/context" + ("" if shared else f"/{i}"))
         for i, (question, context) in enumerate(zip(inputs.question, contexts, strict=True))
@@ -319,8 +318,7 @@ def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:
 
 
 def _invalid(name: str, detail: str, limit: int) -> Unprocessable:
-    error = FieldError(f"/parameters/{name}", "less_than_equal", limit)
-    return Unprocessable("validation_failed", detail, field_errors=[error])
+    return invalid_value(f"/parameters/{name}", "less_than_equal", detail, limit)
 
 
 class Evaluator(tasks.Evaluator):

@@ -23,7 +23,7 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
 from swiftlet_serve.service.types import Row
 
@@ -139,10 +139,10 @@ class ZeroShot:
             if not text.strip():
                 raise tasks.empty_input(pointer)
         if not labels:
-            raise _invalid(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
+            raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
         if len(texts) * len(labels) > MAX_PAIRS:
             detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
-            raise _invalid(LABELS, "too_many_pairs", detail, MAX_PAIRS)
+            raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
         hypotheses = [fill(parameters.hypothesis_template, label) for label in labels]
         try:
             return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=parameters.truncation)
@@ -188,12 +188,8 @@ def fill(template: str, label: str) -> str:
     plain = all(not spec and conversion is None for _, field, spec, conversion in parts if field is not None)
     if not plain or not (fields == [""] or (fields and set(fields) == {"0"})):
         detail = "The template has no place for the label. Write {} there, and no other braces."
-        raise _invalid(TEMPLATE, "no_placeholder", detail)
+        raise invalid_value(TEMPLATE, "no_placeholder", detail)
     return "".join(literal + (label if field is not None else "") for literal, field, _, _ in parts)
-
-
-def _invalid(pointer: str, code: str, detail: str, limit: int | None = None) -> Unprocessable:
-    return Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code, limit)])
 
 
 def _texts(request: ZeroShotRequest) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
+from swiftlet_serve.service.errors import NotFound, SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
@@ -74,7 +74,7 @@ def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
 
 
 def _refuse(pointer: str, detail: str) -> None:
-    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, "unsupported")])
+    raise invalid_value(pointer, "unsupported", detail)
 
 
 def _render(pipeline: Pipeline, version: str, ranked: list[dict[str, Any]], record: RequestRecord) -> TaskResponse:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from swiftlet_serve.service.errors import FieldError, Unprocessable
+from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.http import bodies, openai_format
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.questions import Distribution, Inquiry, Option, Question, ask, confidence
@@ -200,7 +200,7 @@ def _text(content: Texts, pointer: str) -> str:
     for i, part in enumerate(content):
         if part.text is None:
             detail = "A part of the content is not a text. Send texts only."
-            raise Unprocessable("validation_failed", detail, field_errors=[FieldError(f"{pointer}/{i}", "unsupported")])
+            raise invalid_value(f"{pointer}/{i}", "unsupported", detail)
     return "\n".join(part.text for part in content if part.text is not None)
 
 
@@ -239,7 +239,7 @@ def _criteria(given: Noul | Options | Levels, pointer: str) -> Question:
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:
-    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
+    raise invalid_value(pointer, code, detail)
 
 
 def _decisions(

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import FieldError, NotFound, Unprocessable
+from swiftlet_serve.service.errors import NotFound, invalid_value
 from swiftlet_serve.service.http import bodies, model_pages, openai_format
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
 from swiftlet_serve.service.http.openai_format import Usage
@@ -76,7 +76,7 @@ def _texts(pipeline: Pipeline, given: Any) -> list[str]:
     tokenizer: Tokenizer = task.tokenizer
     if any(not 0 <= token < tokenizer.vocab_size for row in rows for token in row):
         detail = "A token id is not in the model's vocabulary. Send texts, or ids of this model's own tokenizer."
-        raise Unprocessable("validation_failed", detail, field_errors=[FieldError("/input", "unknown_token")])
+        raise invalid_value("/input", "unknown_token", detail)
     texts: list[str] = tokenizer.decode(rows, skip_specials=True)
     return texts
 

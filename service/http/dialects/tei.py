@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.service.errors import FieldError, NotFound, SwiftletError, Unprocessable
+from swiftlet_serve.service.errors import NotFound, SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, openapi, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
@@ -190,7 +190,7 @@ def _default(runtime: Runtime, task: str) -> Pipeline:
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:
-    raise Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code)])
+    raise invalid_value(pointer, code, detail)
 
 
 def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
