@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from importlib.metadata import version
 
 SERVERS, TEXTS = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 QUESTION, QUERY, LABELS = "Who?", "Who?", ["film", "서울"]
 MASKED = ["the [MASK] .", "서울 [MASK] 🎬"]
 DEADLINE_MS = "100"
-RETRY_S = 1.0  # the time that the limited server names
 DEADLINE_HEADERS = {"X-Request-Timeout-Ms": DEADLINE_MS}
 
 
@@ -25,11 +23,10 @@ def failure(call, kind, message=str):
 
 
 def overload(call, kind, message=str):
-    """Calls until the server refuses, and again after the time that it names."""
-    for _ in range(50):
+    """Calls until the server refuses, which is every other time, and once more."""
+    for _ in range(2):
         refused = failure(call, kind, message)
         if refused:
-            time.sleep(RETRY_S)
             call()
             return {"error": refused, "answered": True}
     return None
