@@ -149,11 +149,12 @@ def clients() -> str:
             for form in ("one", "batch")
         }
         one, batch = tasks_of["one"], tasks_of["batch"] or "–"
-        errors = [code(found[kind]) if kind in found else "–" for kind in ("error", "deadline", "overload")]
-        if found.get("overload") == "retries":
-            errors[2] = "retries by itself"
+        kinds = [found.get(kind) for kind in ("error", "deadline", "rate limit", "full queue")]
+        errors = [code(kind) if kind not in (None, "retries") else "retries" if kind else "–" for kind in kinds]
         rows.append([name, found["version"], one, "the same" if batch == one else batch, *errors])
-    return table(["Client", "Version", "One text", "Several texts", "Bad text", "Deadline", "Refusal"], rows)
+    return table(
+        ["Client", "Version", "One text", "Several texts", "Bad text", "Deadline", "Rate limit", "Full queue"], rows
+    )
 
 
 def request_limits() -> str:

@@ -23,13 +23,13 @@ def failure(call, kind, message=str):
 
 
 def overload(call, kind, message=str):
-    """Calls until the server refuses, which is every other time, and once more."""
+    """Returns the errors of two refusals, None where the client tried again by itself. Else calls once more."""
+    errors = []
     for _ in range(2):
-        refused = failure(call, kind, message)
-        if refused:
+        errors.append(failure(call, kind, message))
+        if errors[-1]:
             call()
-            return {"error": refused, "answered": True}
-    return None
+    return errors
 
 
 def top(answers):

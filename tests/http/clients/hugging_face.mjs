@@ -27,14 +27,12 @@ async function failure(call) {
 }
 
 async function overload(call) {
+  const errors = [];
   for (let i = 0; i < 2; i += 1) {
-    const error = await failure(call);
-    if (error) {
-      await call();
-      return { error, answered: true };
-    }
+    errors.push(await failure(call));
+    if (errors[i]) await call();
   }
-  return null;
+  return errors;
 }
 
 const [first] = await classify(texts[0]);

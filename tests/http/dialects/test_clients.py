@@ -36,6 +36,7 @@ EMPTY = "The text is empty. Send a text that is not blank."
 UNKNOWN = "No model has this name. See /models for the served models."
 LATE = "The deadline passed before the response was ready."
 REFUSED = "This client exceeds its rate limit."
+FULL = "The queue is too long to meet the deadline of this request."
 
 PROGRAMS = ROOT / "tests/http/clients"
 SHOWN = PROGRAMS / "shown.json"
@@ -50,11 +51,17 @@ Dispatcher.submit = lambda _, __, sequences, *___: [asyncio.get_running_loop().c
 
 ALTERNATELY = """
 from itertools import cycle
+from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
-waits = cycle((0.25, 0.0))
+waits, full, decide = cycle((0.25, 0.0, 0.0, 0.0)), cycle((False, True, False)), AdmissionController._decide
+def check(self, *arguments):
+    if next(full):
+        raise self._overloaded(0.0)
+    decide(self, *arguments)
 RateLimiter.take = lambda *_: next(waits)
+AdmissionController._decide = check
 """
-"""The rate limit refuses every other request, whatever the time between them."""
+"""Of four requests, the rate limit refuses the first, and admission control the third."""
 
 CLIENTS = {
     "triton": ["tritonclient, HTTP", "tritonclient, gRPC"],
@@ -181,15 +188,14 @@ def check(name: str, found: dict[str, Any], own: Mapping[str, Mapping[str, Any]]
     late = (LATE, "Deadline Exceeded") if name.endswith("gRPC") else (LATE,)  # gRPC's own client may be first to say it
     errors = {"error": (found.pop("error"), (EMPTY,)), "deadline": (found.pop("deadline"), late)}
     if overload is not None:
-        assert overload["answered"], name
-        errors["overload"] = overload["error"], (REFUSED,)
+        errors |= {"rate limit": (overload[0], (REFUSED,)), "full queue": (overload[1], (FULL,))}
     shown = {"version": found.pop("version"), "tasks": {task: sorted(answer) for task, answer in answers.items()}}
     for kind, (error, sentences) in errors.items():
         if error is not None:
             assert any(one in error[1] for one in sentences), (name, kind, error)
             shown[kind] = error[0]
-    if overload is not None and overload["error"] is None:
-        shown["overload"] = "retries"
+        elif overload is not None and kind in ("rate limit", "full queue"):
+            shown[kind] = "retries"
     known = json.loads(SHOWN.read_text()) if SHOWN.exists() else {}
     if WRITE:
         SHOWN.write_text(json.dumps(known | {name: shown}, indent=2, sort_keys=True) + "\n")
@@ -242,6 +248,7 @@ def test_openai(server, servers, own):
         check(name, found, own)
         assert same(found.pop("floats"), own["embed"]["batch"])
         assert found == {
+            "retried": True,
             "dimensions": [3, 3],
             "unknown": ["NotFoundError", ["unknown_model", None, UNKNOWN]],
             "unanswerable": [
