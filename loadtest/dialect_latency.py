@@ -4,7 +4,7 @@
 
 The engine `echo` does nothing, so that the rest is small. A round sends the same text once in every protocol, in a
 random order, over kept connections. The difference to Swiftlet's own route in the same round is free of what changes
-from round to round.
+from round to round. Then Triton's own clients ask in turn; they need `uv`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -89,7 +91,7 @@ def senders(connection: Connection, channel: grpc.aio.Channel) -> dict[str, dict
             "Swiftlet, the same again": http(connection, "/classify", {"inputs": TEXT}),
             "Open Inference Protocol, JSON": http(connection, INFER, {"inputs": [tensor([TEXT]) | {"data": [TEXT]}]}),
             "Open Inference Protocol, binary": binary(connection, [TEXT]),
-            "Open Inference Protocol, gRPC": over_grpc(channel, [TEXT]),
+            "Open Inference Protocol, gRPC (client: grpc.aio)": over_grpc(channel, [TEXT]),
             "KServe v1": http(connection, "/v1/models/classify:predict", {"instances": [TEXT]}),
             "TEI": http(connection, "/predict", {"inputs": TEXT}),
             "Hugging Face, /models": http(connection, f"/models/{MODEL}", {"inputs": TEXT}),
@@ -99,7 +101,7 @@ def senders(connection: Connection, channel: grpc.aio.Channel) -> dict[str, dict
         f"{MANY} texts": {
             "Open Inference Protocol, JSON": http(connection, INFER, {"inputs": [tensor(many) | {"data": many}]}),
             "Open Inference Protocol, binary": binary(connection, many),
-            "Open Inference Protocol, gRPC": over_grpc(channel, many),
+            "Open Inference Protocol, gRPC (client: grpc.aio)": over_grpc(channel, many),
             OWN: http(connection, "/classify", {"inputs": many}),
         },
     }
@@ -145,6 +147,9 @@ def main() -> None:
         if server.grpc_address is None:
             raise SystemExit("The server has no gRPC port.")
         uvloop.run(run(server.url, server.grpc_address, rounds))
+        clients = Path(__file__).with_name("triton_latency.py")
+        command = ["uv", "run", "--quiet", "--no-project", str(clients), f"127.0.0.1:{server.port}"]
+        subprocess.run([*command, server.grpc_address, str(rounds)], check=True)
 
 
 if __name__ == "__main__":

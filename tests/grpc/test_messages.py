@@ -14,9 +14,8 @@ from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.runtime import Runtime
 from tests.support.apps import SECRET, make_runtime
 from tests.support.fakes import PATIENCE_S
-from tests.support.grpc_server import columns, request, serving
+from tests.support.grpc_server import FAULTS, columns, damage, damaged_sources, request, serving, valid_request
 
-FAULTS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED)
 DAMAGES = 600
 
 
@@ -29,13 +28,8 @@ def runtime(artifact_dir) -> Runtime:
     return make_runtime(artifact_dir, grpc_port=0)
 
 
-def valid(*, packed: bool = False) -> pb.ModelInferRequest:
-    parameters = {"top_k": 2}
-    return request("classify", {"text": [SECRET, f"{SECRET} 서울 🎬"]}, packed=packed, id=SECRET, parameters=parameters)
-
-
 def changed(change: Callable[[pb.ModelInferRequest], object], *, packed: bool = False) -> pb.ModelInferRequest:
-    message = valid(packed=packed)
+    message = valid_request(packed=packed)
     change(message)
     return message
 
@@ -128,27 +122,9 @@ def test_parameter_without_a_value_is_left_out(runtime):
     assert [len(row) for row in columns(run(scenario()))["label"]] == [2, 2]
 
 
-def damage(data: bytes, pick: random.Random) -> bytes:
-    """Returns a message with a few bytes replaced, removed, doubled or cut off."""
-    damaged = bytearray(data)
-    for _ in range(pick.randint(1, 4)):
-        at = pick.randrange(len(damaged) or 1)
-        match pick.randrange(4):
-            case 0:
-                damaged[at : at + 1] = bytes([pick.choice((0, 1, 2, 0x7F, 0x80, 0xFF, pick.randrange(256)))])
-            case 1:
-                del damaged[at : at + pick.randint(1, 4)]
-            case 2:
-                damaged[at:at] = damaged[at : at + pick.randint(1, 9)]
-            case _:
-                del damaged[at:]
-    return bytes(damaged)
-
-
 def test_no_damaged_message_fails_in_the_server(runtime, caplog):
     pick = random.Random(7)
-    sources = [valid().SerializeToString(), valid(packed=True).SerializeToString()]
-    messages = [damage(sources[i % 2], pick) for i in range(DAMAGES)]
+    messages = [damage(pick.choice(damaged_sources()), pick) for _ in range(DAMAGES)]
 
     async def ask(client: Any, message: bytes) -> grpc.StatusCode:
         call = client.call("ModelInfer", message)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +17,11 @@ from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.request_tracker import Observer
 from swiftlet_serve.service.http.tensors import DTYPES
 from swiftlet_serve.service.runtime import Runtime
+from tests.support.apps import SECRET
 from tests.support.fakes import PATIENCE_S
+
+FAULTS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""The statuses of a client's fault."""
 
 
 class Client:
@@ -68,7 +73,7 @@ async def serving(
 
 
 def request(
-    model: str, texts: dict[str, Sequence[str]], *, packed: bool = False, **fields: Any
+    model: str, texts: Mapping[str, Sequence[str]], *, packed: bool = False, **fields: Any
 ) -> pb.ModelInferRequest:
     """Returns a request with an input for each list of texts, and the given parameters."""
     parameters = fields.pop("parameters", {})
@@ -103,3 +108,31 @@ def _texts(packed: bytes) -> list[str]:
         texts.append(packed[4 : 4 + size].decode())
         packed = packed[4 + size :]
     return texts
+
+
+def valid_request(*, packed: bool = False) -> pb.ModelInferRequest:
+    """Returns a request with SECRET in every string."""
+    texts = {"text": [SECRET, f"{SECRET} 서울 🎬"]}
+    return request("classify", texts, packed=packed, id=SECRET, parameters={"top_k": 2})
+
+
+def damaged_sources() -> list[bytes]:
+    """Returns the messages to damage."""
+    return [valid_request().SerializeToString(), valid_request(packed=True).SerializeToString()]
+
+
+def damage(data: bytes, pick: random.Random) -> bytes:
+    """Returns a message with a few bytes replaced, removed, doubled or cut off."""
+    damaged = bytearray(data)
+    for _ in range(pick.randint(1, 4)):
+        at = pick.randrange(len(damaged) or 1)
+        match pick.randrange(4):
+            case 0:
+                damaged[at : at + 1] = bytes([pick.choice((0, 1, 2, 0x7F, 0x80, 0xFF, pick.randrange(256)))])
+            case 1:
+                del damaged[at : at + pick.randint(1, 4)]
+            case 2:
+                damaged[at:at] = damaged[at : at + pick.randint(1, 9)]
+            case _:
+                del damaged[at:]
+    return bytes(damaged)

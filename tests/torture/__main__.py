@@ -15,7 +15,8 @@ from pathlib import Path
 from swiftlet_serve.service.offline.environment import current_environment, load_warnings
 from tests.support.artifacts import make_artifact
 from tests.support.hostile import TASKS
-from tests.torture.cases import CASES, Outcome, table
+from tests.torture.cases import CASES, table
+from tests.torture.outcome import Outcome
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +36,8 @@ from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
+from tests.torture.dialects import hostile_dialects
+from tests.torture.outcome import Outcome, scaled
 
 ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
 with mock.patch.object(swiftlet_serve.service.engines, "__path__", ENGINES):
@@ -49,17 +50,6 @@ SLOW_CLIENTS_PER_S: Final = 200  # as slowhttptest opens them
 LATENCY_MODEL: Final = "mobilebert-sst2"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One row of the table."""
-
-    case: str
-    n: int
-    result: str
-    goal: str
-    passed: bool
-
-
 Case = Callable[[Path, float], list[Outcome]]
 
 
@@ -67,16 +57,12 @@ def _models(artifact_dir: Path) -> list[Path]:
     return [artifact_dir / f"tiny-{task}" for task in TASKS]
 
 
-def _scaled(count: int, scale: float, minimum: int) -> int:
-    return max(minimum, round(count * scale))
-
-
 # Hostile requests
 
 
 def hostile_requests(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Sends attacks over HTTP. The large ones have a connection of their own."""
-    count = _scaled(100_000, scale, 300)
+    count = scaled(100_000, scale, 300)
     with serving(_models(artifact_dir), "echo", "--log-level", "debug") as server:
         complaints = uvloop.run(_attack(server.url, count))
         alive = server.process.poll() is None
@@ -130,7 +116,7 @@ def deliveries(artifact_dir: Path, scale: float) -> list[Outcome]:
 
     The engines run in a worker process, which is killed after half of the requests.
     """
-    count = _scaled(1_000_000, scale, 3000)
+    count = scaled(1_000_000, scale, 3000)
     wrong, seen = uvloop.run(_deliver(artifact_dir, count))
     shown = f"{wrong} ({seen['answered']:,} answered, {seen['failed']:,} faulty, {seen['cancelled']:,} cancelled"
     return [
@@ -209,7 +195,7 @@ def _expected(model: Any, request: Any) -> Any:
 
 def restarts(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Replaces servers behind a load balancer, one after the other, at 70 % of the load that two servers take."""
-    rounds = _scaled(20, scale, 2)
+    rounds = scaled(20, scale, 2)
     rate = 0.7 * asyncio.run(peak(artifact_dir))
     tally, statuses = asyncio.run(roll(artifact_dir, rounds, rate))
     lost, failed_exits = len(tally.lost) + tally.refused, sum(status != 0 for status in statuses)
@@ -229,7 +215,7 @@ def slow_clients(artifact_dir: Path, scale: float) -> list[Outcome]:
     The same connections first go to a socket that is never read: their clients run on this machine, and their CPU time
     must not count against the server.
     """
-    count, seconds = _scaled(2000, scale, 100), max(3.0, 20 * scale)
+    count, seconds = scaled(2000, scale, 100), max(3.0, 20 * scale)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * count) as sink,
         serving(_models(artifact_dir), "echo", "--log-level", "error") as server,
@@ -308,7 +294,7 @@ async def _slow(server: ServerProcess, sink: int, count: int, seconds: float) ->
 
 def memory(artifact_dir: Path, scale: float) -> list[Outcome]:
     """Measures resident memory over mixed requests after a warm-up. A third are attacks, and some are abandoned."""
-    count = _scaled(1_000_000, scale, 4000)
+    count = scaled(1_000_000, scale, 4000)
     faults = {"STAND_IN_FAULTS": str(FAULT_SHARE)}
     with serving(_models(artifact_dir), "stand_in", "--log-level", "error", environment=faults) as server:
         samples = uvloop.run(_mixed_requests(server, count))
@@ -349,7 +335,7 @@ async def _mixed_requests(server: ServerProcess, count: int) -> list[int]:
 
 def latency(artifact_dir: Path, scale: float) -> list[Outcome]:  # the signature of a case
     """Sends one request at a time, in turn with a bare engine call, and compares both."""
-    count = _scaled(2000, scale, 100)
+    count = scaled(2000, scale, 100)
     body = {"inputs": "A warm, funny and clever film that never takes itself too seriously."}
     (path,) = locate([LATENCY_MODEL])
     model = load_model(path, "native")
@@ -408,6 +394,7 @@ def overload(artifact_dir: Path, scale: float) -> list[Outcome]:  # the signatur
 
 CASES: Final[dict[str, Case]] = {
     "hostile": hostile_requests,
+    "hostile-dialects": hostile_dialects,
     "deliveries": deliveries,
     "restarts": restarts,
     "slow-clients": slow_clients,
