@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.settings import Settings, check_variables
 
 if TYPE_CHECKING:
     from swiftlet_serve.models.training.plot import XAxis
@@ -83,22 +84,31 @@ def serve(**given: str | None) -> None:
     """
     from swiftlet_serve.service import server
 
+    check_variables(os.environ)
     server.serve(_settings(given), _announce)
 
 
 @main.command()
 @click.argument("name")
-def key(name: str) -> None:
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to add the line to. A new file is readable by its owner only. Default: standard output.",
+)
+def key(name: str, file: Path | None) -> None:
     """Creates an API key for NAME.
 
-    The key is printed once, on standard error. Standard output gets the line for `api_keys_file`, which holds only
-    the hash of the key: swiftlet key NAME >> keys
+    The key is printed once, on standard error. Its line for `api_keys_file` holds only the hash of the key:
+    swiftlet key NAME --file keys. A server that runs reads the file anew on SIGHUP.
     """
-    from swiftlet_serve.service.http.api_keys import make_key
+    from swiftlet_serve.service.http.api_keys import add_line, make_key
 
     made, line = make_key(name)
+    if file is None:
+        click.echo(line)
+    else:
+        add_line(file, line)
     click.echo(f"API key for {name} (it is not shown again): {made}", err=True)
-    click.echo(line)
 
 
 @main.command()

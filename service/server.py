@@ -13,6 +13,8 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import uvicorn
@@ -73,11 +75,13 @@ def serve(settings: Settings, announce: Announce) -> None:
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit of 1024 is too low for connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        tls_context = tls.load_context(settings.tls_cert, settings.tls_key)
+        certificate = _read_certificate(settings)
         keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
         public_socket = bind(settings.host, settings.port, settings.reuse_port)
         admin_socket = None if settings.admin_port is None else bind(settings.admin_host, settings.admin_port)
         tracer = _create_tracer(settings.traces_endpoint)
+        if keys is None and not _is_loopback(settings.host):
+            log.warning("The server needs no API key, and listens on %s. Set api_keys_file.", settings.host)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
         observers = [
@@ -86,11 +90,12 @@ def serve(settings: Settings, announce: Announce) -> None:
         ]
         runtime = Runtime.start(settings)
         app = create_app(runtime, keys, observers)
-        grpc = _create_grpc_port(runtime, keys, observers)
-        listener = Listener(public_socket, tls_context)
+        grpc = _create_grpc_port(runtime, keys, observers, certificate)
+        listener = Listener(public_socket, certificate.context if certificate else None)
         public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
         admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
         server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)))
+        server.on_reload = partial(_reload, settings, keys, certificate)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
         if server.is_stuck:
@@ -101,6 +106,13 @@ def serve(settings: Settings, announce: Announce) -> None:
         is_written = logs.flush_and_stop()
     if server.is_stuck or not is_written:
         os._exit(1)  # a normal exit would wait for the thread
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _create_tracer(endpoint: str | None) -> Tracer | None:
@@ -122,7 +134,37 @@ def _create_tracer(endpoint: str | None) -> Tracer | None:
     return Tracer.over_http(endpoint, openapi.version())
 
 
-def _create_grpc_port(runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer]) -> GrpcPort | None:
+def _read_certificate(settings: Settings) -> tls.Certificate | None:
+    """Reads the certificate of the settings.
+
+    Raises:
+        SetupError: the files are invalid, or there is a key without a certificate.
+    """
+    if settings.tls_cert is None:
+        tls.load_context(None, settings.tls_key)
+        return None
+    return tls.Certificate(settings.tls_cert, settings.tls_key)
+
+
+def _reload(settings: Settings, keys: ApiKeys | None, certificate: tls.Certificate | None) -> None:
+    """Reads API keys and certificate anew. What is invalid stays as it was."""
+    if keys is not None and settings.api_keys_file is not None:
+        try:
+            keys.replace(ApiKeys.read(settings.api_keys_file))
+            log.info("The API keys were read anew.")
+        except SetupError as error:
+            log.warning("The API keys stay as they were. %s", error)
+    if certificate is not None:
+        try:
+            certificate.reload()
+            log.info("The certificate was read anew. New connections use it.")
+        except SetupError as error:
+            log.warning("The certificate stays as it was. %s", error)
+
+
+def _create_grpc_port(
+    runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer], certificate: tls.Certificate | None
+) -> GrpcPort | None:
     """Creates the gRPC port if the settings ask for it.
 
     Raises:
@@ -136,7 +178,7 @@ def _create_grpc_port(runtime: Runtime, keys: ApiKeys | None, observers: Sequenc
     except ModuleNotFoundError as error:
         message = f"grpc_port needs the package {error.name!r}. Install it with: pip install 'swiftlet-serve[grpc]'."
         raise SetupError(message) from None
-    return GrpcPort(runtime, keys, observers)
+    return GrpcPort(runtime, keys, observers, certificate)
 
 
 def _exit(logs: QueuedLogHandler) -> None:
@@ -158,6 +200,7 @@ class Server:
         watchdog: Watchdog,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
+        self.on_reload: Callable[[], None] = lambda: None  # called on SIGHUP
         self._config = uvicorn.Config(
             app, lifespan="on", log_config=None, log_level=None if settings.log_level == "debug" else "warning"
         )
@@ -173,6 +216,7 @@ class Server:
     async def run(self, announce: Announce) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self.on_reload())
         self._watchdog.start()
         lifespan = Lifespan(self._config)
         await lifespan.startup()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, IPvAnyNetwork, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from swiftlet_serve.service.errors import SetupError
+
 CGROUP: Final = Path("/sys/fs/cgroup")
+PREFIX: Final = "SWIFTLET_"  # of environment variables
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
@@ -39,7 +44,7 @@ def _quota(cgroup: Path) -> float:
 class Settings(BaseSettings):
     """Each setting is an environment variable SWIFTLET_<NAME> and an option of `swiftlet serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="SWIFTLET_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", description="Address to listen on. Use 0.0.0.0 for all interfaces.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 lets the system choose a free port.")
@@ -160,3 +165,20 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def check_variables(names: Iterable[str]) -> None:
+    """Checks that each environment variable with our prefix is a setting. A misspelt one would silently have no effect.
+
+    Raises:
+        SetupError: a variable is no setting. The message has the most similar one.
+    """
+    known = [name.upper() for name in Settings.model_fields]
+    for name in sorted(names):
+        own = name.upper().removeprefix(PREFIX)
+        if own != name.upper() and own not in known:
+            similar = get_close_matches(own, known, 1)
+            hint = f"Did you mean {PREFIX}{similar[0]}?" if similar else "`swiftlet serve --help` lists the settings."
+            if "_SERVICE_" in name or "_TCP" in name:
+                hint = "Kubernetes sets it for a Service named swiftlet, unless enableServiceLinks is false."
+            raise SetupError(f"The environment variable {name} is no setting. {hint}")

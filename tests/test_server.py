@@ -66,6 +66,15 @@ def test_rolling_restart_behind_a_load_balancer_loses_no_request(artifact_dir):
     assert statuses == [0, 0]
 
 
+@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("localhost", False)])
+def test_open_server_with_a_public_address_says_so(host, warns, artifact_dir):
+    with serving(artifact_dir, "--host", host) as server:
+        server.stop()
+        server.wait()
+
+    assert ("The server needs no API key" in server.warnings) == warns
+
+
 async def stop_under_load(server: Process, clients: int, interval_s: float) -> tuple[int, Tally]:
     """Stops a server under load, with a connection per request. Returns its exit status and the outcomes."""
     stopped, tally = asyncio.Event(), Tally()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
-from swiftlet_serve.service.settings import Settings, usable_cores
+from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.settings import Settings, check_variables, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +74,31 @@ def test_usable_cores_respects_the_cpu_quota(files, cores, tmp_path: Path, monke
         (tmp_path / name).write_text(text + "\n")
 
     assert usable_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SWIFTLET_API_KEY_FILE", "Did you mean SWIFTLET_API_KEYS_FILE?"),
+        ("swiftlet_prot", "Did you mean SWIFTLET_PORT?"),
+        ("SWIFTLET_ZZZ", "`swiftlet serve --help` lists the settings."),
+        ("SWIFTLET_SERVICE_HOST", "enableServiceLinks"),
+        ("SWIFTLET_PORT_8000_TCP_ADDR", "enableServiceLinks"),
+    ],
+)
+def test_unknown_variables_are_errors(name, hint):
+    with pytest.raises(SetupError, match=re.escape(hint)) as raised:
+        check_variables(["PATH", "SWIFTLET_PORT", name])
+    assert name in str(raised.value)
+
+
+def test_variables_of_settings_are_known():
+    check_variables([f"SWIFTLET_{name.upper()}" for name in Settings.model_fields] + ["PATH", "swiftlet_port"])
+
+
+def test_server_does_not_start_with_a_misspelt_variable(monkeypatch):
+    monkeypatch.setenv("SWIFTLET_API_KEY_FILE", "keys")
+    result = CliRunner().invoke(main, ["serve", "--models", "nowhere"])
+
+    assert result.exit_code == 1
+    assert "Did you mean SWIFTLET_API_KEYS_FILE?" in result.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -21,6 +20,7 @@ from swiftlet_serve.service.http.request_guard import RequestGuard
 from swiftlet_serve.service.http.request_tracker import Observer, RequestTracker
 from swiftlet_serve.service.http.route_table import Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import TaskResponse
+from swiftlet_serve.service.http.tls import Certificate
 from swiftlet_serve.service.runtime import Runtime
 
 MAX_STREAMS: Final = 1000  # concurrent calls of a connection
@@ -34,17 +34,25 @@ MAX_AGE_S: Final = 5.0
 class GrpcPort:
     """Serves gRPC on one address. All methods must be called on one event loop."""
 
-    def __init__(self, runtime: Runtime, keys: ApiKeys | None, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        keys: ApiKeys | None,
+        observers: Sequence[Observer],
+        certificate: Certificate | None = None,
+    ) -> None:
         """Creates a port.
 
         Args:
             runtime: the loaded models.
             keys: the API keys that all methods but health checks require; None requires none.
             observers: called with each finished request record, after the runtime's statistics.
+            certificate: that of the server; None serves without TLS.
         """
         self.address = ""
         """Host and port, once the port is open."""
         self._runtime = runtime
+        self._certificate = certificate
         self._endpoint = InferEndpoint(runtime)
         paths = {f"/{SERVICE}/{name}": page for name, page in PAGES.items()}
         table = RouteTable(
@@ -62,7 +70,7 @@ class GrpcPort:
         """Serves calls on the running event loop.
 
         Raises:
-            SetupError: the address is in use or not available, or the certificate is invalid.
+            SetupError: the address is in use or not available.
         """
         settings = self._runtime.settings
         host, port = settings.host, settings.grpc_port
@@ -79,10 +87,10 @@ class GrpcPort:
         server.add_generic_rpc_handlers(self._handlers())
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if settings.tls_cert is None:
+            if self._certificate is None:
                 bound = server.add_insecure_port(target)
             else:
-                bound = server.add_secure_port(target, _credentials(settings.tls_cert, settings.tls_key))
+                bound = server.add_secure_port(target, _credentials(self._certificate))
         except RuntimeError:
             raise SetupError(f"Cannot listen on {host}, port {port}: the address is in use or not available.") from None
         self.address = f"{target.rpartition(':')[0]}:{bound}"
@@ -114,6 +122,10 @@ class GrpcPort:
         return TaskResponse(answer.SerializeToString())
 
 
-def _credentials(cert: Path, key: Path | None) -> grpc.ServerCredentials:
-    """Returns the credentials of the files, which the public port has checked."""
-    return grpc.ssl_server_credentials([((key or cert).read_bytes(), cert.read_bytes())])
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Returns credentials that every new connection takes from the certificate."""
+
+    def current() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([certificate.pem])
+
+    return grpc.dynamic_ssl_server_credentials(current(), current)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import re
 import secrets
 import stat
@@ -36,6 +37,20 @@ def make_key(name: str) -> tuple[str, str]:
     return key, line
 
 
+def add_line(file: Path, line: str) -> None:
+    """Adds a line to a key file. A new file is readable and writable by its owner only.
+
+    Raises:
+        SetupError: the file cannot be written.
+    """
+    try:
+        with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+", encoding="ascii") as keys:
+            text = keys.read()
+            keys.write(f"{line}\n" if text.endswith("\n") or not text else f"\n{line}\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"Cannot write the API key file {file}: {getattr(error, 'strerror', 'not ASCII')}.") from None
+
+
 class ApiKeys:
     """The keys that grant access."""
 
@@ -45,15 +60,16 @@ class ApiKeys:
         Raises:
             SetupError: a line is invalid, or there is no key.
         """
-        self._owners: list[tuple[str, bytes]] = []
+        self.entries: list[tuple[str, bytes]] = []
+        """Owners and hashes of the keys."""
         for number, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue
             if not (match := LINE.fullmatch(text)):
                 raise SetupError(f"Line {number} of the API key file is invalid. Expected a name and a SHA-256 hash.")
-            self._owners.append((match[1], bytes.fromhex(match[2])))
-        if not self._owners:
+            self.entries.append((match[1], bytes.fromhex(match[2])))
+        if not self.entries:
             raise SetupError("The API key file has no keys. Create one with: swiftlet key NAME.")
 
     @classmethod
@@ -74,10 +90,14 @@ class ApiKeys:
             log.warning("Every user of this machine can read the API key file %s.", path)
         return cls(lines)
 
+    def replace(self, other: ApiKeys) -> None:
+        """Takes the keys of another file in the place of these."""
+        self.entries = other.entries
+
     def owner(self, key: str) -> str | None:
         """Returns the owner of a key; None for an unknown key. Takes the same time for all keys of one length."""
         digest, owner = _digest(key), None
-        for name, known in self._owners:
+        for name, known in self.entries:
             if hmac.compare_digest(known, digest):
                 owner = name
         return owner

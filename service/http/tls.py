@@ -28,3 +28,30 @@ def load_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     except OSError as error:
         raise SetupError(f"Cannot read {cert} or {key or cert}: {error.strerror}.") from None
     return context
+
+
+class Certificate:
+    """The certificate of a server, which new connections use."""
+
+    def __init__(self, cert: Path, key: Path | None) -> None:
+        """Reads a certificate and its private key, from `cert` if `key` is None.
+
+        Raises:
+            SetupError: as `load_context`.
+        """
+        self._files = cert, key
+        context = load_context(cert, key)
+        assert context is not None  # noqa: S101  # for the type checker
+        self.context = context
+        self.pem = (key or cert).read_bytes(), cert.read_bytes()
+        """The private key and the chain of certificates."""
+
+    def reload(self) -> None:
+        """Reads the files anew.
+
+        Raises:
+            SetupError: the files are invalid. The certificate stays as it is.
+        """
+        new = Certificate(*self._files)
+        self.context.load_cert_chain(*self._files)
+        self.pem = new.pem

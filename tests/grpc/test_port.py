@@ -256,7 +256,7 @@ def test_port_needs_the_extra(runtime, monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc", None)
 
     with pytest.raises(SetupError, match=r"grpc_port needs .* pip install 'swiftlet-serve\[grpc\]'"):
-        _create_grpc_port(runtime, None, [])
+        _create_grpc_port(runtime, None, [], None)
 
 
 def test_server_without_the_port_does_not_import_grpc(artifact_dir):

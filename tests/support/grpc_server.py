@@ -16,6 +16,7 @@ from swiftlet_serve.service.grpc.port import GrpcPort
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.request_tracker import Observer
 from swiftlet_serve.service.http.tensors import DTYPES
+from swiftlet_serve.service.http.tls import Certificate
 from swiftlet_serve.service.runtime import Runtime
 from tests.support.apps import SECRET
 from tests.support.fakes import PATIENCE_S
@@ -61,7 +62,9 @@ async def serving(
 ) -> AsyncIterator[tuple[GrpcPort, Client]]:
     """Opens the runtime and a gRPC port with a client. The settings must have a gRPC port."""
     await runtime.open()
-    port = GrpcPort(runtime, keys, observers)
+    settings = runtime.settings
+    certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
+    port = GrpcPort(runtime, keys, observers, certificate)
     await port.open()
     client = Client(port.address)
     try:
