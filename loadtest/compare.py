@@ -34,6 +34,7 @@ from typing import Final
 from loadtest import wrk
 from loadtest.generator import closed_loop
 from loadtest.http_client import Client, request_bytes
+from loadtest.report import require_chart
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
@@ -254,6 +255,7 @@ def _parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _parse()
+    require_chart()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed.")
     models = _models(arguments)

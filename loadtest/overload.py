@@ -35,6 +35,7 @@ import uvloop
 from loadtest.arrivals import poisson
 from loadtest.generator import closed_loop, open_loop
 from loadtest.http_client import Client, ConnectionLost, request_bytes
+from loadtest.report import require_chart
 from loadtest.server_process import ServerProcess, serving
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.percentile import percentile
@@ -319,6 +320,7 @@ def main() -> None:
     parser.add_argument("--released", type=Path, help="Also measure MobileBERT as released, made in this directory.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
+    require_chart()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with serving_on_half_of_the_cores("echo") as server:
         highest = uvloop.run(_highest_rate(server.url))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from loadtest.verdict import MAX_BAD_SHARE, Run, fit
+from swiftlet_serve.service import extras
+from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline.environment import load_warnings
 
 if TYPE_CHECKING:
@@ -31,6 +33,18 @@ COLUMNS: Final = (
 )
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 STYLE: Final = "body{font:16px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .8em;text-align:right}"
+
+
+def require_chart() -> None:
+    """Checks, before a measurement, that its chart can be drawn at the end.
+
+    Raises:
+        SystemExit: a package of the extra `plot` is not installed.
+    """
+    try:
+        extras.require("plot")
+    except SetupError as error:
+        raise SystemExit(str(error)) from None
 
 
 def row(measurement: Mapping[str, Any], generator_limited: bool) -> str:

@@ -181,6 +181,8 @@ def _options() -> argparse.Namespace:
 
 def main() -> None:
     options = _options()
+    if options.out:
+        report.require_chart()
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # an open loop has many connections
     where = current_environment("httptools")

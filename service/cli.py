@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 
 from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.service import tasks
+from swiftlet_serve.service import extras, tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.settings import Settings, check_variables
 
@@ -161,9 +160,9 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
     downloaded again. Needs the extra `models`.
     """
-    with requires_extra("models"):
-        from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-        from swiftlet_serve.service.offline.release import Measure
+    extras.require("models")
+    from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+    from swiftlet_serve.service.offline.release import Measure
 
     measure = None if data is None else Measure(data, limit)
     artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=bar, **options)
@@ -287,24 +286,23 @@ def bench(
     built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the
     extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
     """
-    with requires_extra("models"):
-        from swiftlet_serve.service.benchmark.baselines import ENGINES
-        from swiftlet_serve.service.benchmark.bench import bench
-        from swiftlet_serve.service.benchmark.networks import RELEASED
-        from swiftlet_serve.service.benchmark.plan import Plan
-        from swiftlet_serve.service.benchmark.report import text, write
+    extras.require("models", *(["plot"] if out else []))
+    from swiftlet_serve.service.benchmark.baselines import ENGINES
+    from swiftlet_serve.service.benchmark.bench import bench
+    from swiftlet_serve.service.benchmark.networks import RELEASED
+    from swiftlet_serve.service.benchmark.plan import Plan
+    from swiftlet_serve.service.benchmark.report import text, write
 
-        for kind, given, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
-            for one in given:
-                if one not in known:
-                    raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
-        plan = Plan.of(engine, shape, artifact, **settings)
-        found = bench(plan.quick() if quick else plan, note)
+    for kind, given, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
+        for one in given:
+            if one not in known:
+                raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
+    plan = Plan.of(engine, shape, artifact, **settings)
+    found = bench(plan.quick() if quick else plan, note)
     click.echo(text(found))
     if out is not None:
-        with requires_extra("plot"):
-            for path in write(found, out, name):
-                note(str(path))
+        for path in write(found, out, name):
+            note(str(path))
 
 
 @main.command()
@@ -322,8 +320,8 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     RECIPE is a TOML file or the name of a recipe that comes with Swiftlet. An interrupted run resumes where it
     stopped. Needs the extra `models`.
     """
-    with requires_extra("models"):
-        from swiftlet_serve.service.offline.train import run_recipe
+    extras.require("models")
+    from swiftlet_serve.service.offline.train import run_recipe
 
     for artifact in run_recipe(recipe, only, data, runs, out, note, bar, device):
         click.echo(artifact.path)
@@ -341,8 +339,8 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     Prints the results as a table, and draws a chart. STUDY is a TOML file or the name of a study
     that comes with Swiftlet. An interrupted study resumes where it stopped. Needs the extras `models` and `plot`.
     """
-    with requires_extra("models,plot"):
-        from swiftlet_serve.service.offline.study import run_study
+    extras.require("models", "plot")
+    from swiftlet_serve.service.offline.study import run_study
 
     table, path = run_study(study, data, runs, out, note, bar, device)
     click.echo(table)
@@ -371,8 +369,8 @@ def plot(runs: tuple[Path, ...], out: Path, against: XAxis, loss: tuple[str, ...
 
     RUN is the directory of a running or finished run, or its losses.csv. Needs the extra `plot`.
     """
-    with requires_extra("plot"):
-        from swiftlet_serve.models.training.plot import plot
+    extras.require("plot")
+    from swiftlet_serve.models.training.plot import plot
 
     plot({str(run): run for run in runs}, out, against, loss)
     click.echo(out)
@@ -388,19 +386,6 @@ def bar(done: int, total: int) -> None:
     if sys.stderr.isatty():
         filled = BAR_WIDTH * done // total
         click.echo(f"\r[{'#' * filled:-<{BAR_WIDTH}}] {done}/{total}", nl=done == total, err=True)
-
-
-@contextmanager
-def requires_extra(extra: str) -> Iterator[None]:
-    """Turns a failed import into an error that names the extra to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == "swiftlet_serve":
-            raise
-        raise SetupError(
-            f"The package {error.name!r} is not installed. Run: pip install 'swiftlet-serve[{extra}]'"
-        ) from None
 
 
 def _settings(given: dict[str, str | None]) -> Settings:
