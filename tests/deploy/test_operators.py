@@ -1,4 +1,4 @@
-"""The manifests for the Prometheus operator and KServe meet their schemas, which refuse unknown fields and types."""
+"""The manifests for operators meet their schemas, which refuse unknown fields and types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusals(manifest: dict[str, Any]) -> list[str]:
 
 MANIFESTS = {
     manifest["kind"]: manifest
-    for path in sorted([*K8S.glob("monitoring/*.yaml"), *K8S.glob("kserve/*.yaml")])
+    for path in sorted([*K8S.glob("monitoring/*.yaml"), *K8S.glob("keda/*.yaml"), *K8S.glob("kserve/*.yaml")])
     for manifest in yaml.safe_load_all(path.read_text("utf-8"))
     if "kustomize" not in manifest["apiVersion"]
 }
@@ -61,6 +61,10 @@ INVALID = [
     ("PrometheusRule", "spec.groups.1.rules.0.for", "soon", "'soon' does not match"),
     ("PrometheusRule", "spec.groups.1.rules.0.severity", "page", "'severity' was unexpected"),
     ("PrometheusRule", "spec.groups.1.rules.0.labels.level", 1, "1 is not of type 'string'"),
+    ("ScaledObject", "spec.scaleTargetRef", None, "'scaleTargetRef' is a required property"),
+    ("ScaledObject", "spec.minReplicas", 2, "'minReplicas' was unexpected"),
+    ("ScaledObject", "spec.triggers.0.metadata.threshold", 0.1, "0.1 is not of type 'string'"),
+    ("ScaledObject", "spec.fallback.behavior", "keep", "'keep' is not one of"),
     ("ServingRuntime", "spec.containers", None, "'containers' is a required property"),
     ("ServingRuntime", "spec.containers.0.arg", ["serve"], "'arg' was unexpected"),
     ("ServingRuntime", "spec.securityContext", {}, "'securityContext' was unexpected"),

@@ -1,10 +1,10 @@
-"""Writes JSON schemas of the resources of the Prometheus operator and KServe, from packages with their types.
+"""Writes JSON schemas of the resources of the Prometheus operator, KEDA and KServe, from packages with their types.
 
     pip download --no-deps --only-binary :all: --ignore-requires-python --dest /tmp/types \\
-        cloudcoil.models.prometheus-operator==0.93.1.1 kserve==0.21.0
+        cloudcoil.models.prometheus-operator==0.93.1.1 cloudcoil.models.keda==2.20.2.1 kserve==0.21.0
     python tests/schemas/write.py /tmp/types
 
-Both packages were generated from the operators' own definitions. They are parsed, and neither installed nor imported.
+The packages were generated from the operators' own definitions. They are parsed, and neither installed nor imported.
 Descriptions and the status are left out. KServe's package defines names and types, and no constraints on values. The
 types of Kubernetes itself refer to the schemas of kubernetes-validate.
 """
@@ -24,7 +24,13 @@ Schema = dict[str, Any]
 HERE = Path(__file__).parent
 KINDS = {
     "cloudcoil_models_prometheus_operator": {
-        "monitoring.coreos.com/v1": {"PrometheusRule": "PrometheusRule", "ServiceMonitor": "ServiceMonitor"},
+        "monitoring.coreos.com/v1": {
+            "PrometheusRule": "PrometheusRule",
+            "ServiceMonitor": "ServiceMonitor",
+        },
+    },
+    "cloudcoil_models_keda": {
+        "keda.sh/v1alpha1": {"ScaledObject": "ScaledObject"},
     },
     "kserve": {
         "serving.kserve.io/v1alpha1": {"ServingRuntime": "V1alpha1ServingRuntime"},
@@ -53,7 +59,7 @@ class Types:
         self._classes: dict[str, ast.ClassDef] = {}
         with zipfile.ZipFile(package) as files:
             for name in files.namelist():
-                if re.search(r"/prometheus_operator/v1\.py$|^kserve/models/", name):
+                if re.search(r"/prometheus_operator/v1\.py$|/keda/v1alpha1\.py$|^kserve/models/", name):
                     statements = ast.parse(files.read(name)).body
                     self._classes |= {each.name: each for each in statements if isinstance(each, ast.ClassDef)}
 
