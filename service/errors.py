@@ -41,6 +41,7 @@ class FieldError:
     pointer: str  # JSON Pointer (RFC 6901) to the value
     code: str  # the rule that the value breaks
     limit: int | float | None = None  # the bound of the rule, if it has one
+    nearest: str | None = None  # the allowed name that is most similar to an unknown one
 
 
 class SwiftletError(Exception):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +25,8 @@ from swiftlet_serve.service.errors import (
     Unprocessable,
     UnsupportedMediaType,
 )
+
+MAX_NAME_CHARACTERS: Final = 32
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -103,7 +107,12 @@ def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest |
     errors = error.errors(include_url=False, include_input=False)
     if errors[0]["type"] == "json_invalid":  # the only error then
         return InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.")
-    field_errors = list(dict.fromkeys(_field_error(one, _field_names(model)) for one in errors))
+    names = _field_names(model)
+    field_errors = list(dict.fromkeys(_field_error(one, names) for one in errors))
+    if errors[0]["type"] == "extra_forbidden" and (nearest := _nearest(str(errors[0]["loc"][-1]), names)):
+        field_errors[0] = replace(field_errors[0], nearest=nearest)
+        detail = f"The body has a field that is not allowed. Did you mean {nearest}?"
+        return Unprocessable("validation_failed", detail, field_errors=field_errors)
     return Unprocessable("validation_failed", INVALID_VALUES, field_errors=field_errors)
 
 
@@ -153,6 +162,12 @@ def _field_error(error: ErrorDetails, names: frozenset[str]) -> FieldError:
     path = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
     pointer = "".join(f"/{step}" for step in path if isinstance(step, int) or step in names)
     return FieldError(pointer, error["type"], limit)
+
+
+def _nearest(name: str, names: frozenset[str]) -> str | None:
+    """Returns the name that is most similar to an unknown one. A long one is the client's text, and is not compared."""
+    similar = get_close_matches(name, sorted(names), 1) if len(name) <= MAX_NAME_CHARACTERS else []
+    return similar[0] if similar else None
 
 
 @functools.cache

@@ -24,6 +24,7 @@ class FieldErrorBody(BaseModel):
     pointer: Annotated[str, Field(description="JSON Pointer to the invalid value. Empty for the whole body.")]
     code: Annotated[str, Field(description="The rule that the value breaks.")]
     limit: Annotated[float | int | None, Field(description="The bound of the rule, if it has one.")] = None
+    nearest: Annotated[str | None, Field(description="The allowed name that is most similar to an unknown one.")] = None
 
 
 class Problem(BaseModel):

@@ -187,3 +187,31 @@ def test_body_of_exactly_the_limit_is_accepted(client):
 
     assert client.post("/classify", content=body).status_code == 200
     assert_problem(client.post("/classify", content=body + b" "), 413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("body", "nearest"),
+    [
+        ({"inputs": "a", "parameters": {"topk": 1}}, "top_k"),
+        ({"inputs": "a", "paramters": {}}, "parameters"),
+        ({"inputs": "a", SECRET: 1}, None),
+        ({"inputs": "a", "parameters": {"top_k" * 8: 1}}, None),
+    ],
+)
+def test_unknown_field_names_the_most_similar_one(body, nearest, client):
+    problem = assert_problem(client.post("/classify", json=body), 422, "validation_failed")
+
+    (error,) = problem["errors"]
+    assert (error["code"], error.get("nearest")) == ("extra_forbidden", nearest)
+    assert problem["detail"].endswith(f"Did you mean {nearest}?") == (nearest is not None)
+
+
+def test_many_unknown_fields_are_compared_once(client, monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        "swiftlet_serve.service.http.bodies.get_close_matches", lambda *names: compared.append(names) or []
+    )
+    body = {"inputs": "a", **{f"topk{i}": 1 for i in range(50)}}
+
+    assert_problem(client.post("/classify", json=body), 422, "validation_failed")
+    assert len(compared) == 1
