@@ -214,6 +214,28 @@ def test_service_monitor_selects_every_pod_once(manifests):
     assert found[0]["metadata"]["labels"][monitor["jobLabel"]] == "swiftlet"
 
 
+def test_monitor_labels_reach_the_resources_of_the_prometheus_operator_only(tmp_path, overlay):
+    plain = render(K8S / "overlays" / overlay)
+    labelled = render(copy_with(tmp_path, overlay, "monitor-labels"))
+
+    assert [kind(each) for each in labelled] == [kind(each) for each in plain]
+    for before, after in zip(plain, labelled, strict=True):
+        expected = {"release": "kube-prometheus-stack"} if kind(after).startswith("monitoring.coreos.com/") else {}
+        assert after["metadata"].get("labels", {}) == before["metadata"].get("labels", {}) | expected
+    selector = {"app.kubernetes.io/name": "swiftlet", "app.kubernetes.io/component": "admin"}
+    assert one(labelled, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == selector
+
+
+def copy_with(directory: Path, overlay: str, component: str) -> Path:
+    """Copies the manifests, adds a component to an overlay of the copy, and returns the overlay's directory."""
+    shutil.copytree(K8S, directory / "k8s")
+    path = directory / "k8s/overlays" / overlay / "kustomization.yaml"
+    kustomization = path.read_text("utf-8")
+    assert f"  # - ../../{component}\n" in kustomization
+    path.write_text(kustomization.replace(f"  # - ../../{component}\n", f"  - ../../{component}\n"))
+    return path.parent
+
+
 RULES = ROOT / "docker/prometheus/rules.yml"
 
 
