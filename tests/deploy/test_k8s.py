@@ -311,6 +311,30 @@ def test_kserve_runs_the_same_container():
     assert model["terminationGracePeriodSeconds"] >= shutdown_s
 
 
+def test_kserve_has_metrics_and_an_image_to_replace(tmp_path):
+    shutil.copytree(K8S, tmp_path / "k8s")
+    path = tmp_path / "k8s/kserve/kustomization.yaml"
+    kustomization = path.read_text("utf-8").replace("newName: swiftlet ", "newName: registry.example/swiftlet ")
+    path.write_text(kustomization.replace("# - ../monitor-labels", "- ../monitor-labels"))
+    kserve = render(path.parent)
+    (runtime,) = one(kserve, "ServingRuntime")["spec"]["containers"]
+    monitor = one(kserve, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    assert runtime["image"].startswith("registry.example/swiftlet:")
+    assert refusals(monitor) == []
+    assert monitor["metadata"]["labels"] == {"release": "kube-prometheus-stack"}
+    model = one(kserve, "InferenceService", "mine")["metadata"]["name"]
+    assert monitor["spec"]["selector"]["matchLabels"] == {"serving.kserve.io/inferenceservice": model}
+    assert endpoint["port"] in {port["name"] for port in runtime["ports"]}
+    assert endpoint["path"] == "/metrics"
+    admin = runtime["readinessProbe"]["httpGet"]["port"]
+    assert {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]} == {
+        "__address__": f"$1:{admin}",
+        "job": "swiftlet",
+    }
+
+
 # The capacity model of k8s/README.md
 
 README = (K8S / "README.md").read_text("utf-8")

@@ -37,7 +37,7 @@ def refusals(manifest: dict[str, Any]) -> list[str]:
 
 MANIFESTS = {
     manifest["kind"]: manifest
-    for path in sorted([*K8S.glob("monitoring/*.yaml"), *K8S.glob("keda/*.yaml"), *K8S.glob("kserve/*.yaml")])
+    for path in sorted([*K8S.glob("monitoring/*.yaml"), *K8S.glob("keda/*.yaml"), *K8S.glob("kserve/**/*.yaml")])
     for manifest in yaml.safe_load_all(path.read_text("utf-8"))
     if "kustomize" not in manifest["apiVersion"]
 }
@@ -57,6 +57,8 @@ INVALID = [
     ("ServiceMonitor", "spec.jobLable", "app", "'jobLable' was unexpected"),
     ("ServiceMonitor", "spec.endpoints.0.interval", 10, "10 is not of type 'string'"),
     ("ServiceMonitor", "spec.endpoints.0.interval", "10 s", "'10 s' does not match"),
+    ("PodMonitor", "spec.selector", None, "'selector' is a required property"),
+    ("PodMonitor", "spec.podMetricsEndpoints.0.targetport", 9000, "'targetport' was unexpected"),
     ("PrometheusRule", "spec.groups.1.rules.0.expr", None, "'expr' is a required property"),
     ("PrometheusRule", "spec.groups.1.rules.0.for", "soon", "'soon' does not match"),
     ("PrometheusRule", "spec.groups.1.rules.0.severity", "page", "'severity' was unexpected"),

@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 KINDS = {
     "cloudcoil_models_prometheus_operator": {
         "monitoring.coreos.com/v1": {
+            "PodMonitor": "PodMonitor",
             "PrometheusRule": "PrometheusRule",
             "ServiceMonitor": "ServiceMonitor",
         },
