@@ -27,10 +27,11 @@ coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines tha
 torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input; takes an hour
 	$(DEVELOPMENT)/bin/python -m tests.torture
 
-# The profiles of `make loadtest`: `standard` searches for the highest rate, `minute` tries a low one.
+# The profiles of `make loadtest`: `standard` searches for the highest rate, `minute` tries a low one. Both calibrate,
+# because they start their own server.
 PROFILE ?= standard
-standard := --p99-ms 300 --at-least 10 --out runs/loadtest/standard --summary loadtest/results/standard.json
-minute := --p99-ms 2000 --rate 20 --shape step --seconds 45 --give-up-s 30 --most-failed 0
+standard := --calibrate --p99-ms 300 --at-least 10 --out runs/loadtest/standard --summary loadtest/results/standard.json
+minute := --calibrate --p99-ms 2000 --rate 20 --shape step --seconds 45 --give-up-s 30 --most-failed 0
 
 loadtest: $(DEVELOPMENT)/ready ## find the highest rate that holds the SLO; PROFILE=minute tries one rate
 	$(DEVELOPMENT)/bin/python -m loadtest.slo $($(PROFILE))

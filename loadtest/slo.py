@@ -1,15 +1,16 @@
 """Finds the highest rate at which a server's p99 is within a target, and reaches a verdict: exit status 0 or 1.
 
-    python -m loadtest.slo --p99-ms 250 --at-least 20           serves the bundled models, and searches
-    python -m loadtest.slo --p99-ms 250 --url http://host:8000  searches on a running server with the same API
+    python -m loadtest.slo --p99-ms 250 --at-least 20           serves the bundled models, and searches from 20/s
+    python -m loadtest.slo --p99-ms 250 --url http://host:8000 --start 5    searches on a running server from 5/s
     python -m loadtest.slo --p99-ms 250 --rate 20 --shape burst --seconds 60     sends one load, and judges it
 
 A request is bad if it failed after all retries, or if its response came later than the target. Time counts from when
 the request was due. The p99 is within the target if at most 1 % of the requests are bad. `verdict.py` derives the
 highest rate. With --at-least, the SLO holds if the whole confidence interval is at least that rate.
 
-The report names loads that the generator limited. Before a search, this generator and wrk, if installed, each run a
-closed loop against a server that does nothing and against the measured one.
+The report names loads that the generator limited. With --calibrate, a closed loop of this generator warms the server
+up, as fast as it answers. Before a search, this generator and wrk, if installed, then each run a closed loop against a
+server that does nothing and against the measured one. Without --calibrate, no request is sent beyond the load's rate.
 """
 
 from __future__ import annotations
@@ -91,9 +92,22 @@ def search(options: argparse.Namespace, url: str, first: float) -> list[Measurem
 def measure_load(options: argparse.Namespace, url: str, rate: float, seconds: float, seed: int) -> Measurement:
     load = load_of(options, url, seed)
     cpu_share = run_load(load.run_open(arrival_times(options, rate, seconds, seed)))
+    if seed == 1:  # later loads of a search may be too much for a server that answers
+        check_answers(load)
     measurement = summarize(load.results, load.started, seconds, rate, options.p99_ms, cpu_share)
     print(report.row(asdict(measurement), measurement.generator_limited), flush=True)
     return measurement
+
+
+def check_answers(load: Load) -> None:
+    """Checks that a load was not sent to a wrong address.
+
+    Raises:
+        SystemExit: no request was answered.
+    """
+    if load.results and all(result.status != 200 for result in load.results):
+        statuses = ", ".join(f"{result.path}: {result.status}" for result in load.results[:3])
+        raise SystemExit(f"No request to {load.url} was answered ({statuses}; 0: connection lost, -1: wrong response).")
 
 
 def warm_up(options: argparse.Namespace, url: str) -> None:
@@ -103,15 +117,15 @@ def warm_up(options: argparse.Namespace, url: str) -> None:
         SystemExit: no request was answered.
     """
     load = load_of(options, url)
-    if not closed_loop_rate(load, options.closed_s):
-        statuses = ", ".join(f"{result.path}: {result.status}" for result in load.results[:3])
-        raise SystemExit(f"No request to {url} was answered ({statuses}; 0: connection lost, -1: wrong response).")
+    run_load(load.run_closed(CALLERS, options.closed_s))
+    check_answers(load)
 
 
 def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     """Measures a server and returns everything that the report shows."""
     print(f"{report.TARGET.format(options.p99_ms)}\n")
-    warm_up(options, url)
+    if options.calibrate:
+        warm_up(options, url)
     found: dict[str, Any] = {
         "target_p99_ms": options.p99_ms,
         "arrivals": str(options.trace or options.shape),
@@ -126,9 +140,13 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
         holds = measurements[0].bad_share <= MAX_BAD_SHARE and measurements[0].failed <= max_failed
         text = "holds" if holds else "does not hold"
     else:
-        rates = found["generators"] = generator_rates(options, url)
-        print(report.generators(rates), "\n\n", report.HEAD, sep="")
-        measurements = search(options, url, options.start or max(MIN_RATE, (rates["server"]["python"] or 0.0) / 2))
+        first = options.start or options.at_least
+        if options.calibrate:
+            rates = found["generators"] = generator_rates(options, url)
+            print(report.generators(rates), "\n")
+            first = options.start or (rates["server"]["python"] or 0.0) / 2
+        print(report.HEAD)
+        measurements = search(options, url, max(MIN_RATE, first))
         best = estimate([one.run for one in measurements])
         holds, text = verdict(best, options.at_least)
         found["complete"] = rate_to_try(options, measurements, math.nan) is None
@@ -167,16 +185,20 @@ def _options() -> argparse.Namespace:
     add("--p99-ms", type=float, required=True, help="Target for the 99th percentile, in milliseconds.")
     add("--at-least", type=float, help="Rate that a search must show to hold.")
     add("--most-failed", type=int, help="Maximum failed requests of a single load. Default: 1 %% of them.")
-    add("--start", type=float, help="First rate of a search. Default: half of the closed loop's.")
+    add("--calibrate", action="store_true", help="First send as fast as the server answers, to warm up and compare.")
+    add("--start", type=float, help="First rate of a search. Default: --at-least; after --calibrate half of its rate.")
     add("--most-rate", type=float, default=math.inf, help="Highest rate of a search.")
-    add("--closed-s", type=float, default=5.0, help="Duration of the warm-up and of each closed loop. Default: 5.")
+    add("--closed-s", type=float, default=5.0, help="Duration of each closed loop of --calibrate. Default: 5.")
     add("--resolution", type=float, default=1.1, help="Largest quotient of the last two rates. Default: 1.1.")
     add("--repeats", type=int, default=3, help="Runs of each of the last two rates. Default: 3.")
     add("--budget-s", type=float, default=140.0, help="Seconds after which a search starts no load. Default: 140.")
     add("--out", type=Path, help="Path without suffix for the full result: .json, .png and .html.")
     add("--summary", type=Path, help="JSON file for the summary. Compares with its last committed version.")
     add_options(parser)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not (options.rate or options.calibrate or options.start or options.at_least):
+        parser.error("a search needs --start, --at-least or --calibrate")
+    return options
 
 
 def main() -> None:

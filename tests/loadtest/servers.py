@@ -33,17 +33,17 @@ def answering(handler: type[QuietHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def http10_server(body: bytes) -> Iterator[tuple[str, set[str]]]:
+def http10_server(body: bytes) -> Iterator[tuple[str, list[str]]]:
     """Runs a server that has /v1/classify only, speaks HTTP/1.0, and closes each connection after its response.
 
-    Yields its URL, and the set of paths that were requested.
+    Yields its URL, and the paths of the requests so far.
     """
-    paths: set[str] = set()
+    paths: list[str] = []
 
     class Handler(QuietHandler):
         def parse_request(self) -> bool:
             understood = super().parse_request()
-            paths.add(self.path)
+            paths.append(self.path)
             return understood
 
         def do_POST(self) -> None:

@@ -15,7 +15,7 @@ from tests.loadtest.servers import http10_server
 from tests.support.paths import ROOT
 
 RUN_S = 120
-SHORT_WARM_UP = ("--closed-s", "0.3")
+CALIBRATE = ("--calibrate", "--closed-s", "0.3")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def slo(*options: str) -> subprocess.CompletedProcess[str]:
 def test_slo_holds_if_a_load_is_answered_in_time(url, tmp_path):
     out, summary = tmp_path / "new" / "result", tmp_path / "other" / "summary.json"
     files = ("--out", str(out), "--summary", str(summary))
-    done = slo("--url", url, *SHORT_WARM_UP, "--rate", "20", "--seconds", "2", "--p99-ms", "30000", *files)
+    done = slo("--url", url, *CALIBRATE, "--rate", "20", "--seconds", "2", "--p99-ms", "30000", *files)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("SLO: HOLDS\n")
@@ -48,7 +48,7 @@ def test_slo_holds_if_a_load_is_answered_in_time(url, tmp_path):
 
 
 def test_slo_does_not_hold_if_a_load_is_answered_too_late(url):
-    done = slo("--url", url, *SHORT_WARM_UP, "--rate", "20", "--seconds", "1", "--p99-ms", "0.001")
+    done = slo("--url", url, *CALIBRATE, "--rate", "20", "--seconds", "1", "--p99-ms", "0.001")
 
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "SLO: DOES NOT HOLD"), done.stderr
 
@@ -56,7 +56,7 @@ def test_slo_does_not_hold_if_a_load_is_answered_too_late(url):
 def test_search_finds_a_rate(url, tmp_path):
     done = slo(
         *("--url", url, "--p99-ms", "30000", "--start", "10", "--seconds", "0.5", "--repeats", "1"),
-        *("--most-rate", "20", "--out", str(tmp_path / "result"), *SHORT_WARM_UP),
+        *("--most-rate", "20", "--out", str(tmp_path / "result"), *CALIBRATE),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,23 +69,44 @@ def test_search_needs_one_route_of_a_server(tmp_path):
     with http10_server(b'[[{"label": "A", "score": 1.0}]]') as (url, paths):
         done = slo(
             *("--url", url, "--task", "classify", "--p99-ms", "30000", "--start", "10", "--seconds", "0.5"),
-            *("--repeats", "1", "--most-rate", "20", "--out", str(tmp_path / "result"), *SHORT_WARM_UP),
+            *("--repeats", "1", "--most-rate", "20", "--out", str(tmp_path / "result")),
         )
 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert found["workload"] == ["default classify"]
     assert [one["statuses"].keys() for one in found["measurements"]] == [{"200": 0}.keys()] * 2
-    assert paths == {"/v1/classify"}
+    assert set(paths) == {"/v1/classify"}
+    assert "generators" not in found
 
 
+def test_no_request_exceeds_the_asked_rate_without_calibration(tmp_path):
+    options = ("--task", "classify", "--p99-ms", "30000", "--rate", "20", "--seconds", "1", "--retries", "0")
+    with http10_server(b'[[{"label": "A", "score": 1.0}]]') as (url, paths):
+        done = slo("--url", url, *options, "--out", str(tmp_path / "result"))
+        without = len(paths)
+        calibrated = slo("--url", url, *options, *CALIBRATE)
+
+    assert (done.returncode, calibrated.returncode) == (0, 0), done.stdout + done.stderr + calibrated.stderr
+    (measurement,) = json.loads((tmp_path / "result.json").read_text("utf-8"))["measurements"]
+    assert without == sum(measurement["run"]["requests"])
+    assert len(paths) > 2 * without, "the closed loop of --calibrate"
+
+
+def test_search_needs_a_first_rate():
+    done = slo("--url", "http://nowhere.invalid", "--p99-ms", "1000")
+
+    assert (done.returncode, "a search needs --start, --at-least or --calibrate" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("first", [("--rate", "20", "--seconds", "1"), CALIBRATE])
 @pytest.mark.parametrize(
     ("suffix", "body", "expected"),
     [("/elsewhere", b"", "/classify: 404"), ("", b'{"result": "A"}', "/classify: -1")],
 )
-def test_slo_reports_a_server_that_answers_no_request(suffix, body, expected):
+def test_slo_reports_a_server_that_answers_no_request(suffix, body, expected, first):
     with http10_server(body) as (url, _):
-        done = slo("--url", url + suffix, "--task", "classify", "--p99-ms", "1000", "--retries", "0", *SHORT_WARM_UP)
+        done = slo("--url", url + suffix, "--task", "classify", "--p99-ms", "1000", "--retries", "0", *first)
 
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert expected in done.stderr
