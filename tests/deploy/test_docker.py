@@ -21,11 +21,9 @@ from tests.support.paths import ROOT
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text("utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-REQUIRED = {
-    "cpu": PROJECT["project"]["dependencies"],
-    "gpu": PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["torch"],
-    "build": PROJECT["build-system"]["requires"],
-}
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+SERVING = PROJECT["project"]["dependencies"] + EXTRAS["grpc"] + EXTRAS["otel"]
+REQUIRED = {"cpu": SERVING, "gpu": SERVING + EXTRAS["torch"], "build": PROJECT["build-system"]["requires"]}
 
 
 def locked(name: str) -> dict[str, str]:
@@ -47,7 +45,7 @@ def test_lock_holds_the_versions_of_pyproject(name):
 
 
 def test_locks_have_no_hub_client_and_no_torch_for_a_cpu():
-    hub = {"huggingface-hub", "hf-xet", "httpx2", "requests"}
+    hub = {"huggingface-hub", "hf-xet", "httpx2"}
 
     assert not locked("cpu").keys() & (hub | {"torch", "onnx"})
     assert not locked("gpu").keys() & hub

@@ -11,6 +11,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -224,6 +225,29 @@ def test_monitor_labels_reach_the_resources_of_the_prometheus_operator_only(tmp_
         assert after["metadata"].get("labels", {}) == before["metadata"].get("labels", {}) | expected
     selector = {"app.kubernetes.io/name": "swiftlet", "app.kubernetes.io/component": "admin"}
     assert one(labelled, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == selector
+
+
+def test_traces_open_egress_to_the_collector_and_the_dns_only(tmp_path, overlay):
+    plain = render(K8S / "overlays" / overlay)
+    traced = render(copy_with(tmp_path, overlay, "traces"))
+    policy = one(traced, "NetworkPolicy", "traces")
+    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
+    collector, dns = policy["spec"]["egress"]
+    endpoint = urlsplit(settings(traced).traces_endpoint)
+
+    assert len(traced) == len(plain) + 1
+    assert policy["metadata"]["namespace"] == "swiftlet"
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    assert policy["spec"]["podSelector"] == one(traced, "Deployment")["spec"]["selector"]
+    assert (endpoint.scheme, endpoint.path) == ("http", "/v1/traces")
+    assert [each["port"] for each in collector["ports"]] == [endpoint.port] == [4318]
+    (to,) = collector["to"]
+    namespace = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert to["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "opentelemetry-collector"}
+    assert str(endpoint.hostname).split(".")[1:] == [namespace, "svc"]
+    assert {(each["port"], each["protocol"]) for each in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    assert dns["to"][0].keys() == {"namespaceSelector", "podSelector"}
+    assert settings(traced).drain_s == settings(plain).drain_s  # the settings of the base remain
 
 
 def copy_with(directory: Path, overlay: str, component: str) -> Path:
