@@ -34,7 +34,7 @@ def uninstall(monkeypatch):
     return hide
 
 
-@pytest.mark.parametrize("extra", ["models", "plot", "torch", "openvino"])
+@pytest.mark.parametrize("extra", ["plot", "torch", "openvino"])
 def test_packages_are_those_of_pyproject(extra):
     assert extras.packages(extra) == [re.split("==", line)[0] for line in DECLARED[extra]]
 
@@ -79,7 +79,11 @@ def test_command_names_the_extra_before_its_work(uninstall, command, package, ex
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [(slo, ["--p99-ms", "1", "--url", "http://nowhere.invalid", "--out", "mine"]), (compare, []), (overload, [])],
+    [
+        (slo, ["--p99-ms", "1", "--rate", "1", "--url", "http://nowhere.invalid", "--out", "mine"]),
+        (compare, []),
+        (overload, []),
+    ],
 )
 def test_load_test_names_the_extra_before_its_work(uninstall, monkeypatch, command, arguments):
     uninstall("matplotlib")
