@@ -399,16 +399,29 @@ def _settings(given: dict[str, str | None]) -> Settings:
 
 
 def _announce(addresses: Addresses, runtime: Runtime) -> None:
-    """Prints the addresses of the server, and an example request for each task."""
+    """Prints the addresses of the server, and an example request for each task.
+
+    With JSON logs, one line of JSON has the addresses, unless a person reads it.
+    """
+    try:
+        if runtime.settings.log_format == "json" and not sys.stdout.isatty():
+            click.echo(json.dumps({"level": "info", "logger": __name__, "message": "ready"} | addresses._asdict()))
+        else:
+            click.echo("\n".join(_banner(addresses, runtime)))
+        sys.stdout.flush()
+    except OSError:  # nobody reads it, which must not end the server, now or when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
     url = addresses.public
     admin = f", admin port {addresses.admin}" if addresses.admin else ""
     grpc = f", gRPC port {addresses.grpc}" if addresses.grpc else ""
-    click.echo(f"Swiftlet is listening on {url}{admin}{grpc}\n")
+    yield f"Swiftlet is listening on {url}{admin}{grpc}\n"
     for task, pipeline in runtime.tasks.items():
         example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
         body = shlex.quote(json.dumps(example, ensure_ascii=False))
-        click.echo(f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}")
-    sys.stdout.flush()
+        yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
 
 
 def _description(model: LoadedModel) -> str:

@@ -114,8 +114,9 @@ class Runtime:
         """Starts to supervise the engines, on the event loop that answers requests."""
         self.loop = asyncio.get_running_loop()
         await self._executor.open()
-        for title in dict.fromkeys(map(self.engine_title, self.pipelines)):
-            log.info("serving on %s", title)
+        for name, pipeline in self.pipelines.items():
+            manifest = pipeline.model.manifest
+            log.info("model %s %s (%s) runs on %s", name, manifest.version, manifest.task, self.engine_title(name))
 
     def engine_title(self, name: str) -> str:
         """Returns the title of the engine that serves a model now: the runtime that it chose."""

@@ -10,8 +10,10 @@ import asyncio
 import gc
 import logging
 import os
+import platform
 import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import ip_address
@@ -72,6 +74,8 @@ def serve(settings: Settings, announce: Announce) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     tracer: Tracer | None = None
+    started = time.monotonic()
+    log.info("starting Swiftlet %s, Python %s, %s", openapi.version(), platform.python_version(), _changes(settings))
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit of 1024 is too low for connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -95,6 +99,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
         admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
         server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)))
+        server.started = started
         server.on_reload = partial(_reload, settings, keys, certificate)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
@@ -106,6 +111,14 @@ def serve(settings: Settings, announce: Announce) -> None:
         is_written = logs.flush_and_stop()
     if server.is_stuck or not is_written:
         os._exit(1)  # a normal exit would wait for the thread
+
+
+def _changes(settings: Settings) -> str:
+    """Returns the number of cores, and the settings that differ from their defaults. Of addresses, only their names."""
+    fields = Settings.model_fields
+    changed = {name: value for name, value in settings if name != "cores" and value != fields[name].default}
+    shown = [name if name == "traces_endpoint" else f"{name}={value}" for name, value in changed.items()]
+    return f"{settings.cores} cores, settings: {', '.join(shown) or 'the defaults'}"
 
 
 def _is_loopback(host: str) -> bool:
@@ -210,6 +223,7 @@ class Server:
         self._admin = None if admin is None else AdminThread(admin)
         self._grpc = grpc
         self._watchdog = watchdog
+        self.started = time.monotonic()  # when the process began to load its models
         self._stop_requested = asyncio.Event()
         self._abort_requested = asyncio.Event()
 
@@ -230,9 +244,12 @@ class Server:
         self._public.listen()
         self._public.open()
         admin_url = self._admin.port.url if self._admin else None
-        announce(Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None), self._runtime)
+        addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
+        log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
+        announce(addresses, self._runtime)
         await self._stop_requested.wait()
         self._runtime.leaving = True
+        log.info("stopping: %d requests are in progress, new ones for %g s", self._in_flight, self._settings.drain_s)
         await self._finish_requests()
         try:
             await asyncio.wait_for(lifespan.shutdown(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
@@ -241,6 +258,19 @@ class Server:
         self._watchdog.stop()
         if self._admin:
             self._admin.stop()
+        log.info("stopped after %.1f s: %s", time.monotonic() - self.started, self._counts())
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(stats.in_flight for stats in self._runtime.stats.models.values())
+
+    def _counts(self) -> str:
+        stats = self._runtime.stats
+        ended = {
+            outcome: sum(model.durations[outcome].count for model in stats.models.values())
+            for outcome in ("answered", "failed", "cancelled")
+        }
+        return ", ".join(f"{count} {name}" for name, count in (ended | {"refused": stats.refused.total()}).items())
 
     def _on_signal(self) -> None:
         """Stops the server; a second signal cancels the requests in progress."""

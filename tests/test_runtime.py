@@ -54,7 +54,7 @@ def test_runtime_rejects_two_models_with_the_same_name(artifact_dir):
         Runtime.load(Settings(models=(path, path), cores=1))
 
 
-def test_runtime_logs_each_title_once_and_reports_the_current_one(artifact_dir, caplog, monkeypatch):
+def test_runtime_logs_the_engine_of_each_model_and_reports_the_current_one(artifact_dir, caplog, monkeypatch):
     caplog.set_level("INFO", runtime_module.__name__)
     settings = Settings(models=tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS), engine="echo", cores=1)
     runtime = Runtime.load(settings)
@@ -67,7 +67,7 @@ def test_runtime_logs_each_title_once_and_reports_the_current_one(artifact_dir, 
         after = client.get("/metrics").text
 
     own = [record.message for record in caplog.records if record.name == runtime_module.__name__]
-    assert own == ["serving on echo"]
+    assert own == [f"model tiny-{task} 1 ({task}) runs on echo" for task in TASKS]
     assert titles == {"echo (slower)"}
     assert "swiftlet_kernel_wrong_sums_total 0.0" in before
     assert "swiftlet_kernel_wrong_sums_total 2.0" in after

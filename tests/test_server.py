@@ -230,7 +230,7 @@ from swiftlet_serve.service import cli
 from swiftlet_serve.service.http import openapi
 calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), cli._announce
 def arm(*arguments):
-    sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode()))
+    sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode() + b"\\n"))
     announce(*arguments)
 cli._announce = arm
 atexit.register(lambda: [os.write(2, b"imported the hub") for name in sys.modules if name.startswith("huggingface")])
@@ -258,7 +258,7 @@ def test_requests_open_no_outgoing_connections(calls, artifact_dir):
     with serving(artifact_dir, code=AUDIT + CALLS * calls) as server:
         assert run(scenario()) == 0
 
-    assert server.warnings == ("outgoing call: socket.connect" if calls else "")
+    assert server.warnings == ("outgoing call: socket.connect\n" if calls else "")
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -47,9 +47,10 @@ class Process:
 
     @property
     def warnings(self) -> str:
-        """The log of a process that has ended, without the line that every server logs at start."""
+        """The log of a process that has ended, without the lines of its life cycle."""
         lines = self.stderr.splitlines(keepends=True)
-        return "".join(line for line in lines if " INFO swiftlet_serve.service.runtime: serving on " not in line)
+        cycle = (" INFO swiftlet_serve.service.runtime: model ", " INFO swiftlet_serve.service.server: ")
+        return "".join(line for line in lines if not any(part in line for part in cycle))
 
     def wait(self) -> int:
         """Waits for the process and returns its exit status. Stores its log in `stderr`."""
@@ -76,7 +77,7 @@ def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Proce
         assert process.stdout is not None
         try:
             announced = process.stdout.readline()
-            url, *admin_url = re.findall(r"https?://[^,\s]+", announced)
+            url, *admin_url = re.findall(r"https?://[^,\s\"]+", announced)
             grpc = re.search(r"gRPC port (\S+)", announced)
             yield Process(process, url, admin_url[0] if admin_url else None, grpc[1] if grpc else None)
         finally:
