@@ -18,7 +18,8 @@ and a detail:
     ├── HeadersTooLarge 431          headers_too_large
     ├── Internal 500                 internal, invalid_engine_output
     ├── Unavailable 503              overloaded, draining, engine_unavailable
-    └── DeadlineExceeded 504         deadline_exceeded
+    ├── DeadlineExceeded 504         deadline_exceeded
+    └── DeadlineTooShort 504         deadline_too_short
 
 Codes are part of the API: their meaning never changes. No message contains text from the request.
 
@@ -28,6 +29,7 @@ Errors of the installation are a `SetupError`, which ends the process.
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -182,6 +184,12 @@ def invalid_value(pointer: str, code: str, detail: str, limit: int | float | Non
     return Unprocessable("validation_failed", detail, field_errors=[FieldError(pointer, code, limit)])
 
 
+class DeadlineTooShort(SwiftletError):
+    status = 504
+    title = "Deadline too short"
+    codes = frozenset({"deadline_too_short"})
+
+
 def draining() -> Unavailable:
     """Returns the error of a request that arrives during shutdown."""
     return Unavailable("draining", "The server is shutting down. Retry on another server.", retry_after=1.0)
@@ -196,6 +204,13 @@ def deadline_exceeded() -> DeadlineExceeded:
     """Returns the error of a request whose deadline has passed."""
     detail = "The deadline passed before the response was ready. Retry later, or with a longer X-Request-Timeout-Ms."
     return DeadlineExceeded("deadline_exceeded", detail)
+
+
+def deadline_too_short(least_s: float) -> DeadlineTooShort:
+    """Returns the error of a request that takes `least_s` seconds even alone, which is more than its timeout."""
+    least_ms = math.ceil(1000 * least_s)
+    detail = f"The request takes at least {least_ms} ms on this server. Send it with a longer X-Request-Timeout-Ms."
+    return DeadlineTooShort("deadline_too_short", detail)
 
 
 class SetupError(Exception):

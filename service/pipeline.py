@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import partial_results, tasks
 from swiftlet_serve.service.deadlines import Deadlines
-from swiftlet_serve.service.errors import FieldError, Internal, Unprocessable
+from swiftlet_serve.service.errors import DeadlineExceeded, FieldError, Internal, Unavailable, Unprocessable
 from swiftlet_serve.service.loading import ServedModel
 from swiftlet_serve.service.partial_results import Input
 from swiftlet_serve.service.scheduling.admission import AdmissionController
@@ -87,13 +87,20 @@ class Pipeline:
             Unavailable: the request is not admitted.
             SwiftletError: the task or the engine failed.
         """
-        with self._deadlines.limit(deadline):
-            inputs = await self._encode(request, record)
-            sequences = [sequence for one in inputs for sequence in one.encodings]
-            self._admit(sequences, deadline, priority, record)
-            rows = self._submit(sequences, deadline, priority, record)
-            outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
-            return await self._decode(inputs, sequences, outcomes, record)
+        sequences: list[Encoding] = []
+        try:
+            with self._deadlines.limit(deadline):
+                inputs = await self._encode(request, record)
+                sequences += [sequence for one in inputs for sequence in one.encodings]
+                self._admit(sequences, deadline, priority, record)
+                rows = self._submit(sequences, deadline, priority, record)
+                outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
+                return await self._decode(inputs, sequences, outcomes, record)
+        except (DeadlineExceeded, Unavailable):
+            if record is not None and sequences:
+                lengths = [len(sequence.input_ids) for sequence in sequences]
+                record.least_s = self._admission.least_s(self.model.manifest.name, lengths)
+            raise
 
     async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
         started = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Scope
 
-from swiftlet_serve.service.errors import Internal, SwiftletError, draining, log_exception
+from swiftlet_serve.service.errors import Internal, SwiftletError, deadline_too_short, draining, log_exception
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.request_guard import RequestGuard, runs_model
 from swiftlet_serve.service.http.route_table import Match
@@ -26,6 +26,7 @@ RANDOM: Final = random.Random()  # noqa: S311  # request IDs are not secret, and
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:=-]{1,128}")
 REQUEST_ID_HEADERS: Final = ("x-request-id", "x-amzn-trace-id")
+TIMEOUT_CODES: Final = frozenset({"deadline_exceeded", "overloaded"})  # errors that a longer timeout can avoid
 
 Observer = Callable[[RequestRecord], None]
 """Called with every record when its response starts, or when its client has disconnected."""
@@ -61,7 +62,7 @@ class RequestTracker:
         record: RequestRecord = scope["state"]["record"]
         match: Match | None = scope["state"].get("match")
         if isinstance(error, SwiftletError):
-            failure = error
+            failure = self._check_timeout(record, scope, error)
         elif isinstance(error, asyncio.CancelledError):  # the server shuts down without waiting any longer
             failure = draining()
         else:
@@ -71,6 +72,15 @@ class RequestTracker:
         record.code = failure.code
         render = problem_details.render if match is None else match.route.render_error
         return render(failure, record.id)
+
+    def _check_timeout(self, record: RequestRecord, scope: Scope, error: SwiftletError) -> SwiftletError:
+        """Returns the error to report: that the timeout is too short, if no retry could meet it."""
+        if error.code not in TIMEOUT_CODES or not runs_model(scope):
+            return error
+        timeout_s = record.timeout_s or self._runtime.settings.timeout_ms / 1000
+        engine_s = record.least_s or self._runtime.admission.least_s()
+        least_s = engine_s + self._runtime.stats.least_overhead_s
+        return deadline_too_short(least_s) if least_s > timeout_s else error
 
     def add_headers(self, record: RequestRecord, headers: list[tuple[bytes, bytes]]) -> None:
         """Adds the headers that all responses have."""

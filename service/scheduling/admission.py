@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from swiftlet_serve.service.errors import Unavailable, draining
+from swiftlet_serve.service.errors import Unavailable, deadline_exceeded, draining
 from swiftlet_serve.service.scheduling.load import Load, wait_s
 from swiftlet_serve.service.types import Priority
 
@@ -70,6 +70,7 @@ class AdmissionController:
         body yet may never send it, and must not keep others out. A second reservation of a request has no effect.
 
         Raises:
+            DeadlineExceeded: the deadline has passed.
             Unavailable: no request can meet this deadline, or the controller is closed.
         """
         if request in self._reserved:
@@ -91,11 +92,26 @@ class AdmissionController:
             priority: its priority.
 
         Raises:
+            DeadlineExceeded: the deadline has passed.
             Unavailable: the request cannot meet its deadline, the queues are full, or the controller is closed.
         """
         if lengths:
             self._decide(model, lengths, left_s, priority)
         self.release(request)
+
+    def least_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
+        """Predicts the seconds that the engine needs for a request alone.
+
+        Args:
+            model: the name of its model; None for the lower bound over all models.
+            lengths: tokens of each of its sequences.
+        """
+        load = self._load()
+        queues = load.models.values() if model is None else [load.models[model]]
+        return min(
+            [max(queue.latency.single_s(max(lengths)), queue.work_s(lengths) / load.cores) for queue in queues],
+            default=0.0,
+        )
 
     def release(self, request: object) -> None:
         """Removes the reservation of a request, if it has one."""
@@ -123,7 +139,7 @@ class AdmissionController:
 
     def _check(self, load: Load, wait: float, own_s: float, left_s: float, priority: Priority) -> None:
         if load.policy == "deadline" and not admissible(wait, own_s, left_s, priority):
-            raise self._overloaded(wait)
+            raise self._overloaded(wait) if left_s > 0 else deadline_exceeded()
 
     def _overloaded(self, wait: float) -> Unavailable:
         after = retry_after_s(wait, self._jitter.random())

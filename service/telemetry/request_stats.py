@@ -27,6 +27,7 @@ DISCONNECTED: Final = "disconnected"
 """Reason of requests whose clients disconnected before they were accepted. All other reasons are error codes."""
 
 DEADLINE_EXCEEDED: Final = "deadline_exceeded"
+DEADLINE_TOO_SHORT: Final = "deadline_too_short"  # counts as the other
 OVERLOADED: Final = "overloaded"
 
 # Upper bounds of the buckets.
@@ -41,6 +42,7 @@ STAGE_BUCKETS_S: Final = (
 # fmt: on
 BATCH_SIZE_BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+INITIAL_OVERHEAD_S: Final = 0.001  # a usual one
 MAX_RECENT: Final = 1000  # recent answers that are kept one by one, for each model
 
 
@@ -120,6 +122,7 @@ class RequestStats:
         self.dialects: Counter[tuple[str, str]] = Counter()  # requests, by dialect and class of the status
         self.bulk_shed = 0  # bulk requests refused as overloaded
         self.deadline_exceeded = 0  # requests answered with 504, accepted or not
+        self.least_overhead_s = INITIAL_OVERHEAD_S  # of an answered request: its time outside the queue and the engine
         # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
         self.unmet_deadlines = {reason: Histogram(REQUEST_BUCKETS_S) for reason in (DEADLINE_EXCEEDED, OVERLOADED)}
 
@@ -133,14 +136,15 @@ class RequestStats:
         """Counts a request that has ended, accepted or refused."""
         if record.dialect:
             self.dialects[record.dialect, f"{record.status // 100}xx" if record.status else DISCONNECTED] += 1
-        shed = record.code == OVERLOADED and not record.accepted
-        self.deadline_exceeded += record.code == DEADLINE_EXCEEDED
+        code = DEADLINE_EXCEEDED if record.code == DEADLINE_TOO_SHORT else record.code
+        shed = code == OVERLOADED and not record.accepted
+        self.deadline_exceeded += code == DEADLINE_EXCEEDED
         self.bulk_shed += shed and record.bulk
-        if record.timeout_s is not None and (record.code == DEADLINE_EXCEEDED or (shed and not record.bulk)):
-            self.unmet_deadlines[record.code].add(record.timeout_s)
+        if record.timeout_s is not None and (code == DEADLINE_EXCEEDED or (shed and not record.bulk)):
+            self.unmet_deadlines[code].add(record.timeout_s)
         if not record.accepted:
-            if record.status is None or record.code:
-                self.refuse(record.code or DISCONNECTED)
+            if record.status is None or code:
+                self.refuse(code or DISCONNECTED)
             return
         stats = self.models[record.model]
         outcome = outcome_of(record)
@@ -151,8 +155,11 @@ class RequestStats:
             stats.stages[stage].add(span.ended - span.started)
         if outcome == "answered":
             stats.recent.append((record.ended, duration_s))
+            if record.sequences == 1 and record.batch_size:  # it ran in one call
+                engine_s = record.stages["queue"].duration_s + record.stages["infer"].duration_s
+                self.least_overhead_s = min(self.least_overhead_s, duration_s - engine_s)
         elif outcome == "failed":
-            self.failed[record.code] += 1
+            self.failed[code] += 1
 
     def refuse(self, reason: str) -> None:
         """Counts a request that ended before it was accepted."""

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.http.task_endpoint import COMPUTE_HEADERS, _run_while_connected
+from swiftlet_serve.service.scheduling import admission
 from swiftlet_serve.service.telemetry.request_record import STAGES
 from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime
 from tests.support.fakes import PATIENCE_S
@@ -73,6 +74,28 @@ def test_task_endpoint_responds_at_the_deadline_of_a_slow_engine(artifact_dir):
 
     assert response.json()["retryable"]
     assert 1 <= took < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_timeout_that_no_request_can_meet_is_an_error_of_the_client(artifact_dir, monkeypatch, refused):
+    """Whether the request is refused because others wait, or admitted and late."""
+    runtime, engine = make_gated_runtime(artifact_dir)
+    runtime.dispatcher.models["tiny-classify"].latency.learn([3], 60.0)
+    if refused:
+        monkeypatch.setattr(
+            admission, "wait_s", lambda load, priority, model=None, own_s=0.0: 60.0 * (model is not None)
+        )
+    with TestClient(create_app(runtime)) as client:
+        response = client.post("/classify", json={"inputs": "a"}, headers={"x-request-timeout-ms": "20"})
+        problem = assert_problem(response, 504, "deadline_too_short")
+        if not refused:
+            engine.calls.get(timeout=PATIENCE_S).finish()
+
+    assert not problem["retryable"]
+    assert "retry-after" not in response.headers
+    least_ms = int(re.search(r"at least (\d+) ms", problem["detail"])[1])
+    assert least_ms > 20
+    assert runtime.stats.deadline_exceeded == 1
 
 
 def test_task_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, monkeypatch):

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.errors import Unavailable
+from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
 from swiftlet_serve.service.scheduling.admission import MAX_WAIT_SHARE, admissible, retry_after_s
 from swiftlet_serve.service.scheduling.load import wait_s
 from tests.support.fakes import (
     PATIENCE_S,
     Engine,
     ManualEngine,
+    Scheduler,
+    dispatcher_of,
     encoding,
     one_core,
     row_of,
@@ -52,11 +54,23 @@ def test_retry_after_is_bounded_and_not_before_the_backlog_ends(wait, random):
     assert seconds == 1 or seconds <= 1.5 * wait
 
 
+def test_least_time_is_that_of_the_longest_sequence_or_of_all_on_every_core():
+    def scheduler_of(cores: int) -> Scheduler:
+        return Scheduler(dispatcher_of(cores, model=Engine()), max_queued_tokens=1 << 16)
+
+    two, four = scheduler_of(2), scheduler_of(4)
+    latency = two.dispatcher.models["model"].latency
+
+    assert two.admission.least_s() == two.admission.least_s("model", [1]) == latency.single_s(1)
+    assert two.admission.least_s("model", [9, 300]) >= latency.single_s(300)
+    assert two.admission.least_s("model", [300] * 64) == 2 * four.admission.least_s("model", [300] * 64)
+
+
 def test_admission_refuses_a_request_past_its_deadline():
     async def scenario():
         engine = Engine()
         scheduler = one_core(engine)
-        with pytest.raises(Unavailable):
+        with pytest.raises(DeadlineExceeded):
             scheduler.submit([encoding(1)], time.monotonic() - 1)
 
         assert engine.asked == []

@@ -80,3 +80,15 @@ def test_exceeded_deadline_counts_for_accepted_and_refused_requests():
 
     assert stats.unmet_deadlines["deadline_exceeded"].count == stats.deadline_exceeded == 2
     assert stats.copy().unmet_deadlines["deadline_exceeded"].count == 2
+
+
+def test_least_overhead_is_the_shortest_time_outside_the_queue_and_the_engine():
+    stats = RequestStats({"a": "classify"})
+    for elsewhere_s in (0.0005, 0.0002, 0.0008):
+        record = RequestRecord(model="a", started=10.0, ended=12.0 + elsewhere_s, status=200)
+        record.accept(1, 4)
+        stats.accept(record)
+        record.add_call(submitted=10.0, started=11.0, ended=12.0, engine_s=1.0, size=1)
+        stats.finish(record)
+
+    assert stats.least_overhead_s == pytest.approx(0.0002)
