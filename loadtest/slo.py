@@ -38,6 +38,7 @@ from loadtest.measurement import Measurement, generator_limited, summarize
 from loadtest.server_process import module_server, serving
 from loadtest.verdict import MAX_BAD_SHARE, MIN_RATE, estimate, next_rate, verdict
 from swiftlet_serve.service.offline.environment import current_environment
+from swiftlet_serve.service.progress import advance
 from swiftlet_serve.service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop
@@ -91,7 +92,9 @@ def search(options: argparse.Namespace, url: str, first: float) -> list[Measurem
 
 def measure_load(options: argparse.Namespace, url: str, rate: float, seconds: float, seed: int) -> Measurement:
     load = load_of(options, url, seed)
-    cpu_share = run_load(load.run_open(arrival_times(options, rate, seconds, seed)))
+    times = arrival_times(options, rate, seconds, seed)
+    load.on_result = lambda _: advance(len(load.results), len(times))
+    cpu_share = run_load(load.run_open(times))
     if seed == 1:  # later loads of a search may be too much for a server that answers
         check_answers(load)
     measurement = summarize(load.results, load.started, seconds, rate, options.p99_ms, cpu_share)

@@ -18,6 +18,7 @@ from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.service import extras, tasks
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.progress import advance, note
 from swiftlet_serve.service.settings import Settings, check_variables
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
-BAR_WIDTH: Final = 40
-CLEAR_LINE: Final = "\r\x1b[K"
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -165,7 +164,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     from swiftlet_serve.service.offline.release import Measure
 
     measure = None if data is None else Measure(data, limit)
-    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=bar, **options)
+    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=advance, **options)
     for tensor in ignored:
         note(f"ignored tensor {tensor}")
     click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
@@ -244,7 +243,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
     for path in locate([artifact, *([against] if against else [])]):
         model = load_model(path, engine)
         note(f"{model.manifest.name} on {data.name}")
-        results.append(evaluate(model, data, limit=limit, skip=skip, progress=bar))
+        results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
         for line in _score_lines(model.manifest.name, results[-1]):
             click.echo(line)
     for name, score in results[0].baselines.items():
@@ -298,7 +297,7 @@ def bench(
             if one not in known:
                 raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
     plan = Plan.of(engine, shape, artifact, **settings)
-    found = bench(plan.quick() if quick else plan, note)
+    found = bench(plan.quick() if quick else plan, note, advance)
     click.echo(text(found))
     if out is not None:
         for path in write(found, out, name):
@@ -323,7 +322,7 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     extras.require("models")
     from swiftlet_serve.service.offline.train import run_recipe
 
-    for artifact in run_recipe(recipe, only, data, runs, out, note, bar, device):
+    for artifact in run_recipe(recipe, only, data, runs, out, note, advance, device):
         click.echo(artifact.path)
 
 
@@ -342,7 +341,7 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     extras.require("models", "plot")
     from swiftlet_serve.service.offline.study import run_study
 
-    table, path = run_study(study, data, runs, out, note, bar, device)
+    table, path = run_study(study, data, runs, out, note, advance, device)
     click.echo(table)
     click.echo(path)
 
@@ -374,18 +373,6 @@ def plot(runs: tuple[Path, ...], out: Path, against: XAxis, loss: tuple[str, ...
 
     plot({str(run): run for run in runs}, out, against, loss)
     click.echo(out)
-
-
-def note(text: str) -> None:
-    """Reports progress on stderr, which keeps stdout free for results."""
-    click.echo(f"{CLEAR_LINE}{text}" if sys.stderr.isatty() else text, err=True)
-
-
-def bar(done: int, total: int) -> None:
-    """Draws a progress bar on stderr, if it is a terminal."""
-    if sys.stderr.isatty():
-        filled = BAR_WIDTH * done // total
-        click.echo(f"\r[{'#' * filled:-<{BAR_WIDTH}}] {done}/{total}", nl=done == total, err=True)
 
 
 def _settings(given: dict[str, str | None]) -> Settings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -67,8 +67,8 @@ class Benchmark:
     scaling: tuple[Scaling, ...]
 
 
-def bench(plan: Plan, progress: Progress) -> Benchmark:
-    """Measures the cases of a plan.
+def bench(plan: Plan, progress: Progress, advance: Callable[[int, int], None] = lambda *_: None) -> Benchmark:
+    """Measures the cases of a plan. `advance` receives the completed and the total cases of each network.
 
     Raises:
         ArtifactError, SetupError: one of the models cannot be opened.
@@ -101,9 +101,10 @@ def bench(plan: Plan, progress: Progress) -> Benchmark:
                 left_out[name] = f"{network.artifact.manifest.name}: {reason}"
         manifest = network.artifact.manifest
         operations = Operations.of(manifest.architecture, manifest.config, network.shapes(), manifest.embedding)
-        for case in cases:
+        for done, case in enumerate(cases, 1):
             progress(case.name)
             results += measure(case, engines, operations, plan.seconds, measure_peak)
+            advance(done, len(cases))
         if setting.cores >= 2:
             scalings += _scalings(cases, engines, plan.seconds)
     kernel, peak = (library.kernel, max(peaks)) if library and peaks else (None, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-
 import pytest
 from click.testing import CliRunner
 
@@ -73,18 +71,3 @@ def test_plot_rejects_a_run_without_losses(tmp_path):
 
     assert result.exit_code == 1
     assert f"{tmp_path} has no losses to plot." in result.output
-
-
-def test_plot_command_names_the_missing_extra(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def import_without_matplotlib(name, *rest):
-        if name == "swiftlet_serve.models.training.plot":
-            raise ModuleNotFoundError("no", name="matplotlib")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", import_without_matplotlib)
-    result = CliRunner().invoke(main, ["plot", str(tmp_path)])
-
-    assert result.exit_code == 1
-    assert "pip install 'swiftlet-serve[plot]'" in result.output

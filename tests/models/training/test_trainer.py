@@ -14,7 +14,7 @@ from torch import Tensor
 from swiftlet_serve.models.training.learning_curve import read_curve
 from swiftlet_serve.models.training.schedule import Schedule
 from swiftlet_serve.models.training.trainer import train
-from swiftlet_serve.service.cli import bar, main, note
+from swiftlet_serve.service.cli import main
 from tests.support.training import SILENT, SmallNetwork, same_parameters, train_small_network
 
 
@@ -160,11 +160,3 @@ def test_train_command_rejects_a_missing_device_before_it_writes(tmp_path):
     assert result.exit_code == 1
     assert "torch finds no CUDA device." in result.output
     assert not (tmp_path / "runs").exists()
-
-
-def test_note_clears_the_progress_bar(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    bar(1, 2)
-    note("half")
-
-    assert capsys.readouterr().err.endswith("1/2\r\x1b[Khalf\n")
