@@ -23,9 +23,9 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from swiftlet_serve.service import memory
+from swiftlet_serve.service import build_info, memory
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http import openapi, tls
+from swiftlet_serve.service.http import tls
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.app import create_admin_app, create_app
 from swiftlet_serve.service.http.listener import Listener, bind
@@ -75,7 +75,13 @@ def serve(settings: Settings, announce: Announce) -> None:
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     tracer: Tracer | None = None
     started = time.monotonic()
-    log.info("starting Swiftlet %s, Python %s, %s", openapi.version(), platform.python_version(), _changes(settings))
+    log.info(
+        "starting Swiftlet %s (%s), Python %s, %s",
+        build_info.version(),
+        build_info.revision()[:12],
+        platform.python_version(),
+        _changes(settings),
+    )
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit of 1024 is too low for connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -144,7 +150,7 @@ def _create_tracer(endpoint: str | None) -> Tracer | None:
             raise SetupError(message) from None
         log.warning("%s Tracing is disabled.", message)  # the variables may be meant for another program
         return None
-    return Tracer.over_http(endpoint, openapi.version())
+    return Tracer.over_http(endpoint, build_info.version())
 
 
 def _read_certificate(settings: Settings) -> tls.Certificate | None:

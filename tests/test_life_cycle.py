@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.settings import Settings
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
@@ -37,7 +38,7 @@ def test_log_tells_start_ready_stop_and_counts(artifact_dir):
         server.wait()
     starting, model, ready, stopping, stopped = messages(server.stderr)
 
-    assert starting.startswith("starting Swiftlet ")
+    assert starting.startswith(f"starting Swiftlet {build_info.version()} ({build_info.revision()[:12]}), Python 3.")
     assert "timeout_ms=5000" in starting
     assert "drain_s" not in starting
     assert model == MODEL

@@ -11,10 +11,11 @@ from typing import Final, NamedTuple
 from google.protobuf.message import Message
 from starlette.types import Scope
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.grpc import messages
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.http import openapi, tensor_inference
+from swiftlet_serve.service.http import tensor_inference
 from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
 from swiftlet_serve.service.runtime import Runtime
@@ -69,7 +70,9 @@ def _ready(runtime: Runtime, _: object) -> Message:
 
 
 def _server(_: Runtime, __: object) -> Message:
-    return pb.ServerMetadataResponse(name="swiftlet", version=openapi.version(), extensions=tensor_inference.EXTENSIONS)
+    return pb.ServerMetadataResponse(
+        name="swiftlet", version=build_info.version(), extensions=tensor_inference.EXTENSIONS
+    )
 
 
 def _model_ready(runtime: Runtime, request: object) -> Message:

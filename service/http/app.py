@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import MethodNotAllowed, NotFound
 from swiftlet_serve.service.http import dialect_endpoint, dialects, openapi, playground, routes
 from swiftlet_serve.service.http.api_keys import ApiKeys
@@ -59,7 +60,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     """
     app = FastAPI(
         title="Swiftlet",
-        version=openapi.version(),
+        version=build_info.version(),
         docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,
         redirect_slashes=False,

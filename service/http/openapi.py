@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI
@@ -93,14 +92,6 @@ def describe(pipeline: Pipeline, default: bool, runtime: str) -> dict[str, Any]:
     ).model_dump()
 
 
-def version() -> str:
-    """Returns Swiftlet's version; "unknown" if the package is not installed."""
-    try:
-        return metadata.version("swiftlet-serve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def task(runtime: Runtime, name: str) -> dict[str, Any]:
     """Returns the arguments of `FastAPI.add_api_route` that describe a task's route."""
     served = runtime.tasks[name].model.task
@@ -131,13 +122,16 @@ def _get(name: str, summary: str, answer: dict[str, Any], unavailable: bool = Fa
 
 
 def _failures() -> dict[int, Any]:
-    """Returns a response for each class of `SwiftletError`."""
+    """Returns a response for each status of the classes of `SwiftletError`."""
+    descriptions: dict[int, list[str]] = {}
+    for kind in SwiftletError.__subclasses__():
+        descriptions.setdefault(kind.status, []).append(f"{kind.title}: {', '.join(sorted(kind.codes))}.")
     return {
-        kind.status: {
-            "description": f"{kind.title}: {', '.join(sorted(kind.codes))}.",
+        status: {
+            "description": " ".join(parts),
             "content": {MEDIA_TYPE: {"schema": {"$ref": SCHEMAS + Problem.__name__}}},
         }
-        for kind in SwiftletError.__subclasses__()
+        for status, parts in descriptions.items()
     }
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.http import openapi
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
@@ -126,7 +126,7 @@ def test_server_and_models_are_described(settings):
 
     live, ready, server, model_ready, model, index = run(scenario())
     assert (live.live, ready.ready, model_ready.ready) == (True, True, True)
-    assert (server.name, server.version) == ("swiftlet", openapi.version())
+    assert (server.name, server.version) == ("swiftlet", build_info.version())
     assert [(one.name, one.datatype, list(one.shape)) for one in model.inputs] == [
         ("question", "BYTES", [-1]),
         ("context", "BYTES", [-1]),

@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import InvalidRequest, SwiftletError
-from swiftlet_serve.service.http import bodies, openapi, problem_details, tensor_inference, tensors
+from swiftlet_serve.service.http import bodies, problem_details, tensor_inference, tensors
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensor_inference import Scalar
@@ -163,7 +164,7 @@ def _model(runtime: Runtime, parameters: Mapping[str, str]) -> Pipeline:
 
 def _server(_: Runtime, __: Mapping[str, str]) -> Response:
     extensions = tensor_inference.EXTENSIONS
-    return JSONResponse({"name": "swiftlet", "version": openapi.version(), "extensions": extensions})
+    return JSONResponse({"name": "swiftlet", "version": build_info.version(), "extensions": extensions})
 
 
 def _live(_: Runtime, __: Mapping[str, str]) -> Response:

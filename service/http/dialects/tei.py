@@ -13,8 +13,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import NotFound, SwiftletError, invalid_value
-from swiftlet_serve.service.http import bodies, openapi, problem_details
+from swiftlet_serve.service.http import bodies, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
@@ -210,8 +211,8 @@ def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
             "max_client_batch_size": MAX_INPUTS,
             "auto_truncate": False,
             "tokenization_workers": limits.cores,
-            "version": openapi.version(),
-            "sha": None,
+            "version": build_info.version(),
+            "sha": build_info.revision(),
             "docker_label": None,
         }
     )

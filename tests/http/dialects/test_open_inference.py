@@ -221,7 +221,7 @@ def test_unknown_model_or_version_is_404(path, client):
 def test_timeout_of_the_request_is_its_deadline(client):
     response = infer(client, "classify", [texts(["a"])], parameters={"timeout": 1})
 
-    assert response.json()["code"] in ("deadline_exceeded", "overloaded")  # depends on what engines took before
+    assert response.json()["code"].startswith("deadline_")  # which one depends on what engines took before
     assert infer(client, "classify", [texts(["a"])], parameters={"timeout": 10_000_000}).status_code == 200
 
 
