@@ -41,12 +41,13 @@ GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
 FORMAT: Final = 1
-LATER: Final = ("embedding", "decisions")  # fields that manifests of older versions lack
+LATER: Final = ("embedding", "decisions", "languages")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
+LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # a BCP 47 tag, such as en, ko or zh-Hant
 
 
 class ArtifactError(ModelError):
@@ -112,6 +113,7 @@ class Manifest:
     files: Mapping[str, File] = field(default_factory=dict)
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
+    languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMAT
 
 
@@ -225,7 +227,7 @@ def _parse(document: object) -> Manifest:
         raise ValueError(f"the format is not {FORMAT}.")
     names = {f.name for f in fields(Manifest)}
     for key in LATER:
-        document.setdefault(key, None)
+        document.setdefault(key, [] if key == "languages" else None)
     for key in sorted(names ^ set(document)):
         raise ValueError(f"the field {key!r} is {'missing' if key in names else 'unknown'}.")
 
@@ -248,6 +250,11 @@ def _parse(document: object) -> Manifest:
     check(isinstance(labels, list) and all(isinstance(label, str) for label in labels), "labels")
     check(not labels or len(labels) == document["width"], "labels")
     check(problem is None or (problem in get_args(Problem) and bool(labels)), "problem")
+    languages = document["languages"]
+    check(
+        isinstance(languages, list) and all(isinstance(one, str) and LANGUAGE.fullmatch(one) for one in languages),
+        "languages",
+    )
     tolerance = document["tolerance"]
     check(type(tolerance) in (int, float) and 0 < tolerance <= sys.float_info.max, "tolerance")
     for key in ("config", "source", "files"):
@@ -273,6 +280,7 @@ def _parse(document: object) -> Manifest:
         "files": {name: File(**entry) for name, entry in files.items()},
         "embedding": embedding,
         "decisions": _parse_decisions(document["decisions"], labels),
+        "languages": tuple(languages),
     }
     return Manifest(**document | parsed)
 

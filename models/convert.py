@@ -36,6 +36,7 @@ TOKENIZER_FILES: Final = (
 # The only files that are downloaded from a hub repository.
 HUB_FILES: Final = (
     "config.json",
+    "README.md",  # the model card, which names the languages
     "modules.json",  # of sentence-transformers, as are the next three
     "config_sentence_transformers.json",
     "sentence_*_config.json",

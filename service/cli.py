@@ -153,6 +153,12 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
 )
 @click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
+@click.option(
+    "--language",
+    "languages",
+    multiple=True,
+    help="Language of the model's texts as a BCP 47 tag, such as en. Repeatable. Default: those of the model card.",
+)
 def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
     """Converts a checkpoint of transformers or sentence-transformers into an artifact.
 

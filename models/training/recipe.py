@@ -9,6 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from swiftlet_serve.models.artifact import LANGUAGE
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.training.conflicts import find_conflict
 
@@ -273,12 +274,16 @@ class Recipe:
     teacher: str = ""
     """An installed package that holds a BERT checkpoint in its folder `model`."""
     tokenizer: TokenizerTraining | None = None
+    languages: tuple[str, ...] = ()
+    """The languages of the data, as BCP 47 tags such as `en`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.vocab_size < MAX_VOCAB_SIZE:
             raise RecipeError(f"vocab_size must be above 0 and below {MAX_VOCAB_SIZE}, not {self.vocab_size!r}.")
         if bool(self.teacher) == (self.tokenizer is not None):
             raise RecipeError("a recipe needs either a teacher or a [tokenizer] table.")
+        if not isinstance(self.languages, tuple) or not all(_is_language(one) for one in self.languages):
+            raise RecipeError('languages must be a list of BCP 47 tags, such as ["en"].')
         plan = self.pretraining.knowledge_transfer
         if not self.teacher and plan is not None and not plan.has_own_teacher:
             raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
@@ -365,6 +370,10 @@ def _parse_finetuning(table: Any, methods: Mapping[str, TrainingMethod]) -> Any:
     if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
         table = {**table, "weaknesses": tuple(_build(Weakness, "weaknesses", one) for one in table["weaknesses"])}
     return _build(Finetuning, "finetuning", table)
+
+
+def _is_language(tag: object) -> bool:
+    return isinstance(tag, str) and LANGUAGE.fullmatch(tag) is not None
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:

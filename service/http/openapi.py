@@ -57,6 +57,10 @@ class ModelInfo(BaseModel):
     ]
     max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
     labels: Annotated[list[str], Field(description="Labels of a classify model; empty for other tasks.")]
+    languages: Annotated[
+        list[str],
+        Field(description="Languages of the texts that the model was trained for, as BCP 47 tags; empty if not known."),
+    ]
     mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
     card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
 
@@ -87,6 +91,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str) -> dict[str, Any]:
         runtime=runtime,
         max_tokens=manifest.max_tokens,
         labels=list(manifest.labels),
+        languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
         card=pipeline.model.artifact.card(),
     ).model_dump()

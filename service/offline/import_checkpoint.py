@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swiftlet_serve.models import convert
+from swiftlet_serve.models import checkpoint_card, convert
 from swiftlet_serve.models import sentence_transformers as sentences
-from swiftlet_serve.models.artifact import NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_serve.models.artifact import LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -28,12 +28,14 @@ def import_checkpoint(
     max_loss: float,
     keep_fp32: bool = False,
     pooling: Pooling | None = None,
+    languages: Sequence[str] = (),
     report: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Artifact, tuple[str, ...]]:
     """Converts `source`, a directory or a hub id, and releases it as `out/name`.
 
     `pooling` makes an encoder of transformers an embedding model. A directory of sentence-transformers has its own.
+    `languages` are BCP 47 tags. Default: those of the checkpoint's model card.
 
     Returns the artifact and the names of the ignored tensors.
 
@@ -41,7 +43,7 @@ def import_checkpoint(
         ConversionError: the checkpoint cannot be converted exactly.
         TokenizerError: the tokenizer is not supported.
         ReleaseError, ArtifactError: as `release`.
-        SetupError: the task does not exist, the name is invalid, or the tokenizer does not fit the network.
+        SetupError: the task does not exist, the name or a language is invalid, or the tokenizer does not fit.
     """
     directory, origin = convert.locate(source, revision)
     name = name or re.sub(r"[^a-z0-9._-]+", "-", source.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
@@ -49,6 +51,10 @@ def import_checkpoint(
         raise SetupError(
             f"{name!r} is not a valid name. Set one with --name: lower-case letters, digits and the characters . _ -."
         )
+    for language in languages:
+        if not LANGUAGE.fullmatch(language):
+            raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")
+    languages = tuple(languages) or checkpoint_card.languages(directory)
     report("reading the checkpoint")
     definition = tasks.load(task)
     head, outputs = definition.HEAD, definition.OUTPUTS
@@ -89,6 +95,7 @@ def import_checkpoint(
         config=converted.config,
         source=converted.source,
         embedding=encoder.embedding if encoder else None,
+        languages=languages,
     )
     card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
     draft = Draft(converted.model, tokenizer, manifest, card)

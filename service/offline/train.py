@@ -221,6 +221,7 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
         source={"recipe": recipe.name, "seed": recipe.seed, **vocabulary},
+        languages=recipe.languages,
     )
 
 

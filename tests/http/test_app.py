@@ -27,6 +27,7 @@ def test_app_lists_models_with_their_cards(client):
     assert listed[0]["labels"] == ["bad", "good", "neither"]
     assert listed[0]["card"] == {"data": "none", "n": 0}
     assert (listed[0]["engine"], listed[0]["runtime"]) == ("echo", "echo")
+    assert [model["languages"] for model in listed] == [[], [], []]
     assert [model["mask"] for model in listed] == [None, None, "[MASK]"]
 
 

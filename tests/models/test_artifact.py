@@ -255,6 +255,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "source": [None, [], "x", 3],
     "files": [None, [], "x", [{"name": "model.onnx"}]],
     "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
+    "languages": [None, "en", [1], ["English"], ["EN"], ["en_GB"], ["multilingual"], [""]],
     "decisions": [1.5, [], {}, {"temperature": 1.5}, DECISIONS | {"more": 1}],
 }
 
@@ -279,7 +280,12 @@ def test_manifest_rejects_missing_field(path: Path, key: str) -> None:
 def test_manifest_of_an_older_version_lacks_later_fields(path: Path) -> None:
     edit(path, lambda document: [document.pop(key) for key in LATER])
     manifest = open_artifact(path).manifest
-    assert (manifest.embedding, manifest.decisions) == (None, None)
+    assert (manifest.embedding, manifest.decisions, manifest.languages) == (None, None, ())
+
+
+def test_manifest_has_languages(path: Path) -> None:
+    edit(path, settings_of(languages=["en", "zh-Hant", "pt-BR"]))
+    assert open_artifact(path).manifest.languages == ("en", "zh-Hant", "pt-BR")
 
 
 def test_manifest_rejects_unknown_field(path: Path) -> None:

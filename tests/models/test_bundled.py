@@ -58,6 +58,11 @@ def artifact(name: str) -> Artifact:
     return open_artifact(BUNDLED / name)
 
 
+@each
+def test_model_names_its_language(name):
+    assert artifact(name).manifest.languages == ("en",)
+
+
 async def _ask(name: str, bodies: list[dict]) -> list:
     runtime = Runtime.of(Settings(), [load_model(BUNDLED / name, "onnx_cpu")])
     pipeline = runtime.pipelines[name]

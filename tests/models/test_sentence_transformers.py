@@ -114,6 +114,17 @@ def test_transformers_encoder_takes_its_pooling_from_the_option(pooling: Pooling
     assert read_encoder(source, pooling).embedding == Embedding(pooling)
 
 
+def test_languages_come_from_the_option_or_the_model_card(tmp_path: Path) -> None:
+    source = save_transformer(tmp_path / "encoder")
+    (source / "README.md").write_text("---\nlanguage:\n- ko\n---\n", "utf-8")
+    by_card, by_option = {}, {"languages": ["en", "zh-Hant"]}
+
+    for options, expected in ((by_card, ("ko",)), (by_option, ("en", "zh-Hant"))):
+        assert imported(source, tmp_path / "out", pooling="cls", **options).manifest.languages == expected
+    with pytest.raises(SetupError, match="'english' is not a language tag"):
+        imported(source, tmp_path / "out", pooling="cls", languages=["english"])
+
+
 def test_task_without_vectors_rejects_a_pooling(tmp_path: Path) -> None:
     source = save_transformer(tmp_path / "encoder", labels=2)
     with pytest.raises(SetupError, match="The task classify has no use for --pooling"):

@@ -98,6 +98,18 @@ def read_changed(tmp_path: Path, *change: str) -> Recipe:
     return load_recipe(str(tmp_path / "r.toml"))
 
 
+def test_read_recipe_reads_the_languages(tmp_path):
+    assert read_changed(tmp_path).languages == ()
+    assert read_changed(tmp_path, "seed = 1", 'seed = 1\nlanguages = ["ko", "en"]').languages == ("ko", "en")
+    assert load_recipe("korean").languages == ("ko",)
+
+
+@pytest.mark.parametrize("languages", ['"en"', '["English"]', "[1]"])
+def test_read_recipe_rejects_invalid_languages(tmp_path, languages):
+    with pytest.raises(SetupError, match="languages must be a list of BCP 47 tags"):
+        read_changed(tmp_path, "seed = 1", f"seed = 1\nlanguages = {languages}")
+
+
 def test_read_recipe_reads_the_distillation_table(tmp_path):
     work = read_changed(tmp_path).finetuning["r"]
 
