@@ -311,7 +311,7 @@ def metrics() -> str:
         return await prometheus.scrape(server())
 
     rows = []
-    for family in text_string_to_metric_families(asyncio.run(scrape()).decode()):
+    for family in text_string_to_metric_families(asyncio.run(scrape()).body.decode()):
         if family.name.startswith(prometheus.PREFIX):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = dict.fromkeys(key for one in family.samples for key in one.labels)

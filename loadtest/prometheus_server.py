@@ -59,7 +59,9 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float) -> Iterator[Prometheus]:
+def prometheus(
+    targets: Mapping[str, Sequence[int]], interval_s: float, *, native_histograms: bool = False
+) -> Iterator[Prometheus]:
     """Scrapes the ports of each job and evaluates the rules, every `interval_s`."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
@@ -77,6 +79,7 @@ def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float) -> Itera
             f"--config.file={directory / 'prometheus.yml'}",
             f"--storage.tsdb.path={directory / 'data'}",
             "--web.listen-address=127.0.0.1:0",
+            *(["--enable-feature=native-histograms"] if native_histograms else []),
         ]
         log_file = directory / "log"
         with log_file.open("w") as log, subprocess.Popen(command, stderr=log, cwd=directory) as process:
@@ -102,9 +105,15 @@ def expressions(rate_interval: str, job: str = ".+") -> dict[str, list[tuple[str
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return {
         panel["title"]: [
-            (target["expr"].replace("$__rate_interval", rate_interval).replace("$job", job), target["legendFormat"])
-            for target in panel["targets"]
+            (_fill_in(target["expr"], rate_interval, job), target["legendFormat"]) for target in panel["targets"]
         ]
         for panel in panels
         if panel["type"] != "row"
     }
+
+
+def _fill_in(expression: str, rate_interval: str, job: str) -> str:
+    variables = {"$__rate_interval": rate_interval, "$namespace": ".*", "$instance": ".*", "$job": job}
+    for name, value in variables.items():
+        expression = expression.replace(name, value)
+    return expression

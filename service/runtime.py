@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
@@ -17,6 +17,7 @@ from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry.event_loop_lag import EventLoopLag
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 from swiftlet_serve.service.types import Executor
@@ -49,6 +50,8 @@ class Runtime:
         self.rate_limiter = None if rate is None else RateLimiter(rate)  # of the requests on all ports
         self.pipelines: dict[str, Pipeline] = {}  # by the name of the model, in the order given
         self.tasks: dict[str, Pipeline] = {}  # the default pipeline of each task, for requests that name no model
+        self.count_connections: Callable[[], int] = lambda: 0  # of clients; a server sets it
+        self._lag = EventLoopLag()
         self._executor = executor
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         for model in served:
@@ -113,6 +116,7 @@ class Runtime:
     async def open(self) -> None:
         """Starts to supervise the engines, on the event loop that answers requests."""
         self.loop = asyncio.get_running_loop()
+        self._lag.start(self.loop)
         await self._executor.open()
         for name, pipeline in self.pipelines.items():
             manifest = pipeline.model.manifest
@@ -174,10 +178,14 @@ class Runtime:
             self._executor.ready,
             self._executor.restarts,
             self._executor.wrong_sums,
+            self._executor.workers,
+            self.count_connections(),
+            self._lag.largest_s,
         )
 
     async def close(self) -> None:
         """Admits no more requests, finishes those that were admitted, and releases the engines."""
+        self._lag.stop()
         self.admission.close()
         await self.dispatcher.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -106,6 +106,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
         server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)))
         server.started = started
+        runtime.count_connections = lambda: public.connections
         server.on_reload = partial(_reload, settings, keys, certificate)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))

@@ -56,7 +56,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     Args:
         runtime: the loaded models.
         keys: the API keys that all routes but health checks and the playground require; None requires none.
-        observers: called with each finished request record, after the runtime's statistics.
+        observers: called with each finished request record, before the runtime's statistics.
     """
     app = FastAPI(
         title="Swiftlet",
@@ -74,7 +74,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     foreign = [route for name, dialect in spoken.items() for route in dialect_endpoint.routes(runtime, name, dialect)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
     guard = RequestGuard(runtime, keys, table)
-    tracker = RequestTracker(runtime, guard, [runtime.stats.finish, *observers])
+    tracker = RequestTracker(runtime, guard, [*observers, runtime.stats.finish])  # a tracer first
     app.state.refuse = tracker.begin
     app.add_middleware(RequestMiddleware, tracker=tracker)
     if origins := runtime.settings.cors_origins:  # outermost, so that pages of these origins can read errors too

@@ -48,6 +48,11 @@ class Port:
         scheme = "https" if self._listener.tls else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._table.connections)
+
     def listen(self) -> None:
         """Lets clients connect. The connections wait in the kernel until `open`.
 

@@ -61,8 +61,12 @@ def models(runtime: Runtime) -> Endpoint:
 
 
 def metrics(runtime: Runtime) -> Endpoint:
-    async def metrics(_: Request) -> Response:
-        return Response(await prometheus.scrape(runtime), media_type=prometheus.MEDIA_TYPE)
+    async def metrics(request: Request) -> Response:
+        accept = request.headers.get("accept", ""), request.headers.get("accept-encoding", "")
+        found = await prometheus.scrape(runtime, *accept)
+        encoding = {} if found.encoding is None else {"content-encoding": found.encoding}
+        headers = {"vary": "Accept, Accept-Encoding", **encoding}
+        return Response(found.body, headers=headers, media_type=found.media_type)
 
     return metrics
 

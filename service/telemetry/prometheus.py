@@ -1,27 +1,45 @@
-"""Metrics in the Prometheus text format: every metric with its name, labels and help text.
+"""Metrics in the formats of Prometheus: every metric with its name, labels and help text.
 
 Label values come from closed sets: served models and their tasks, stages, outcomes and error codes. A client can
-never create a time series. All series exist from the start, with zeros.
+never create a time series. Series exist from the start, with zeros, except those of responses and dialects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import gzip
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError, Unavailable
+from swiftlet_serve.service.telemetry import protobuf_format
+from swiftlet_serve.service.telemetry.histogram import Histogram
+from swiftlet_serve.service.telemetry.protobuf_format import NativeBuckets
 from swiftlet_serve.service.telemetry.request_record import STAGES
-from swiftlet_serve.service.telemetry.request_stats import DISCONNECTED, OUTCOMES, Histogram, ModelStats
+from swiftlet_serve.service.telemetry.request_stats import DISCONNECTED, OUTCOMES, ModelStats, Sampled
 from swiftlet_serve.service.telemetry.snapshot import Snapshot, SnapshotSource
 
-MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+TEXT, OPENMETRICS, PROTOBUF = "text/plain", "application/openmetrics-text", "application/vnd.google.protobuf"
+FORMATS: Final = {
+    TEXT: "text/plain; version=0.0.4; charset=utf-8",
+    OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    PROTOBUF: protobuf_format.MEDIA_TYPE,
+}
+"""The media types of the formats. OpenMetrics adds exemplars, and protobuf native histograms."""
+
+GZIP_LEVEL: Final = 1  # on repetitive text, as small as level 6 to a fifth, in a third of the time
 PREFIX: Final = "swiftlet_"
 SNAPSHOT_TIMEOUT_S: Final = 5.0  # half of Prometheus's default scrape timeout
 ERROR_CODES: Final = tuple(sorted(code for kind in SwiftletError.__subclasses__() for code in kind.codes))
@@ -31,10 +49,23 @@ SERVER_ERROR_CODES: Final = tuple(
 MODEL_LABELS: Final = ("task", "model")
 
 
-async def scrape(runtime: SnapshotSource) -> bytes:
-    """Returns the metrics in `MEDIA_TYPE`. Can be called from any event loop.
+class Scrape(NamedTuple):
+    """The metrics, in one of the formats of `FORMATS`."""
+
+    body: bytes
+    media_type: str
+    encoding: str | None  # gzip or None
+
+
+async def scrape(runtime: SnapshotSource, accept: str = "", accept_encoding: str = "") -> Scrape:
+    """Returns the metrics in the format that a client prefers. Can be called from any event loop.
 
     All values are of one moment: they are copied on the runtime's event loop and formatted on a thread.
+
+    Args:
+        runtime: the server.
+        accept: the value of the header Accept.
+        accept_encoding: the value of the header Accept-Encoding.
 
     Raises:
         Unavailable: the runtime's event loop is blocked.
@@ -45,21 +76,46 @@ async def scrape(runtime: SnapshotSource) -> bytes:
     except TimeoutError:
         detail = "Metrics are temporarily unavailable because the event loop is blocked."
         raise Unavailable("overloaded", detail, retry_after=1.0) from None
-    return await asyncio.to_thread(_format, snapshot)
+    return await asyncio.to_thread(_format, snapshot, accept, accept_encoding)
 
 
-def _format(snapshot: Snapshot) -> bytes:
+def _format(snapshot: Snapshot, accept: str, accept_encoding: str) -> Scrape:
+    media_type = preferred(accept)
+    collector = SnapshotCollector(snapshot, native=media_type == PROTOBUF)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(SnapshotCollector(snapshot))
+    registry.register(collector)
     ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    if media_type == PROTOBUF:
+        body = protobuf_format.encode(registry.collect(), collector.native)
+    else:
+        generate = openmetrics.generate_latest if media_type == OPENMETRICS else generate_latest
+        body = generate(registry)
+    if "gzip" in accept_encoding.lower():
+        return Scrape(gzip.compress(body, GZIP_LEVEL), FORMATS[media_type], "gzip")
+    return Scrape(body, FORMATS[media_type], None)
+
+
+def preferred(accept: str) -> str:
+    """Returns the media type of `FORMATS` that a header Accept ranks highest; plain text if it has none of them."""
+    best, best_quality = TEXT, 0.0
+    for item in accept.split(","):
+        media_type, *parameters = [part.strip().lower() for part in item.split(";")]
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        if media_type == PROTOBUF and "encoding=delimited" not in parameters:
+            continue
+        if media_type in FORMATS and quality.replace(".", "", 1).isdigit() and float(quality) > best_quality:
+            best, best_quality = media_type, float(quality)
+    return best
 
 
 class SnapshotCollector(Collector):
     """Converts one snapshot to metrics."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, *, native: bool = False) -> None:
+        """`native` asks for native buckets, too, which lie in `self.native` once the metrics are collected."""
         self._snapshot = snapshot
+        self._wants_native = native
+        self.native: dict[str, dict[tuple[str, ...], NativeBuckets]] = {}  # by metric and labels, once collected
         self._models = [([stats.task, model], stats) for model, stats in snapshot.stats.models.items()]
 
     def collect(self) -> Iterator[Metric]:
@@ -96,9 +152,10 @@ class SnapshotCollector(Collector):
         for labels, stats in self._models:
             for outcome in OUTCOMES:
                 finished.add_metric([*labels, outcome], stats.durations[outcome].count)
-                _add(durations, [*labels, outcome], stats.durations[outcome])
+                exemplars = stats.exemplars if outcome == "answered" else {}
+                self._add(durations, [*labels, outcome], stats.durations[outcome], exemplars)
             for stage in STAGES:
-                _add(stages, [*labels, stage], stats.stages[stage])
+                self._add(stages, [*labels, stage], stats.stages[stage])
         yield finished
         in_flight = GaugeMetricFamily(
             PREFIX + "requests_in_flight", "Accepted requests that have not ended.", labels=MODEL_LABELS
@@ -126,6 +183,14 @@ class SnapshotCollector(Collector):
         for (dialect, status), count in sorted(stats.dialects.items()):
             spoken.add_metric([dialect, status], count)
         yield spoken
+        responses = _counter(
+            "http_responses",
+            "Total responses of all ports by route and status. The route is - if the server has no such route.",
+            ["route", "status"],
+        )
+        for (route, code), count in sorted(stats.responses.items()):
+            responses.add_metric([route, str(code)], count)
+        yield responses
         yield _by_reason(
             "requests_refused",
             "Total requests that ended before they were accepted, by error code or as disconnected.",
@@ -149,15 +214,15 @@ class SnapshotCollector(Collector):
             ["reason"],
         )
         for reason, histogram in stats.unmet_deadlines.items():
-            _add(unmet, [reason], histogram)
+            self._add(unmet, [reason], histogram)
         yield unmet
 
     def _batches(self) -> Iterator[Metric]:
         sizes = _histogram("batch_size", "Sequences per engine batch.", MODEL_LABELS)
         tokens = _histogram("batch_tokens", "Tokens per engine batch, without padding.", MODEL_LABELS)
         for labels, stats in self._models:
-            _add(sizes, labels, stats.batch_sizes)
-            _add(tokens, labels, stats.batch_tokens)
+            self._add(sizes, labels, stats.batch_sizes)
+            self._add(tokens, labels, stats.batch_tokens)
         yield sizes
         yield tokens
         yield self._counter(
@@ -175,7 +240,11 @@ class SnapshotCollector(Collector):
         yield _gauge("queue_sequences", "Queued sequences.", queue.sequences)
         yield _gauge("queue_tokens", "Tokens of the queued sequences.", queue.tokens)
         yield _gauge("batches_running", "Batches that the engine is running.", queue.running_batches)
-        yield _gauge("cores", "Maximum number of batches that run at the same time.", self._snapshot.cores)
+        yield _gauge(
+            "engine_cores",
+            "CPU cores of the engine, each of which runs one batch at a time. With utilisation 1 all are busy.",
+            self._snapshot.cores,
+        )
         yield _total("engine_busy_seconds", "Total time that batches have run, summed over all cores.", queue.busy_s)
 
     def _engine(self) -> Iterator[Metric]:
@@ -186,11 +255,59 @@ class SnapshotCollector(Collector):
             "Total wrong sums that the engine found in its own work. The calls concerned were computed again.",
             self._snapshot.wrong_sums,
         )
+        yield from self._workers()
+        yield _gauge("connections", "Open connections of clients on the public port.", self._snapshot.connections)
+        yield _gauge(
+            "event_loop_lag_seconds",
+            "Largest delay of the event loop in the last minute: how late it ran a timer. Every request waits as long.",
+            self._snapshot.loop_lag_s,
+        )
+        build = GaugeMetricFamily(
+            PREFIX + "build_info",
+            "The version of Swiftlet, the Git commit of its source and the version of Python. The value is always 1.",
+            labels=["version", "revision", "python"],
+        )
+        build.add_metric([build_info.version(), build_info.revision(), platform.python_version()], 1)
+        yield build
         names = ["model", "task", "architecture", "precision", "engine", "version"]
         info = GaugeMetricFamily(PREFIX + "model_info", "Served models. The value is always 1.", labels=names)
         for model in self._snapshot.models:
             info.add_metric(list(model), 1)
         yield info
+
+    def _workers(self) -> Iterator[Metric]:
+        memory = GaugeMetricFamily(
+            PREFIX + "worker_resident_memory_bytes",
+            "Memory of the worker processes, which hold the models, by role: serving or spare.",
+            labels=["worker"],
+        )
+        cpu = _counter("worker_cpu_seconds", "Total CPU time of the worker processes, by role.", ["worker"])
+        for role, pid in self._snapshot.workers.items():
+            families = ProcessCollector(pid=partial(str, pid), registry=None).collect()
+            found = {family.name: family for family in families}
+            if found:  # there are none if the process has just ended, or without /proc
+                memory.add_metric([role], found["process_resident_memory_bytes"].samples[0].value)
+                cpu.add_metric([role], found["process_cpu_seconds"].samples[0].value)
+        yield memory
+        yield cpu
+
+    def _add(
+        self,
+        family: HistogramMetricFamily,
+        labels: Sequence[str],
+        histogram: Histogram,
+        exemplars: Mapping[int, Sampled] = MappingProxyType({}),
+    ) -> None:
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        for at, (bound, count) in enumerate(zip(bounds, accumulate(histogram.counts), strict=True)):
+            if (one := exemplars.get(at)) is None:
+                buckets.append((bound, count))
+            else:
+                buckets.append((bound, count, Exemplar({"trace_id": one.trace_id}, one.value, one.at)))
+        family.add_metric(labels, buckets, sum_value=histogram.sum)
+        if self._wants_native and (native := histogram.native()) is not None:
+            self.native.setdefault(family.name, {})[tuple(labels)] = native
 
     def _counter(self, name: str, help_: str, value: Callable[[ModelStats], float]) -> Metric:
         family = _counter(name, help_, MODEL_LABELS)
@@ -220,9 +337,3 @@ def _by_reason(name: str, help_: str, reasons: Iterable[str], counts: dict[str, 
     for reason in reasons:
         family.add_metric([reason], counts.get(reason, 0))
     return family
-
-
-def _add(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
-    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    counts = accumulate(histogram.counts)
-    family.add_metric(labels, list(zip(bounds, counts, strict=True)), sum_value=histogram.sum)

@@ -46,6 +46,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     traceparent: str | None = None  # as received, not validated
+    trace_id: str = ""  # of its span, in hexadecimal digits; empty if the request is not traced
     client: str = ""  # owner of the API key, or IP address
     task: str = ""  # set for requests to a task's route
     dialect: str = ""  # protocol of another server that the request speaks, empty for Swiftlet's own

@@ -10,12 +10,14 @@ prometheus_client takes six times as long.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
+from swiftlet_serve.service.telemetry.histogram import Histogram, fine_cells
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord, Stage
 
 RequestOutcome = Literal["answered", "failed", "cancelled"]
@@ -31,44 +33,22 @@ DEADLINE_TOO_SHORT: Final = "deadline_too_short"  # counts as the other
 OVERLOADED: Final = "overloaded"
 
 # Upper bounds of the buckets.
-# fmt: off
-REQUEST_BUCKETS_S: Final = (
-    0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
-    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
-)
-STAGE_BUCKETS_S: Final = (
-    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
-)
-# fmt: on
+REQUEST_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
+STAGE_BUCKETS_S: Final = (0.0001, 0.0005, 0.002, 0.005, 0.02, 0.05, 0.2, 1.0, 5.0)
+REQUEST_CELLS_S: Final = fine_cells(REQUEST_BUCKETS_S)
+STAGE_CELLS_S: Final = fine_cells(STAGE_BUCKETS_S)
 BATCH_SIZE_BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 INITIAL_OVERHEAD_S: Final = 0.001  # a usual one
 MAX_RECENT: Final = 1000  # recent answers that are kept one by one, for each model
 
 
-class Histogram:
-    """Number of values in each bucket, and their sum."""
+class Sampled(NamedTuple):
+    """A request that stands for its bucket: an exemplar."""
 
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the buckets' inclusive upper bounds, in ascending order. The last bucket is unbounded."""
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def copy(self) -> Histogram:
-        other = Histogram(self.bounds)
-        other.counts, other.sum = self.counts.copy(), self.sum
-        return other
+    trace_id: str
+    value: float
+    at: float  # seconds since 1970
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +63,7 @@ class ModelStats:
     batch_sizes: Histogram  # sequences
     batch_tokens: Histogram  # without padding
     padding_tokens: int
+    exemplars: dict[int, Sampled]  # of the durations of answered requests, the latest of each bucket
     recent: deque[tuple[float, float]]  # recent answers: time of `time.monotonic()` and duration in seconds
 
     @classmethod
@@ -92,11 +73,12 @@ class ModelStats:
             task,
             accepted=0,
             in_flight=0,
-            durations={outcome: Histogram(REQUEST_BUCKETS_S) for outcome in OUTCOMES},
-            stages={stage: Histogram(STAGE_BUCKETS_S) for stage in STAGES},
+            durations={outcome: Histogram(REQUEST_BUCKETS_S, REQUEST_CELLS_S) for outcome in OUTCOMES},
+            stages={stage: Histogram(STAGE_BUCKETS_S, STAGE_CELLS_S) for stage in STAGES},
             batch_sizes=Histogram(BATCH_SIZE_BUCKETS),
             batch_tokens=Histogram(TOKEN_BUCKETS),
             padding_tokens=0,
+            exemplars={},
             recent=deque(maxlen=MAX_RECENT),
         )
 
@@ -107,6 +89,7 @@ class ModelStats:
             stages={stage: histogram.copy() for stage, histogram in self.stages.items()},
             batch_sizes=self.batch_sizes.copy(),
             batch_tokens=self.batch_tokens.copy(),
+            exemplars=self.exemplars.copy(),
             recent=self.recent.copy(),
         )
 
@@ -120,6 +103,7 @@ class RequestStats:
         self.refused: Counter[str] = Counter()  # by reason
         self.failed: Counter[str] = Counter()  # accepted requests, by error code
         self.dialects: Counter[tuple[str, str]] = Counter()  # requests, by dialect and class of the status
+        self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
         self.bulk_shed = 0  # bulk requests refused as overloaded
         self.deadline_exceeded = 0  # requests answered with 504, accepted or not
         self.least_overhead_s = INITIAL_OVERHEAD_S  # of an answered request: its time outside the queue and the engine
@@ -134,6 +118,8 @@ class RequestStats:
 
     def finish(self, record: RequestRecord) -> None:
         """Counts a request that has ended, accepted or refused."""
+        if record.status is not None:
+            self.responses[record.route, record.status] += 1
         if record.dialect:
             self.dialects[record.dialect, f"{record.status // 100}xx" if record.status else DISCONNECTED] += 1
         code = DEADLINE_EXCEEDED if record.code == DEADLINE_TOO_SHORT else record.code
@@ -155,6 +141,9 @@ class RequestStats:
             stats.stages[stage].add(span.ended - span.started)
         if outcome == "answered":
             stats.recent.append((record.ended, duration_s))
+            if record.trace_id:
+                bucket = bisect_left(REQUEST_BUCKETS_S, duration_s)
+                stats.exemplars[bucket] = Sampled(record.trace_id, duration_s, time.time())
             if record.sequences == 1 and record.batch_size:  # it ran in one call
                 engine_s = record.stages["queue"].duration_s + record.stages["infer"].duration_s
                 self.least_overhead_s = min(self.least_overhead_s, duration_s - engine_s)
@@ -177,7 +166,7 @@ class RequestStats:
         other = RequestStats({})
         other.models = {model: stats.copy() for model, stats in self.models.items()}
         other.refused, other.failed = self.refused.copy(), self.failed.copy()
-        other.dialects = self.dialects.copy()
+        other.dialects, other.responses = self.dialects.copy(), self.responses.copy()
         other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
         other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
         return other

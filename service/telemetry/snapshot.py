@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,6 +43,9 @@ class Snapshot:
     ready: bool  # whether an engine is available
     restarts: int  # worker processes that were lost and replaced
     wrong_sums: int  # that engines found in their own work
+    workers: Mapping[str, int]  # the worker processes' ids by their roles
+    connections: int  # open ones, of clients
+    loop_lag_s: float  # the largest delay of the event loop in the last minute
 
 
 class SnapshotSource(Protocol):

@@ -53,11 +53,13 @@ class Tracer:
             _attributes(record),
             start_time=_unix_ns(record.started, offset_ns),
         )
+        if (context := root.get_span_context()).trace_flags.sampled:
+            record.trace_id = trace.format_trace_id(context.trace_id)
         if record.status is None or record.status >= 500:
             root.set_status(trace.StatusCode.ERROR)
-        context = trace.set_span_in_context(root)
+        parent = trace.set_span_in_context(root)
         for stage, span in record.stages.items():
-            self._add_child(stage, span, context, offset_ns)
+            self._add_child(stage, span, parent, offset_ns)
         root.end(_unix_ns(record.ended, offset_ns))
 
     def _add_child(self, name: str, span: Span, context: Context, offset_ns: int) -> None:

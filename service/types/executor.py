@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from swiftlet_serve.models.tokenizer import Encoding
@@ -45,6 +45,11 @@ class Executor(Protocol):
     @property
     def wrong_sums(self) -> int:
         """Number of wrong sums that engines found in their own work so far. It never falls."""
+        ...
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """The ids of the worker processes by their roles, `serving` and `spare`. Empty without processes."""
         ...
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,11 @@ class ProcessExecutor:
     @property
     def wrong_sums(self) -> int:
         return self.supervisor.wrong_sums
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        roles = {"serving": self.supervisor.serving, "spare": self.supervisor.spare}
+        return {role: process.pid for role, process in roles.items() if process is not None}
 
     def runtime(self, model: str) -> str:
         index, report = self._models[model]

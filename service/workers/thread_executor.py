@@ -33,6 +33,10 @@ class ThreadExecutor:
         self._wrong_sums = max([self._wrong_sums, *(wrong_sums(model.engine) for model in self._models.values())])
         return self._wrong_sums
 
+    @property
+    def workers(self) -> Mapping[str, int]:
+        return {}
+
     def runtime(self, model: str) -> str:
         return runtime_title(self._models[model].engine)
 

@@ -88,7 +88,7 @@ def test_queries_sum_over_the_replicas(tmp_path):
         series += [
             {"series": f"swiftlet_queue_wait_seconds{labels}", "values": f"{wait}x10"},
             {"series": f"swiftlet_engine_busy_seconds_total{labels}", "values": f"0+{busy}x10"},
-            {"series": f"swiftlet_cores{labels}", "values": "2x10"},
+            {"series": f"swiftlet_engine_cores{labels}", "values": "2x10"},
         ]
     others = [{**each, "series": each["series"].replace('namespace="swiftlet"', 'namespace="o"')} for each in series]
     expected = {"queue-wait": 0.25, "utilisation": 0.25 + 0.75}

@@ -154,6 +154,7 @@ class ManualExecutor:
     ready = True
     restarts = 0
     wrong_sums = 0
+    workers: dict[str, int] = {}  # noqa: RUF012  # no test changes it
 
     def __init__(self, size: int, cost: Cost = RAGGED):
         self.size = size

@@ -8,14 +8,21 @@ import random
 import socket
 import threading
 
+import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics import parser as openmetrics
 from starlette.testclient import TestClient
 
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
 from swiftlet_serve.service.http.app import create_admin_app, create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry import prometheus
 from swiftlet_serve.service.telemetry.request_record import STAGES
+from swiftlet_serve.service.telemetry.tracing import Tracer
+from tests.support.apps import make_runtime
 from tests.support.gated_runtime import make_gated_runtime
 from tests.support.metrics import ACCEPTED, FINISHED, REFUSED, parse, scrape, total
 from tests.support.processes import Process, ask, serving
@@ -67,8 +74,84 @@ def test_clients_cannot_create_series(artifact_dir):
     with serving(artifact_dir) as server:
         before, after = asyncio.run(scenario(server))
 
-    assert after == before
+    responses = [dict(labels) for name, labels in after if name == "swiftlet_http_responses_total"]
+    assert {one["route"] for one in responses} == {"/classify", "/metrics", "-"}
+    assert {one["status"] for one in responses} <= {"200", "404", "405", "422"}
     assert len(before) > 200
+    assert {key for key in after if not is_late(*key)} == {key for key in before if not is_late(*key)}
+
+
+def is_late(name: str, labels: frozenset[tuple[str, str]]) -> bool:
+    """Whether a series is one of the few that do not exist from the start."""
+    return name == "swiftlet_http_responses_total" or ("worker", "spare") in labels
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("", "text/plain"),
+        ("*/*", "text/plain"),
+        ("text/html, q, ;;q=x,,", "text/plain"),
+        ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+         "text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "application/openmetrics-text"),
+        ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,"
+         "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5",
+         "application/vnd.google.protobuf"),
+        ("application/vnd.google.protobuf;encoding=text,text/plain;q=0.1", "text/plain"),
+        ("text/plain;q=0.2,application/openmetrics-text;q=0.1", "text/plain"),
+    ],
+)  # fmt: skip
+def test_format_is_the_one_that_the_scraper_prefers(artifact_dir, accept, media_type):
+    """The second and third last are the headers of Prometheus without and with native histograms."""
+    with TestClient(create_app(make_runtime(artifact_dir))) as client:
+        response = client.get("/metrics", headers={"accept": accept})
+
+    assert response.headers["content-type"].split(";")[0] == media_type
+    assert response.headers["vary"] == "Accept, Accept-Encoding"
+
+
+def test_scrape_is_compressed_if_the_scraper_can_read_it(artifact_dir):
+    with TestClient(create_app(make_runtime(artifact_dir))) as client:
+        plain = client.get("/metrics", headers={"accept-encoding": "identity"})
+        packed = client.get("/metrics", headers={"accept-encoding": "gzip"})
+
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(plain.content) / 8
+    assert {name for name, _ in parse(packed.text)} >= {name for name, _ in parse(plain.text)}
+
+
+def test_openmetrics_has_the_traces_of_slow_and_fast_responses(artifact_dir):
+    tracer = Tracer(SimpleSpanProcessor(InMemorySpanExporter()), "1")
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    with TestClient(create_app(make_runtime(artifact_dir), observers=[tracer.trace_request])) as client:
+        assert client.post("/classify", json={"inputs": "ab"}, headers=headers).status_code == 200
+        text = client.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
+
+    families = {family.name: family for family in openmetrics.text_string_to_metric_families(text)}
+    found = [one.exemplar for one in families["swiftlet_request_duration_seconds"].samples if one.exemplar]
+    assert [one.labels for one in found] == [{"trace_id": trace_id}]
+    assert found[0].value > 0
+
+
+def test_build_connections_and_workers_are_described(artifact_dir):
+    async def scenario(server: Process):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert (await ask(server.port, "/classify")).status == 200
+        series = await scrape(server.admin_port)
+        writer.close()
+        return series
+
+    with serving(artifact_dir, "--admin-port", "0") as server:
+        series = asyncio.run(scenario(server))
+
+    assert total(series, "swiftlet_build_info", version=build_info.version(), revision=build_info.revision()) == 1
+    assert total(series, "swiftlet_connections") >= 1
+    assert total(series, "swiftlet_http_responses_total", route="/classify", status="200") == 1
+    assert total(series, "swiftlet_worker_resident_memory_bytes", worker="serving") > 10e6
+    assert total(series, "swiftlet_worker_cpu_seconds_total", worker="serving") > 0
+    assert total(series, "swiftlet_event_loop_lag_seconds") >= 0
 
 
 def test_shed_bulk_requests_are_counted_separately(artifact_dir, monkeypatch):
