@@ -82,9 +82,8 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         app.state.refuse = lambda scope: None if "origin" in Headers(scope=scope) else tracker.begin(scope)
     app.state.task_routes = TaskRoutes(tracker, runtime.settings.max_body_bytes)
     _add_routes(app, runtime, table)
-    for name, dialect in spoken.items():
-        dialect_endpoint.install(app, runtime, name, dialect, table)
-    openapi.install(app, runtime)
+    schemas = [dialect_endpoint.install(app, runtime, name, dialect, table) for name, dialect in spoken.items()]
+    openapi.install(app, runtime, schemas)
     return app
 
 

@@ -14,6 +14,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
+from swiftlet_serve.service.http.openapi import SCHEMAS
 from swiftlet_serve.service.http.route_table import Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation
 from swiftlet_serve.service.runtime import Runtime
@@ -81,7 +82,7 @@ def routes(runtime: Runtime, name: str, dialect: Dialect) -> Iterator[Route]:
         yield Route(page.path, None, dialect.render_error, page.public)
 
 
-def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: RouteTable) -> None:
+def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: RouteTable) -> dict[str, Any]:
     """Adds the routes of a dialect to the application. Routes that the application already has stay as they are.
 
     Args:
@@ -90,7 +91,10 @@ def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: 
         name: the dialect's name.
         dialect: the dialect.
         table: has the endpoints of the operations.
+
+    Returns the schemas that the descriptions of the routes refer to, for the OpenAPI document.
     """
+    bodies, definitions = _schemas(name, dialect)
     present = {(method, path) for path, methods in _methods(app) for method in methods}
     for operation in dialect.OPERATIONS:
         match = table.match(operation.path)
@@ -103,8 +107,10 @@ def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: 
             summary=operation.summary,
             tags=[name],
             operation_id=f"{name}:{operation.path}",
-            openapi_extra={"requestBody": {"required": True, "content": _json(operation.body, "validation")}},
-            responses={200: {"description": "The response.", "content": _json(operation.answer, "serialization")}},
+            openapi_extra={"requestBody": {"required": True, "content": _json(bodies[operation.path, "validation"])}},
+            responses={
+                200: {"description": "The response.", "content": _json(bodies[operation.path, "serialization"])}
+            },
         )
     for page in dialect.PAGES:
         if (page.method, page.path) not in present:
@@ -116,6 +122,19 @@ def install(app: FastAPI, runtime: Runtime, name: str, dialect: Dialect, table: 
                 tags=[name],
                 operation_id=f"{name}:{page.method}:{page.path}",
             )
+    return definitions
+
+
+def _schemas(name: str, dialect: Dialect) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Returns the schemas of each path's request and response, and those that they refer to, with prefixed names."""
+    models: list[Any] = []
+    for one in dialect.OPERATIONS:
+        models += [
+            (one.path, "validation", TypeAdapter(one.body)),
+            (one.path, "serialization", TypeAdapter(one.answer)),
+        ]
+    found, document = TypeAdapter.json_schemas(models, ref_template=f"{SCHEMAS}{name}.{{model}}")
+    return dict(found), {f"{name}.{model}": schema for model, schema in document.get("$defs", {}).items()}
 
 
 def _methods(app: FastAPI) -> Iterator[tuple[str, set[str]]]:
@@ -131,5 +150,5 @@ def _page_endpoint(runtime: Runtime, page: Page) -> Any:
     return respond
 
 
-def _json(model: Any, mode: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": TypeAdapter(model).json_schema(mode=mode)}}
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

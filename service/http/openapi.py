@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI
@@ -163,8 +164,14 @@ STATUS: Final = _get("status", "Status of the server", {"$ref": SCHEMAS + Status
 READY: Final = _get("ready", "Readiness check", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
 
 
-def install(app: FastAPI, runtime: Runtime) -> None:
-    """Adds the schemas that the routes refer to to the application's OpenAPI document."""
+def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] = ()) -> None:
+    """Adds the schemas that the routes refer to to the application's OpenAPI document.
+
+    Args:
+        app: the application.
+        runtime: the loaded models.
+        others: the schemas of routes other than the tasks' and the server's own.
+    """
     served = [pipeline.model.task for pipeline in runtime.tasks.values()]
     shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
@@ -179,7 +186,9 @@ def install(app: FastAPI, runtime: Runtime) -> None:
 
     def build() -> dict[str, Any]:
         schema = generate()
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(document["$defs"])
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        for definitions in (document["$defs"], *others):
+            schemas.update(definitions)
         return schema
 
     app.openapi = build  # type: ignore[method-assign]  # FastAPI documents this way to extend the document

@@ -27,6 +27,7 @@ class PlainRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **description: Any) -> None:
         super().__init__(path, endpoint, **description)
+        self.description = description.get("description") or ""  # FastAPI takes the endpoint's docstring otherwise
 
         async def run(scope: Scope, receive: Receive, send: Send) -> None:
             response = await endpoint(Request(scope, receive, send))

@@ -15,6 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Response, expect
 
+from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import playground as files
 from swiftlet_serve.service.http import status
 from swiftlet_serve.service.http.api_keys import make_key
@@ -89,14 +90,28 @@ def test_playground_uses_no_other_host_and_no_unsafe_code():
         )
 
 
+def texts(file: str, name: str) -> dict[str, str]:
+    """Returns the texts of an exported object."""
+    (block,) = re.findall(rf"^export const {name} = \{{\n(.*?)^\}};$", SOURCES[file], re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r"^ {2}(\w+): \"(.*)\",$", block, re.MULTILINE))
+
+
+def test_playground_has_every_error_and_parameter_in_korean(client):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    shown = {one for name, schema in schemas.items() if name.endswith("Parameters") for one in schema["properties"]}
+
+    assert texts("korean.js", "KOREAN_ERRORS").keys() == {
+        code for kind in SwiftletError.__subclasses__() for code in kind.codes
+    }
+    assert texts("korean.js", "KOREAN_PARAMETERS").keys() >= shown - {"topk", "max_question_len"}
+
+
 def test_playground_has_every_text_in_both_languages():
-    english, korean = (
-        dict(re.findall(r"^ {4}(\w+): \"(.*)\",$", block, re.MULTILINE))
-        for block in re.findall(r"^ {2}(?:en|ko): \{\n(.*?)^ {2}\},$", SOURCES["messages.js"], re.MULTILINE | re.DOTALL)
-    )
+    english, korean = texts("english.js", "ENGLISH"), texts("korean.js", "KOREAN")
     wanted = set(re.findall(r'data-(?:message|label)="(\w+)"', SOURCES["index.html"]))
     for text in SOURCES.values():
-        wanted |= set(re.findall(r'\b(?:message|heading)\("(\w+)"', text))
+        wanted |= set(re.findall(r'\b(?:message|heading|folded|unfolding)\("(\w+)"', text))
+        wanted |= set(re.findall(r'\b(?:title|action|label): "(\w+)"', text))
 
     assert len(wanted) > 50
     assert english.keys() == korean.keys() >= wanted

@@ -61,7 +61,7 @@ def test_page_marks_entities_behind_surrogate_pairs(opened: Page) -> None:
 
 
 def test_page_shows_the_labels_that_the_user_names(opened: Page) -> None:
-    found = ask(opened, "zero-shot", text="a phone", labels="one, two , 셋").json()
+    found = ask(opened, "zero-shot", text="a phone", candidate_labels="one, two , 셋").json()
 
     assert names(opened, "zero-shot") == [one["label"] for one in found]
     assert {one["label"] for one in found} == {"one", "two", "셋"}

@@ -6,6 +6,11 @@ export function useKey(value) {
   key = value.replace(/[^!-~]/gu, "?"); // a key has no other characters; the server rejects this one
 }
 
+/** Returns whether requests are sent with a key. */
+export function hasKey() {
+  return key !== "";
+}
+
 /** An error response. */
 export class Problem extends Error {
   constructor(body, response) {

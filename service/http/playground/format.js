@@ -24,6 +24,12 @@ export function lines(text) {
   return text.split("\n").filter((line) => line.trim());
 }
 
+/** Returns the numbers of a vector, which may be little-endian 32-bit floats in Base64. */
+export function numbers(vector) {
+  if (typeof vector !== "string") return vector;
+  return [...new Float32Array(Uint8Array.from(atob(vector), (byte) => byte.charCodeAt(0)).buffer)];
+}
+
 /** Returns the cosine of two vectors. */
 export function cosine(one, other) {
   const product = (a, b) => a.reduce((sum, value, place) => sum + value * b[place], 0);

@@ -1,24 +1,39 @@
-// The page: models, requests and results, and the server status.
+// The page: models, requests and results, the history, the server status, and the documentation of the API.
 
-import { ask, Problem, useKey } from "./api.js";
+import { ask, hasKey, Problem, useKey } from "./api.js";
 import { make } from "./dom.js";
-import { drawCard, drawCosts, drawProblem, drawStatus } from "./panels.js";
-import { TASKS } from "./tasks.js";
-import { language, message, setLanguage } from "./messages.js";
+import { EXAMPLES } from "./examples.js";
+import { fillForm, makePanel, makeTab, readForm } from "./forms.js";
+import { entries, forget, remember } from "./history.js";
+import { errorText, language, message, setLanguage } from "./messages.js";
+import { drawCard, drawCosts, drawHistory, drawProblem, drawRaw, drawSample, drawStatus } from "./panels.js";
+import { makeControl, parametersOf, parse } from "./parameters.js";
+import { drawReference } from "./reference.js";
+import { SAMPLES } from "./samples.js";
+import { bodyOf, TASKS } from "./tasks.js";
+import { foreignScript, languageName, scriptName } from "./writing.js";
 
 const POLL_MS = 2000;
+const READ_FOR_NOTICE = 2000; // characters
 
 const find = (id) => document.getElementById(id);
 const names = Object.keys(TASKS);
+const titles = Object.fromEntries(names.map((name) => [name, TASKS[name].title]));
 
 let models = []; // the response of GET /models
+let api = null; // the response of GET /openapi.json
 let task = ""; // the task of the open tab
 let status = null; // the response of GET /status
+let sample = Object.keys(SAMPLES)[0]; // the programming language of the shown code
+const parameters = {}; // the schemas of the parameters, by task
+const examples = {}; // number of the example in the form, by task; null after an edit
 const pending = {}; // AbortController of the request in progress, by task
-const results = {}; // result of the last request, by task
+const results = {}; // the last request with its answer or problem, by task
 
 const served = () => names.filter((name) => models.some((model) => model.task === name));
-const modelOf = (name) => models.find((model) => model.name === find(`form-${name}`).elements.model.value);
+const formOf = (name) => find(`form-${name}`);
+const modelOf = (name) => models.find((model) => model.name === formOf(name).elements.model.value);
+const inPanel = (name, selector) => find(`panel-${name}`).querySelector(selector);
 
 // Drawing. Everything is drawn from the state above, so that a change of language can draw it again.
 
@@ -26,14 +41,18 @@ function draw() {
   setLanguage(language);
   for (const name of served()) {
     drawModels(name);
+    if (examples[name] !== null) fillExample(name, examples[name]);
+    else drawForm(name);
     drawResult(name);
   }
   if (task) find("card").replaceChildren(...drawCard(modelOf(task)));
   if (status) find("status").replaceChildren(...drawStatus(status));
+  showHistory();
+  if (!find("reference").hidden) showReference();
 }
 
 function drawModels(name) {
-  const select = find(`form-${name}`).elements.model;
+  const select = formOf(name).elements.model;
   const chosen = select.value;
   const options = models
     .filter((model) => model.task === name)
@@ -42,18 +61,84 @@ function drawModels(name) {
   if (options.some((option) => option.value === chosen)) select.value = chosen;
 }
 
+function drawParameters(name) {
+  parameters[name] = parametersOf(api, name, TASKS[name]);
+  const controls = Object.entries(parameters[name]).map(([one, schema]) =>
+    makeControl(api, name, one, schema, TASKS[name].presets?.[one]),
+  );
+  inPanel(name, ".parameters").hidden = !controls.length;
+  inPanel(name, ".controls").replaceChildren(...controls);
+}
+
+/** Draws what follows from the content of a form: facts of the model, the notice about the language, and the code. */
+function drawForm(name) {
+  const model = modelOf(name);
+  const languages = model.languages.map((tag) => languageName(tag, language)).join(", ");
+  const facts = [languages, message("maxTokensText", { count: model.max_tokens }), model.precision];
+  inPanel(name, ".about").textContent = facts.filter(Boolean).join(" · ");
+  const { fields } = readForm(formOf(name));
+  const texts = TASKS[name].fields.map((field) => fields[field.name]).join("\n");
+  const script = foreignScript(texts.slice(0, READ_FOR_NOTICE), model.languages);
+  const named = script === "Zzzz" ? message("otherScript") : script && scriptName(script, language);
+  const notice = script ? message("foreignText", { script: named, languages }) : "";
+  if (inPanel(name, ".notice").textContent !== notice) inPanel(name, ".notice").textContent = notice;
+  drawGloss(name);
+  if (inPanel(name, ".code").open) showSample(name);
+}
+
+/** Draws the meaning of an example that is not in the language of the page. */
+function drawGloss(name) {
+  const example = EXAMPLES[name][examples[name] ?? 0];
+  const foreign = examples[name] !== null && exampleLanguage(modelOf(name)) !== language;
+  const text = foreign ? Object.values(example[language]).join(" / ").replaceAll("[MASK]", "___") : "";
+  inPanel(name, ".gloss").textContent = text && message("translation", { text });
+}
+
 function drawResult(name) {
   const result = results[name];
   if (!result) return;
   const drawn = result.problem
     ? drawProblem(result.problem)
-    : [...TASKS[name].draw(result.answer.body, result.fields, result.model), ...drawCosts(result.answer)];
-  find(`panel-${name}`).querySelector(".result").replaceChildren(...drawn);
+    : [
+        ...TASKS[name].draw(result.answer.body, result.fields, result.model),
+        ...drawCosts(result.answer),
+        drawRaw(result.answer.body),
+      ];
+  inPanel(name, ".result").replaceChildren(...drawn);
+}
+
+function showSample(name) {
+  const code = SAMPLES[sample](new URL(name, document.baseURI).href, bodyOfForm(name), hasKey());
+  const choose = (other) => {
+    sample = other;
+    showSample(name);
+    inPanel(name, ".sample [aria-pressed=true]").focus();
+  };
+  inPanel(name, ".sample").replaceChildren(...drawSample(sample, code, hasKey(), choose, copy));
+}
+
+function showHistory() {
+  const clear = () => {
+    forget();
+    showHistory();
+    find("history-heading").focus();
+  };
+  find("history").replaceChildren(...drawHistory(entries, titles, reopen, clear));
 }
 
 /** Announces a sentence to screen readers. */
 function announce(sentence) {
   find("announcement").textContent = sentence;
+}
+
+/** Copies the text of an element. Pages that are not served over HTTPS have no clipboard, but may copy a selection. */
+async function copy(element) {
+  getSelection().selectAllChildren(element);
+  const copied = await (navigator.clipboard?.writeText(element.textContent) ?? Promise.reject()).then(
+    () => true,
+    () => document.execCommand("copy"),
+  );
+  announce(message(copied ? "copied" : "notCopied"));
 }
 
 // Tasks
@@ -70,42 +155,68 @@ function openTab(name) {
   find("card").replaceChildren(...drawCard(modelOf(name)));
 }
 
-/** Fills the form of a task with its next example. */
-function fillExample(name) {
-  const form = find(`form-${name}`);
-  const examples = TASKS[name].examples;
-  const next = Number(form.dataset.next ?? 0);
-  form.dataset.next = (next + 1) % examples.length;
-  const mask = modelOf(name).mask ?? "";
-  for (const [field, text] of Object.entries(examples[next])) {
-    form.elements[field].value = text.replaceAll("[MASK]", mask);
+/** Returns the language of the examples for a model: that of the page, unless the model was trained for others. */
+function exampleLanguage(model) {
+  const known = model.languages.map((tag) => tag.split("-")[0]).filter((tag) => ["en", "ko"].includes(tag));
+  return !known.length || known.includes(language) ? language : known[0];
+}
+
+/** Fills the form of a task with an example. */
+function fillExample(name, number) {
+  examples[name] = number;
+  const model = modelOf(name);
+  for (const [field, text] of Object.entries(EXAMPLES[name][number][exampleLanguage(model)])) {
+    formOf(name).elements[field].value = text.replaceAll("[MASK]", model.mask ?? "");
   }
+  drawForm(name);
+}
+
+function fillNextExample(name) {
+  const next = Number(formOf(name).dataset.next ?? 0);
+  formOf(name).dataset.next = (next + 1) % EXAMPLES[name].length;
+  for (const field of TASKS[name].fields) formOf(name).elements[field.name].value = "";
+  fillExample(name, next);
+}
+
+function bodyOfForm(name) {
+  const { fields, parameters: texts } = readForm(formOf(name));
+  return bodyOf(name, fields.model, fields, parse(api, parameters[name], texts));
 }
 
 async function submit(name) {
-  const form = find(`form-${name}`);
-  const fields = Object.fromEntries(new FormData(form));
-  const model = modelOf(name);
+  const entry = { task: name, model: modelOf(name), time: new Date(), ...readForm(formOf(name)) };
   pending[name]?.abort(); // the server then cancels the work
   const controller = (pending[name] = new AbortController());
   announce(message("asking"));
-  let result;
   try {
-    const body = { ...TASKS[name].body(fields), model: model.name };
-    result = { fields, model, answer: await ask(name, { body, signal: controller.signal }) };
+    entry.answer = await ask(name, { body: bodyOfForm(name), signal: controller.signal });
   } catch (problem) {
     if (controller.signal.aborted) return;
-    result = { problem };
+    entry.problem = problem;
   }
-  results[name] = result;
+  results[name] = entry;
   drawResult(name);
-  if (result.problem?.status === 401) return askForKey(result.problem);
-  announce(result.problem ? describe(result.problem) : TASKS[name].summary(result.answer.body, fields));
+  remember(entry);
+  showHistory();
+  if (entry.problem?.status === 401) return askForKey(entry.problem);
+  announce(entry.problem ? describe(entry.problem) : TASKS[name].summary(entry.answer.body, entry.fields));
   refreshStatus();
 }
 
+/** Shows a request of the history again, with its answer. */
+function reopen(entry) {
+  examples[entry.task] = null;
+  fillForm(formOf(entry.task), entry);
+  results[entry.task] = entry;
+  openTab(entry.task);
+  drawForm(entry.task);
+  drawResult(entry.task);
+  find(`tab-${entry.task}`).focus();
+}
+
 function describe(problem) {
-  return problem instanceof Problem ? problem.message : message("unreachable");
+  if (!(problem instanceof Problem)) return message("unreachable");
+  return errorText(problem.code) ?? problem.message;
 }
 
 // Server status
@@ -128,21 +239,53 @@ async function refreshStatus() {
 
 // Access
 
-/** Loads the models with the current API key, and shows the page. */
+/** Loads the models and the description of the API with the current API key, and shows the page. */
 async function load() {
   try {
+    const described = ask("openapi.json").catch(() => null); // without it, the page has no parameters
     models = (await ask("models")).body;
+    api = (await described)?.body ?? null;
   } catch (problem) {
     if (problem.status === 401) return askForKey(problem);
     return showError(problem);
   }
   showError(null);
   find("key-form").hidden = true;
-  find("served").hidden = false;
-  for (const name of served()) drawModels(name);
-  for (const name of served()) if (!find(`form-${name}`).dataset.next) fillExample(name);
+  for (const name of served()) {
+    drawModels(name);
+    drawParameters(name);
+    if (examples[name] === undefined) fillNextExample(name);
+  }
+  setLanguage(language);
   openTab(task || served()[0]);
+  showView();
   refreshStatus();
+}
+
+/** Shows the playground or the documentation, by the fragment of the page's address. */
+function showView() {
+  if (!models.length) return;
+  const isReference = location.hash.startsWith("#api") && api !== null;
+  find("served").hidden = isReference;
+  find("reference").hidden = !isReference;
+  find("to-try").ariaCurrent = isReference ? null : "page";
+  find("to-api").ariaCurrent = isReference ? "page" : null;
+  find("to-api").hidden = api === null;
+  if (isReference) showReference();
+}
+
+const drawn = {}; // the document and the language that the documentation shows, and a file to download
+
+function showReference() {
+  if (drawn.api !== api || drawn.language !== language) {
+    if (drawn.file) URL.revokeObjectURL(drawn.file);
+    drawn.file = URL.createObjectURL(new Blob([JSON.stringify(api, null, 2)], { type: "application/json" }));
+    Object.assign(drawn, { api, language });
+    find("reference").replaceChildren(...drawReference(api, drawn.file, hasKey()));
+  }
+  const section = find(location.hash.slice(1));
+  (section ?? document.body).scrollIntoView();
+  (section ?? find("reference-heading")).focus({ preventScroll: true });
 }
 
 /** Shows the form for the API key, and the error of the current one. */
@@ -150,8 +293,8 @@ function askForKey(problem) {
   useKey("");
   models = [];
   find("served").hidden = true;
+  find("reference").hidden = true;
   find("key-form").hidden = false;
-  find("openapi").hidden = true; // the browser would request it without the key
   showError(problem.code === "missing_key" ? null : problem);
   find("key").value = "";
   find("key").focus();
@@ -163,6 +306,9 @@ function showError(problem) {
 }
 
 // Events
+
+find("tabs").append(...names.map((name) => makeTab(name, TASKS[name])));
+find("panels").append(...names.map((name) => makePanel(name, TASKS[name])));
 
 find("language").value = language;
 find("language").addEventListener("change", (event) => {
@@ -193,21 +339,32 @@ find("tabs").addEventListener("keydown", (event) => {
 });
 
 for (const name of names) {
-  const form = find(`form-${name}`);
+  const form = formOf(name);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     submit(name);
   });
-  form.elements.model.addEventListener("change", () => openTab(name));
-  form.querySelector(".example").addEventListener("click", () => fillExample(name));
+  form.addEventListener("input", (event) => {
+    if (TASKS[name].fields.some((field) => field.name === event.target.name)) examples[name] = null;
+    drawForm(name);
+  });
+  form.elements.model.addEventListener("change", () => {
+    if (examples[name] !== null) fillExample(name, examples[name]);
+    openTab(name);
+  });
+  form.querySelector(".example").addEventListener("click", () => fillNextExample(name));
+  inPanel(name, ".code").addEventListener("toggle", () => drawForm(name));
 }
 
 find("insert-mask").addEventListener("click", () => {
   const text = find("fill-mask-text");
   text.setRangeText(modelOf("fill-mask").mask, text.selectionStart, text.selectionEnd, "end");
+  examples["fill-mask"] = null;
+  drawForm("fill-mask");
   text.focus();
 });
 
+addEventListener("hashchange", showView);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refreshStatus();
 });

@@ -1,8 +1,10 @@
-// The panels of the page: costs of a request, errors, server status and model card.
+// The panels of the page: answer as JSON, costs of a request, errors, code, history, server status and model card.
 
 import { bars, definitions, make, table } from "./dom.js";
 import { number, timings } from "./format.js";
-import { language, message } from "./messages.js";
+import { errorText, language, message } from "./messages.js";
+import { SAMPLES } from "./samples.js";
+import { languageName } from "./writing.js";
 
 /** Draws the times, the batch size and the number of tokens of a request. */
 export function drawCosts({ headers, ms }) {
@@ -27,16 +29,73 @@ export function drawCosts({ headers, ms }) {
   ];
 }
 
-/** Draws an error with the server's own message. */
+/** Draws an answer as JSON, folded. */
+export function drawRaw(body) {
+  return folded("raw", JSON.stringify(body, null, 2));
+}
+
+/** Draws an error in the page's language, with the server's own message and the fields that are wrong. */
 export function drawProblem(problem) {
   if (problem.code === undefined) return [make("p", { className: "problem" }, message("unreachable"))];
+  const translated = errorText(problem.code);
   const details = [
     `${problem.status} ${problem.code}`,
-    ...problem.fieldErrors.map((error) => [error.pointer, error.code, error.limit].filter(Boolean).join(" ")),
+    ...problem.fieldErrors.map((error) => [error.pointer, error.code, error.limit, error.nearest].filter(Boolean).join(" ")),
     ...(problem.retryAfter ? [message("retryAfter", { seconds: problem.retryAfter })] : []),
     ...(problem.request ? [message("requestId", { id: problem.request })] : []),
   ];
-  return [make("div", { className: "problem" }, problem.message, make("p", { className: "hint" }, details.join(" · ")))];
+  const own = make("p", { lang: "en", className: translated ? "hint" : "" }, problem.message);
+  return [
+    make(
+      "div",
+      { className: "problem" },
+      ...(translated ? [make("p", {}, translated)] : []),
+      own,
+      make("p", { className: "hint" }, details.join(" · ")),
+    ),
+  ];
+}
+
+/** Draws a request as code. Calls `choose` with the name of another language, and `copy` with the element to copy. */
+export function drawSample(chosen, code, needsKey, choose, copy) {
+  const shown = make("pre", { tabIndex: 0, role: "group", "aria-label": chosen }, make("code", {}, code));
+  const buttons = Object.keys(SAMPLES).map((name) => {
+    const button = make("button", { type: "button", className: "quiet", "aria-pressed": String(name === chosen) }, name);
+    button.addEventListener("click", () => choose(name));
+    return button;
+  });
+  const copyButton = make("button", { type: "button" }, message("copy"));
+  copyButton.addEventListener("click", () => copy(shown));
+  return [
+    make("div", { className: "buttons", role: "group", "aria-label": message("programmingLanguage") }, ...buttons, copyButton),
+    shown,
+    ...(needsKey ? [make("p", { className: "hint" }, message("apiKeyVariable"))] : []),
+  ];
+}
+
+/** Draws the requests of this visit. Calls `open` with the chosen one. */
+export function drawHistory(entries, titles, open, clear) {
+  if (!entries.length) return [make("p", { className: "hint" }, message("noHistory"))];
+  const items = entries.map((entry) => {
+    const [, text] = Object.entries(entry.fields).find(([name, value]) => name !== "model" && value) ?? ["", ""];
+    const about = message("historyEntry", {
+      time: entry.time.toLocaleTimeString(language),
+      task: message(titles[entry.task]),
+      model: entry.model.name,
+    });
+    const failed = entry.problem ? ` ${entry.problem.status ?? ""} ${entry.problem.code ?? message("unreachable")}` : "";
+    const button = make("button", { type: "button", className: "quiet" }, make("span", { className: "line" }, text));
+    button.append(make("span", { className: "hint line" }, about + failed));
+    button.addEventListener("click", () => open(entry));
+    return make("li", {}, button);
+  });
+  const clearButton = make("button", { type: "button", className: "quiet" }, message("clearHistory"));
+  clearButton.addEventListener("click", clear);
+  return [
+    make("ol", { className: "history" }, ...items),
+    make("p", { className: "hint" }, message("historyHint")),
+    make("div", { className: "buttons" }, clearButton),
+  ];
 }
 
 /** Draws the status of the server. */
@@ -79,6 +138,7 @@ export function drawCard(model) {
     ["precision", model.precision],
     ["engine", model.engine],
     ["version", model.version],
+    ["languages", model.languages.map((tag) => languageName(tag, language)).join(", ")],
     ["maxTokens", message("maxTokensText", { count: number(model.max_tokens, language) })],
     ["labelNames", model.labels.join(", ")],
     ["trainedOn", list(card.trained_on)],
@@ -95,13 +155,15 @@ export function drawCard(model) {
     make("p", {}, make("strong", {}, model.name)),
     definitions(entries.filter(([, value]) => typeof value === "string" && value).map(([name, value]) => [message(name), value])),
     ...(rows.length ? [table([message("score"), message("percent"), message("interval"), "n"], rows)] : []),
-    make(
-      "details",
-      {},
-      make("summary", {}, message("wholeCard")),
-      make("pre", { tabIndex: 0, role: "group", "aria-label": message("wholeCard") }, JSON.stringify(card, null, 2)),
-    ),
+    folded("wholeCard", JSON.stringify(card, null, 2)),
   ];
+}
+
+/** Creates a text that is shown when the user opens it. */
+function folded(name, text) {
+  const title = message(name);
+  const shown = make("pre", { tabIndex: 0, role: "group", "aria-label": title }, text);
+  return make("details", { className: name }, make("summary", {}, title), shown);
 }
 
 function list(value) {

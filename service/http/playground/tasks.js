@@ -1,18 +1,18 @@
-// The tasks: examples, request bodies, and results as elements and as a sentence for screen readers.
+// The tasks: forms, inputs of the requests, and results as elements and as a sentence for screen readers.
+// `rows` makes a field several lines high. `presets` are the parameters that the page starts with.
 
 import { bars, definitions, make } from "./dom.js";
-import { byMask, cosine, cut, lines, number, pieces, score } from "./format.js";
+import { byMask, cosine, cut, lines, number, numbers, pieces, score } from "./format.js";
 import { language, message } from "./messages.js";
 
 const TOP = 5;
 
 const classify = {
-  examples: [
-    { text: "The soup was cold, and nobody at the counter seemed to care." },
-    { text: "I laughed all the way through, and the ending stayed with me for days." },
-    { text: "A long film that has one good idea and never stops repeating it." },
-  ],
-  body: ({ text }) => ({ inputs: text, parameters: { top_k: TOP } }),
+  title: "classify",
+  action: "doClassify",
+  fields: [{ name: "text", label: "text", rows: 4 }, { name: "text_pair", label: "secondText", rows: 1 }],
+  presets: { top_k: TOP },
+  inputs: ({ text, text_pair }) => (text_pair ? { text, text_pair } : text),
   draw([labels]) {
     const items = labels.map((one) => ({ name: one.label, share: one.score, number: score(one.score, language) }));
     return [heading("labels"), bars(items)];
@@ -21,27 +21,11 @@ const classify = {
 };
 
 const qa = {
-  examples: [
-    {
-      question: "When was the bridge built?",
-      context:
-        "A storm took the wooden bridge. The stone bridge was built in 1874, two hundred metres up the river, and " +
-        "is still open to carts and bicycles.",
-    },
-    {
-      question: "Where does the ferry stop?",
-      context:
-        "The ferry leaves the harbour at seven every morning. It stops at the old lighthouse for ten minutes, and " +
-        "reaches the island before nine.",
-    },
-    {
-      question: "Who repaired the clock?",
-      context:
-        "The clock of the town hall stood still for eleven years. In spring a retired watchmaker named Ida repaired " +
-        "it in one weekend, and asked for nothing but a cup of tea 🫖.",
-    },
-  ],
-  body: ({ question, context }) => ({ inputs: { question, context }, parameters: { top_k: 3 } }),
+  title: "qa",
+  action: "doQa",
+  fields: [{ name: "question", label: "question" }, { name: "context", label: "context", rows: 6 }],
+  presets: { top_k: 3 },
+  inputs: ({ question, context }) => ({ question, context }),
   draw(answer, { context }) {
     const answers = [answer].flat();
     const choice = chooser(answers, (one) => one.answer || message("noAnswer"), show);
@@ -60,12 +44,12 @@ const qa = {
 };
 
 const fillMask = {
-  examples: [
-    { text: "The school was built in the nineteenth [MASK]." },
-    { text: "He was born in a small [MASK] in the north of the country." },
-    { text: "Snow falls in the [MASK] and melts in the [MASK]." },
-  ],
-  body: ({ text }) => ({ inputs: text, parameters: { top_k: TOP } }),
+  title: "fillMask",
+  action: "doFillMask",
+  fields: [{ name: "text", label: "maskedText", rows: 4 }],
+  buttons: [["insert-mask", "insertMask"]],
+  presets: { top_k: TOP },
+  inputs: ({ text }) => text,
   draw(answer, { text }, { mask }) {
     const masks = byMask(answer);
     const places = masks.map(([best]) => make("mark", {}, best.token_str));
@@ -83,17 +67,16 @@ const fillMask = {
 };
 
 const entities = {
-  examples: [
-    { text: "Clara Keller moved from Bern to New York to work for the United Nations." },
-    { text: "The ferry to Jeju left Mokpo with forty guests of Hyundai." },
-  ],
-  body: ({ text }) => ({ inputs: text }),
+  title: "entities",
+  action: "doEntities",
+  fields: [{ name: "text", label: "text", rows: 4 }],
+  inputs: ({ text }) => text,
   draw(found, { text }) {
     const shown = pieces(text, found).map(({ part, entity }) =>
-      entity ? make("mark", {}, part, make("sub", {}, entity.entity_group)) : part,
+      entity ? make("mark", {}, part, make("sub", {}, labelOf(entity))) : part,
     );
     const items = found.map((one) => ({
-      name: `${cut(text, one.start, one.end)[1]} (${one.entity_group})`,
+      name: `${cut(text, one.start, one.end)[1]} (${labelOf(one)})`,
       share: one.score,
       number: score(one.score, language),
     }));
@@ -103,11 +86,10 @@ const entities = {
 };
 
 const zeroShot = {
-  examples: [
-    { text: "The new phone has a better camera.", labels: "technology, cooking, travel" },
-    { text: "Fold in the flour slowly, then let it rest for an hour.", labels: "technology, cooking, travel" },
-  ],
-  body: ({ text, labels }) => ({ inputs: text, parameters: { candidate_labels: labels } }),
+  title: "zeroShot",
+  action: "doZeroShot",
+  fields: [{ name: "text", label: "text", rows: 4 }, { name: "candidate_labels", label: "candidateLabels", parameter: true }],
+  inputs: ({ text }) => text,
   draw(labels) {
     const items = labels.map((one) => ({ name: one.label, share: one.score, number: score(one.score, language) }));
     return [heading("labels"), bars(items)];
@@ -116,13 +98,10 @@ const zeroShot = {
 };
 
 const rerank = {
-  examples: [
-    {
-      query: "How do bees tell the way?",
-      texts: "Rain fell all night on the tin roof.\nBees dance to show where flowers are.\nThe museum opens at nine.",
-    },
-  ],
-  body: ({ query, texts }) => ({ inputs: { query, texts: lines(texts) } }),
+  title: "rerank",
+  action: "doRerank",
+  fields: [{ name: "query", label: "query" }, { name: "texts", label: "oneEachLine", rows: 4 }],
+  inputs: ({ query, texts }) => ({ query, texts: lines(texts) }),
   draw(ranked, { texts }) {
     const all = lines(texts);
     const items = ranked.map((one) => ({ name: all[one.index], share: one.score, number: score(one.score, language) }));
@@ -132,29 +111,32 @@ const rerank = {
 };
 
 const embed = {
-  examples: [
-    {
-      text: "A man is playing a guitar.",
-      others: "Somebody makes music.\nThe train leaves at seven.\nA woman plays the violin.",
-    },
-  ],
-  body: ({ text, others }) => ({ inputs: [text, ...lines(others)] }),
-  draw([vector, ...vectors], { others }) {
+  title: "embed",
+  action: "doEmbed",
+  fields: [{ name: "text", label: "text", rows: 2 }, { name: "others", label: "oneEachLine", rows: 4 }],
+  inputs: ({ text, others }) => [text, ...lines(others)],
+  draw(answer, { others }) {
+    const [vector, ...vectors] = answer.map(numbers);
     const items = lines(others).map((name, place) => {
       const value = cosine(vector, vectors[place]);
       return { name, share: value, number: number(value, language, 3) };
     });
     return [heading("similarities"), bars(items)];
   },
-  summary: ([vector, ...vectors], { others }) =>
-    lines(others)
-      .map((name, place) => `${name}, ${number(cosine(vector, vectors[place]), language, 3)}.`)
-      .join(" "),
+  summary(answer, { others }) {
+    const [vector, ...vectors] = answer.map(numbers);
+    const similarity = (place) => number(cosine(vector, vectors[place]), language, 3);
+    return lines(others)
+      .map((name, place) => `${name}, ${similarity(place)}.`)
+      .join(" ");
+  },
 };
 
 const likelihood = {
-  examples: [{ text: "The ferry leaves the harbour at seven." }, { text: "Seven the leaves at harbour ferry the." }],
-  body: ({ text }) => ({ inputs: text }),
+  title: "likelihood",
+  action: "doScore",
+  fields: [{ name: "prompt", label: "prompt", rows: 2 }, { name: "text", label: "text", rows: 4 }],
+  inputs: ({ prompt, text }) => (prompt ? { prompt, continuation: text } : text),
   draw(answer) {
     const [one] = [answer].flat();
     return [
@@ -179,6 +161,14 @@ export const TASKS = {
   score: likelihood,
 };
 
+/** Returns the body of a request. The parameters are JSON values. */
+export function bodyOf(name, model, fields, parameters) {
+  const task = TASKS[name];
+  const own = task.fields.filter((field) => field.parameter).map((field) => [field.name, fields[field.name]]);
+  const all = { ...Object.fromEntries(own), ...parameters };
+  return { model, inputs: task.inputs(fields), ...(Object.keys(all).length ? { parameters: all } : {}) };
+}
+
 /** Creates a bar chart with buttons as names, the first one pressed. Calls `show` with the chosen item. */
 function chooser(items, name, show) {
   const buttons = items.map((item, place) => {
@@ -199,6 +189,11 @@ function chooser(items, name, show) {
 
 function heading(name, values) {
   return make("h3", {}, message(name, values));
+}
+
+/** Returns the label of an entity, or of a token if tokens are not grouped. */
+function labelOf(one) {
+  return one.entity_group ?? one.entity;
 }
 
 function sentence(what, value) {
