@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from swiftlet_serve.service import health_check
 from swiftlet_serve.service.settings import Settings
 from tests.support.paths import ROOT
 
@@ -106,8 +107,29 @@ def test_image_environment_is_valid_settings():
         "0.0.0.0",
         9000,
     )
-    assert f"'127.0.0.1', {settings.admin_port}" in DOCKERFILE
+    assert health_check.address({f"SWIFTLET_{name}": value for name, value in variables.items()}, []) == (
+        "127.0.0.1",
+        settings.admin_port,
+        False,
+    )
+    assert f'CMD ["python3", "-Im", "{health_check.__name__}"]' in DOCKERFILE
     assert f"EXPOSE {settings.port} 8001 {settings.admin_port}" in DOCKERFILE
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_layers_that_change_often_come_last(target):
+    """A client that has an earlier version pulls the code alone, if the packages, kernels and models are as before."""
+    stage = DOCKERFILE.split(f"FROM runtime AS {target}\n")[1].split("\nFROM ")[0]
+
+    assert re.findall(r"^COPY --from=(\S+)", stage, re.MULTILINE) == [f"build-{target}", "app", "app", "app"]
+    assert re.findall(r"^COPY --from=app /build/(\w+) /$", stage, re.MULTILINE) == ["kernels", "models", "code"]
+    assert stage.index("ARG VERSION") > stage.index("COPY --from=app /build/code")
+
+
+def test_only_kernels_and_the_project_file_are_compiled_again():
+    stage = DOCKERFILE.split("FROM tools AS kernels\n")[1].split("\nFROM ")[0]
+
+    assert re.findall(r"^COPY (.*)$", stage, re.MULTILINE) == ["pyproject.toml ./", "service/native service/native"]
 
 
 @pytest.fixture(params=COMPOSE["services"])

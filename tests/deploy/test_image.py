@@ -225,8 +225,17 @@ def test_image_reports_ready_on_the_admin_port_and_in_its_health_check(container
     assert container.answer("/health/ready", port=9000) == {"ready": True}
     assert kind == "CMD"
     assert container.run(*command) == 0
-    assert container.run(*(part.replace("/health/ready", "/nowhere") for part in command)) == 1
-    assert container.run(*(part.replace("9000", "9") for part in command)) != 0
+    assert container.run("env", "SWIFTLET_ADMIN_PORT=9", *command) == 1
+    assert container.run("env", "--unset=SWIFTLET_ADMIN_PORT", *command) == 0, "the public port"
+
+
+def test_image_tells_its_version_and_revision(container):
+    labels = {name.rpartition(".")[2]: value for name, value in container.image.config["Labels"].items()}
+    told = container.execute("python3", "-c", "from swiftlet_serve.service import build_info as b; print(b.revision())")
+
+    assert labels["version"] == PROJECT["project"]["version"]
+    assert labels["licenses"] == PROJECT["project"]["license"]
+    assert labels["revision"] == told.stdout.strip() != ""
 
 
 def test_image_runs_without_privileges_and_cannot_write(container):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from swiftlet_serve.service.cli import main
+from tests.support.certificates import make_certificate
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ask, request, serving
 
@@ -22,15 +21,7 @@ def run(scenario):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> Path:
-    """Creates cert.pem and key.pem for 127.0.0.1, and locked.pem, the key with a password. Returns their directory."""
-    if not (openssl := shutil.which("openssl")):
-        pytest.skip("no openssl to make a certificate with")
-    made = tmp_path_factory.mktemp("certificate")
-    new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
-    new += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
-    for command in (new, f"{openssl} ec -in key.pem -aes128 -passout pass:word -out locked.pem"):
-        subprocess.run(command.split(), cwd=made, check=True, capture_output=True)
-    return made
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 def test_public_port_with_a_certificate_requires_tls(artifact_dir, certificate):
