@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,8 @@ from swiftlet_serve.service.percentile import percentile
 
 MAX_GENERATOR_CPU_SHARE: Final = 0.9  # above this share of a core the generator is saturated
 SLICES: Final = 10
+PERCENTILES: Final = (50, 75, 90, 95, 99, 99.9, 100)
+BUCKETS_PER_DECADE: Final = 10  # of the histogram, whose bounds grow by a constant factor
 CONNECTION_LOST: Final = 0
 WRONG_RESPONSE: Final = -1  # a 200 whose body cannot be a response to the request
 
@@ -47,6 +50,8 @@ class Measurement:
     seconds: float
     p50_ms: float
     p99_ms: float
+    percentiles_ms: dict[str, float]  # by the percentile, such as "99.9"; "100" is the maximum
+    histogram: list[tuple[float, float, int]]  # of the answered requests: from and to a latency in ms, and their number
     p99_ms_by_route: dict[str, float]
     p99_ms_by_slice: list[float]  # one for each tenth of the time
     bad_share: float  # failed, or later than the target
@@ -72,6 +77,16 @@ def generator_limited(measurements: Sequence[Measurement], rate: float) -> bool:
     """Whether every failed load above a rate was limited by the generator: the server may then hold more."""
     failed = [one for one in measurements if one.rate > rate and one.bad_share > MAX_BAD_SHARE]
     return bool(failed) and all(one.generator_limited for one in failed)
+
+
+def histogram(latencies_ms: Sequence[float]) -> list[tuple[float, float, int]]:
+    """Counts latencies between bounds that grow by a constant factor. Returns no empty bucket at either end."""
+    places = [math.floor(BUCKETS_PER_DECADE * math.log10(max(one, 1e-3))) for one in latencies_ms]
+    if not places:
+        return []
+    counts = Counter(places)
+    bounds = {place: 10 ** (place / BUCKETS_PER_DECADE) for place in range(min(places), max(places) + 2)}
+    return [(bounds[place], bounds[place + 1], counts[place]) for place in range(min(places), max(places) + 1)]
 
 
 def summarize(
@@ -104,6 +119,11 @@ def summarize(
         seconds=seconds,
         p50_ms=1000 * percentile((result.latency_s for result in results), 0.5),
         p99_ms=p99_ms(results),
+        percentiles_ms={
+            f"{share:g}": 1000 * percentile((result.latency_s for result in results), share / 100)
+            for share in PERCENTILES
+        },
+        histogram=histogram([1000 * result.latency_s for result in results if result.status == 200]),
         p99_ms_by_route={path: p99_ms([result for result in results if result.path == path]) for path in paths},
         p99_ms_by_slice=[p99_ms([result for result in results if slot(result, SLICES) == n]) for n in range(SLICES)],
         bad_share=sum(bad) / len(results),

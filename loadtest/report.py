@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +32,23 @@ COLUMNS: Final = (
     "generator",
 )
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
-STYLE: Final = "body{font:16px sans-serif;max-width:70em;margin:2em auto}td,th{padding:.2em .8em;text-align:right}"
+STYLE: Final = """
+body { max-width: 70rem; margin: 0 auto; padding: 2rem; color: #16232a; font: 16px/1.5 system-ui, sans-serif }
+h1 { margin: 0 0 1rem }
+h2 { margin: 2.5rem 0 0.5rem; font-size: 1.25rem }
+p { margin: 0.5rem 0 }
+img { max-width: 100%; margin: 1rem 0 }
+.scroll { margin: 1rem 0; overflow-x: auto }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums }
+td, th { padding: 0.35rem 0.8rem; border-bottom: 1px solid #c3ccd0; text-align: right; vertical-align: top }
+td:first-child, th:first-child { padding-left: 0; text-align: left }
+"""
+HTML_HEAD: Final = f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Load test</title>
+<style>{STYLE}</style>"""
 
 
 def require_chart() -> None:
@@ -64,6 +80,24 @@ def row(measurement: Mapping[str, Any], generator_limited: bool) -> str:
         f"**the limit**: {generator}" if generator_limited else generator,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def distribution(measurements: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the percentiles of the latency of each load in ms, as a table. Failed requests count as infinite."""
+    names = list(measurements[0]["percentiles_ms"])
+    titles = ["max" if name == "100" else f"p{name}" for name in names]
+    lines = [f"| {' | '.join(['rate', *titles])} |", f"|{'---|' * (len(names) + 1)}"]
+    for one in measurements:
+        cells = [f"{one['percentiles_ms'][name]:.0f}" for name in names]
+        lines.append(f"| {' | '.join([format(one['rate'], '.1f'), *cells])} |")
+    return "\n".join(lines)
+
+
+def typical(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the only measurement, or that of the highest measured rate that a search found to hold."""
+    measurements: Sequence[Mapping[str, Any]] = found["measurements"]
+    held = [one for one in measurements if "maximum" in found and one["rate"] <= found["maximum"]["rate"]]
+    return max(held, key=lambda one: float(one["rate"]), default=measurements[0])
 
 
 def generators(rates: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -156,20 +190,40 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2 if "maximum" in found else 1, figsize=(10, 4), layout="constrained")
+    panels = 3 if "maximum" in found else 2
+    figure, (*others, last) = pyplot.subplots(1, panels, figsize=(5 * panels, 4), layout="constrained")
     if "maximum" in found:
-        _draw_search(found, *axes)
+        _draw_search(found, *others)
     else:
-        (one,) = found["measurements"]
-        slices = one["p99_ms_by_slice"]
-        axes.plot([(n + 0.5) * one["seconds"] / len(slices) for n in range(len(slices))], slices, marker="o")
-        axes.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
-        axes.set(xlabel="seconds", ylabel="p99, ms", yscale="log")
-        axes.legend()
+        _draw_slices(found, *others)
+    _draw_distribution(typical(found), found["target_p99_ms"], last)
     where = found["setting"]
     figure.suptitle(f"{where['date']}, {where['commit']}, {where['machine']}", fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _draw_slices(found: Mapping[str, Any], axes: Axes) -> None:
+    (one,) = found["measurements"]
+    slices = one["p99_ms_by_slice"]
+    axes.plot([(n + 0.5) * one["seconds"] / len(slices) for n in range(len(slices))], slices, marker="o")
+    axes.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
+    axes.set(xlabel="seconds", ylabel="p99, ms", yscale="log")
+    axes.legend(fontsize=8)
+
+
+def _draw_distribution(one: Mapping[str, Any], target_ms: float, axes: Axes) -> None:
+    """Draws the histogram of a load's latencies. The heights are shares, because the buckets differ in width."""
+    total = sum(one["statuses"].values())
+    for low, high, count in one["histogram"]:
+        axes.bar(low, 100 * count / total, width=high - low, align="edge", color="C0", edgecolor="white", linewidth=0.5)
+    for name, style in {"50": ":", "99": "-."}.items():
+        if math.isfinite(one["percentiles_ms"][name]):
+            axes.axvline(one["percentiles_ms"][name], color="C1", linestyle=style, label=f"p{name}")
+    axes.axvline(target_ms, color="grey", linestyle="--", label="target")
+    axes.set(xlabel=f"latency at {one['rate']:.1f} requests/s, ms", ylabel="requests, %", xscale="log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(fontsize=8)
 
 
 def _draw_search(found: Mapping[str, Any], latencies: Axes, shares: Axes) -> None:
@@ -201,18 +255,28 @@ def page(found: Mapping[str, Any], picture: bytes) -> str:
         f"<p>Server: {html.escape(found['server'])}. Workload: {html.escape(', '.join(found['workload']))}.</p>"
     )
     parts += [f"<p>{html.escape(line)}</p>" for line in conclusion(found).splitlines()]
-    parts.append(f'<p><img alt="" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>')
-    if rates := found.get("generators"):
-        parts.append(_table(generators(rates)))
+    picture_text = "The latency over the load, and the distribution of the latencies; the tables have the numbers."
+    parts.append(f'<p><img alt="{picture_text}" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>')
     rows = [HEAD, *(row(one, one["generator_limited"]) for one in found["measurements"])]
-    parts += [f"<p>{TARGET.format(found['target_p99_ms'])}</p>", _table("\n".join(rows))]
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Load test</title><style>{STYLE}</style>"
-    return "\n".join([head, *parts, "</html>\n"])
+    parts += ["<h2>Loads</h2>", f"<p>{TARGET.format(found['target_p99_ms'])}</p>", _table("\n".join(rows))]
+    parts += [
+        "<h2>Distribution of the latency</h2>",
+        "<p>Percentiles in ms since a request was due. Failed requests count as infinite.</p>",
+        _table(distribution(found["measurements"])),
+    ]
+    if rates := found.get("generators"):
+        parts += ["<h2>Generator</h2>", _table(generators(rates))]
+    return "\n".join([HTML_HEAD, *parts, "</html>\n"])
 
 
 def _table(markdown: str) -> str:
     """Converts a Markdown table, and the lines after it, to HTML."""
     lines = markdown.splitlines()
-    rows = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell.strip())}' for cell in cells)}" for cells in rows)
-    return f"<table>{body}</table>" + "".join(f"<p>{html.escape(line)}" for line in lines if line and line[0] != "|")
+    rows = [line.replace("**", "").strip("|").split(" | ") for line in lines if line.startswith("| ")]
+    kinds = ["th", *(["td"] * (len(rows) - 1))]
+    body = "".join(
+        f"<tr>{''.join(f'<{kind}>{html.escape(cell.strip())}</{kind}>' for cell in cells)}</tr>"
+        for kind, cells in zip(kinds, rows, strict=True)
+    )
+    table = f'<div class="scroll" tabindex="0"><table>{body}</table></div>'
+    return table + "".join(f"<p>{html.escape(line)}" for line in lines if line and line[0] != "|")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +37,26 @@ def test_summary_p99_is_within_the_target_if_at_most_one_percent_are_bad(several
     assert sum(found.run.bad) == round(found.bad_share * len(several)) >= found.failed
     assert (found.p99_ms <= target_ms) == (found.bad_share <= MAX_BAD_SHARE)
     assert found.bad_share_since_sent <= found.bad_share
+
+
+@given(st.lists(results, min_size=1, max_size=300))
+def test_summary_counts_every_answered_request_in_the_histogram(several):
+    found = summarize(several, 100, 10, 30, 500)
+    answered = [1000 * one.latency_s for one in several if one.status == 200]
+
+    assert sum(count for *_, count in found.histogram) == len(answered)
+    for low, high, count in found.histogram:
+        assert count == sum(low <= max(one, 1e-3) < high for one in answered)
+    assert all(one[1] == other[0] for one, other in pairwise(found.histogram))
+    assert not found.histogram or found.histogram[0][2] > 0 < found.histogram[-1][2]
+
+
+def test_summary_has_the_percentiles_of_all_requests():
+    several = [RequestResult("/qa", 0.0, 0.0, n / 1000, 200 if n < 100 else 503, 1) for n in range(1, 101)]
+    found = summarize(several, 0, 1, 100, 500).percentiles_ms
+
+    expected = {"50": 50, "75": 75, "90": 90, "95": 95, "99": 99, "99.9": math.inf, "100": math.inf}
+    assert found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
 @pytest.mark.parametrize(
