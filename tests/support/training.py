@@ -112,6 +112,7 @@ RECIPE = """
 name = "tiny"
 version = "3"
 summary = "A test."
+languages = ["en"]
 seed = 1
 teacher = "TEACHER"
 vocab_size = 50

@@ -91,16 +91,17 @@ function drawErrors(responses) {
 
 /** Draws the fields of a value, with those of the objects in it. Empty if it has no fields. */
 function drawFields(api, schema) {
-  const rows = fieldsOf(api, schema, "", 0);
-  return rows.length ? grid(["field", "type", "description"], rows) : "";
+  const rows = new Map(fieldsOf(api, schema, "", 0).reverse()); // of fields that occur twice, the first
+  return rows.size ? grid(["field", "type", "description"], [...rows.values()].reverse()) : "";
 }
 
+/** Returns the path and the row of each field, with those of the objects in it. */
 function fieldsOf(api, schema, prefix, depth) {
   if (depth > MAX_DEPTH) return [];
   return alternatives(api, schema).flatMap((one) => {
     if (one.type === "array") return one.items ? fieldsOf(api, one.items, prefix, depth + 1) : [];
     return Object.entries(one.properties ?? {}).flatMap(([name, field]) => [
-      fieldRow(api, prefix + name, field, one.required?.includes(name), name),
+      [prefix + name, fieldRow(api, prefix + name, field, one.required?.includes(name), name)],
       ...fieldsOf(api, field, `${prefix}${name}.`, depth + 1),
     ]);
   });

@@ -27,6 +27,7 @@ def test_run_recipe_makes_an_artifact_of_each_task(trained, project):
     for artifact in artifacts:
         manifest, card = artifact.manifest, artifact.card()
         assert (manifest.version, manifest.precision, manifest.max_tokens) == ("3", "int8", 128)
+        assert manifest.languages == ("en",)
         assert manifest.source == {"recipe": "tiny", "seed": 1, "teacher": "tiny_teacher_of_the_tests"}
         assert card["licences"] == ["our own"]
         assert {"more.txt", "text.txt.xz"} <= set(card["trained_on"])

@@ -1,0 +1,164 @@
+"""Languages of the page and of models, in a browser: notices, examples and errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.http.test_playground import ask, in_a_browser, result, visiting
+from tests.support.artifacts import HEADS, make_artifact, reseal
+from tests.support.browsing import chromium, locate
+from tests.support.processes import Process, serving
+
+KOREAN = "지루하고 최악의 영화였다"
+MODELS = {
+    "english": ("en",),
+    "korean": ("ko",),
+    "both": ("en", "ko"),
+    "unknown": (),
+    "japanese": ("ja",),
+    "odd": ("qxx",),
+}
+
+pytestmark = in_a_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium(str(locate())) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    directory = tmp_path_factory.mktemp("models")
+    paths = [
+        reseal(make_artifact(directory, "classify", name), languages=languages) for name, languages in MODELS.items()
+    ]
+    paths += [make_artifact(directory, task).path for task in HEADS if task != "classify"]
+    models = ",".join(map(str, paths))
+    with serving(directory, "--models", models, "--spare-engine", "false") as server:
+        yield server
+
+
+@pytest.fixture
+def opened(browser: Browser, server: Process) -> Iterator[Page]:
+    with visiting(browser, server.url) as page:
+        page.locator("#served").wait_for()
+        yield page
+
+
+@pytest.fixture
+def korean(browser: Browser, server: Process) -> Iterator[Page]:
+    with visiting(browser, server.url, locale="ko-KR") as page:
+        page.locator("#served").wait_for()
+        yield page
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "script"),
+    [
+        ("english", KOREAN, "Hangul"),
+        ("english", "Скучный и худший фильм", "Cyrillic"),
+        ("english", "つまらない映画だった", "Hiragana"),
+        ("english", "ውብ ፊልም ነው", "another script"),
+        ("english", "A dull film 지루하고", None),
+        ("english", "서울!", None),  # three letters or fewer say little
+        ("english", "Ein langweiliger Film", None),  # the script is that of English
+        ("english", "12345 🙂🙂🙂 ... ===", None),
+        ("english", "", None),
+        ("korean", KOREAN, None),
+        ("korean", "大韓民國", None),
+        ("korean", "A dull film", "Latin"),
+        ("japanese", "つまらない映画だった", None),
+        ("japanese", KOREAN, "Hangul"),
+        ("both", KOREAN, None),
+        ("both", "A dull film", None),
+        ("both", "Скучный и худший фильм", "Cyrillic"),
+        ("unknown", KOREAN, None),
+        ("odd", KOREAN, None),
+    ],
+)
+def test_page_notices_a_text_of_another_language(model: str, text: str, script: str | None, opened: Page) -> None:
+    notice = opened.locator("#panel-classify .notice")
+    opened.locator("#classify-model").select_option(model)
+    opened.locator("#classify-text").fill(text)
+
+    if script is None:
+        expect(notice).to_have_text("")
+        expect(notice).to_be_hidden()
+    else:
+        expect(notice).to_contain_text(f"written in {script},")
+        expect(notice).to_be_visible()
+
+
+def test_notice_follows_the_model_and_both_texts(korean: Page) -> None:
+    notice = korean.locator("#panel-classify .notice")
+    korean.locator("#classify-text").fill(KOREAN)
+    expect(notice).to_contain_text("영어")
+    expect(notice).to_contain_text("한글")
+    korean.locator("#classify-model").select_option("korean")
+    expect(notice).to_have_text("")
+    korean.locator("#classify-model").select_option("english")
+    korean.locator("#classify-text").fill("fine")
+    expect(notice).to_have_text("")
+    korean.locator("#classify-text_pair").fill(KOREAN)
+    expect(notice).to_contain_text("한글")
+    assert ask(korean, "classify").status == 200  # a notice refuses nothing
+
+
+def test_card_shows_the_languages(opened: Page) -> None:
+    opened.locator("#classify-model").select_option("both")
+    expect(opened.locator("#card dt:text('Languages') + dd")).to_have_text("English, Korean")
+    expect(opened.locator("#classify-about")).to_have_text("English, Korean · 48 tokens · fp32")
+    opened.locator("#classify-model").select_option("unknown")
+    expect(opened.locator("#card dt:text('Languages')")).to_have_count(0)
+
+
+def test_examples_are_in_the_languages_of_the_model_and_the_page(korean: Page) -> None:
+    text, gloss = korean.locator("#classify-text"), korean.locator("#panel-classify .gloss")
+    for model, is_korean in (("english", False), ("korean", True), ("both", True), ("unknown", True)):
+        korean.locator("#classify-model").select_option(model)
+        expect(text).to_have_value(re.compile("^[가-힣]" if is_korean else "^The soup"))
+        expect(gloss).to_have_text("" if is_korean else re.compile("예문의 뜻: 수프는"))
+
+    korean.locator("#language").select_option("en")
+    expect(text).to_have_value(re.compile("^The soup"))  # of a model whose languages are not known
+    korean.locator("#classify-model").select_option("korean")
+    expect(text).to_have_value(re.compile("^수프는"))
+    expect(gloss).to_contain_text("Meaning of the example: The soup was cold")
+    text.fill("mine")
+    expect(gloss).to_have_text("")
+    korean.locator("#classify-model").select_option("english")
+    expect(text).to_have_value("mine")  # only an example is replaced
+
+
+def test_korean_page_is_korean_for_every_task(korean: Page) -> None:
+    korean.locator("#classify-model").select_option("unknown")
+    for task in HEADS:
+        korean.locator(f"#tab-{task}").click()
+        panel = korean.locator(f"#panel-{task}")
+        for field in panel.locator("textarea, form > input").all():
+            value = field.input_value()
+            assert not value or re.search("[가-힣]", value), task
+        for hint in panel.locator(".controls .hint").all():
+            assert re.search("[가-힣]", hint.text_content() or ""), hint.get_attribute("data-parameter")
+        assert ask(korean, task).status == 200
+
+
+def test_korean_page_explains_errors_in_korean(korean: Page) -> None:
+    for task, fields, sentence in (
+        ("classify", {"text": " "}, "텍스트가 비어 있습니다."),
+        ("fill-mask", {"text": "a"}, "마스크가 없습니다."),
+    ):
+        response = ask(korean, task, **fields)
+        problem = result(korean, task).locator(".problem")
+        expect(problem.locator("p").first).to_contain_text(sentence)
+        expect(problem.locator("[lang=en]")).to_have_text(response.json()["detail"])
+        expect(problem).to_contain_text(response.json()["code"])
+        expect(korean.locator("#announcement")).to_contain_text(sentence)
+    korean.locator("#language").select_option("en")
+    expect(result(korean, "fill-mask").locator(".problem p").first).to_contain_text("The text has no [MASK] token")
