@@ -403,6 +403,10 @@ def test_releases_in_one_namespace_are_apart():
 
     assert not names[0] & names[1]
     assert selectors[0] != selectors[1]
+    for release, name in ((first, "a"), (second, "b")):
+        job = one(release, "ServiceMonitor", f"{name}-swiftlet")["spec"]["jobLabel"]
+        admin = one(release, "Service", f"{name}-swiftlet-admin")["metadata"]["labels"]
+        assert admin[job] == "swiftlet"  # the rules select this job
 
 
 # Refusals

@@ -1,16 +1,12 @@
-{{- define "swiftlet.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
-{{- end }}
-
 {{/* The name of the resources: the release's, with the chart's name unless it is part of it. 40 characters leave room for suffixes. */}}
 {{- define "swiftlet.fullname" -}}
-{{- $name := include "swiftlet.name" . }}
-{{- $default := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
+{{- $default := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) }}
 {{- .Values.fullnameOverride | default $default | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
+{{/* The first label is also the job in Prometheus, by which the rules select. It is the same in all releases. */}}
 {{- define "swiftlet.selector" -}}
-app.kubernetes.io/name: {{ include "swiftlet.name" . }}
+app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
