@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.http.test_playground import ask, in_a_browser, result, visiting
@@ -162,3 +164,33 @@ def test_korean_page_explains_errors_in_korean(korean: Page) -> None:
         expect(korean.locator("#announcement")).to_contain_text(sentence)
     korean.locator("#language").select_option("en")
     expect(result(korean, "fill-mask").locator(".problem p").first).to_contain_text("The text has no [MASK] token")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
+def test_unfolded_page_with_a_notice_is_accessible(scheme: Any, width: int, browser: Browser, server: Process) -> None:
+    options = {"locale": "ko-KR", "color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+    with visiting(browser, server.url, **options) as page:
+        assert ask(page, "classify", text=KOREAN).status == 200
+        expect(page.locator("#history li")).to_have_count(1)
+        expect(page.locator("#panel-classify .notice")).to_be_visible()
+        for summary in page.locator("#panel-classify summary").all():
+            summary.click()
+        expect(page.locator("#panel-classify details[open]")).to_have_count(3)
+        expect(page.locator("#panel-classify .code pre")).to_be_visible()
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("place", ["#form-classify .about", "#panel-classify .problem", "#key-form .buttons"])
+def test_boxes_and_buttons_have_space_around_them(place: str, browser: Browser, server: Process) -> None:
+    with visiting(browser, server.url) as page:
+        page.locator("#served").wait_for()
+        ask(page, "classify", text=" ")
+        page.evaluate("document.getElementById('key-form').hidden = false")
+        expect(page.locator(place)).to_be_visible()
+        gap = page.locator(place).evaluate(
+            "box => box.getBoundingClientRect().top - "
+            "(box.previousElementSibling ?? box.parentElement.previousElementSibling).getBoundingClientRect().bottom"
+        )
+        assert gap >= 4
