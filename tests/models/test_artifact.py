@@ -558,6 +558,7 @@ def test_manifest_rejects_or_keeps_arbitrary_value(path: Path, key: str, value: 
     except ArtifactError as error:
         assert str(error).startswith("model: manifest.json")  # noqa: PT017  # either outcome is right
     else:
-        assert getattr(opened.manifest, key) == value
+        kept = getattr(opened.manifest, key)
+        assert (list(kept) if isinstance(kept, tuple) else kept) == value  # JSON has no tuples
     finally:
         (path / MANIFEST).write_bytes(original)
