@@ -16,13 +16,15 @@ run: $(SERVICE)/ready ## serve the bundled models on this machine
 	$(SERVICE)/bin/swiftlet serve
 
 # Two processes, because many tests wait. More need more memory, since each loads torch. The tests of a file share
-# fixtures that are slow to make, so they stay in one process.
+# fixtures that are slow to make, so they stay in one process. `tests/conftest.py` chooses their order.
+PYTEST := $(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: $(DEVELOPMENT)/ready ## run the tests
-	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile $(TESTS)
+	$(PYTEST) $(TESTS)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run
-	$(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile --cov --cov-report term:skip-covered $(TESTS)
+	$(PYTEST) --cov --cov-report term:skip-covered $(TESTS)
 
 torture: $(DEVELOPMENT)/ready ## run the long tests of load, faults and bad input; takes an hour
 	$(DEVELOPMENT)/bin/python -m tests.torture
@@ -90,11 +92,11 @@ clean: ## remove the virtual environments and all caches
 # An environment is ready when it has the packages of pyproject.toml. The installation is editable.
 $(SERVICE)/ready: EXTRAS =
 $(DEVELOPMENT)/ready: EXTRAS = [dev]
-# The installation compiles the native engine's kernels if there is a compiler.
+# The installation compiles the native engine's kernels if there is a compiler. Python compiles modules at their import.
 $(SERVICE)/ready $(DEVELOPMENT)/ready: pyproject.toml $(wildcard service/native/*.h service/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Swiftlet needs Python 3.11 or newer. Name one with make PYTHON=python3.12 ...' >&2; exit 1; }
 	@echo 'Installing into $(@D); this takes a while the first time.'
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRAS)'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --editable '.$(EXTRAS)'
 	@touch $@

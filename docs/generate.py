@@ -39,6 +39,8 @@ from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_shot
 from swiftlet_serve.service.telemetry import prometheus
+from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
+from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
@@ -308,6 +310,10 @@ def _fields(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def metrics() -> str:
     async def scrape() -> bytes:
         await server().open()
+        served = VersionState("model", 2, "ready", "", ["default"], 0.0)
+        shadows = {("model", 2): ShadowStats()}
+        server().repository_state = lambda: RepositoryState(True, {("model", "loaded"): 1}, 0, [served], shadows)
+        server().stats.add_model("model", "classify", 2)
         return await prometheus.scrape(server())
 
     rows = []

@@ -54,15 +54,27 @@ def mean(values: Sequence[float]) -> Score:
     n = len(values)
     value = sum(values) / n
     if set(values) <= {0.0, 1.0}:
-        middle = (value + Z**2 / (2 * n)) / (1 + Z**2 / n)
-        margin = Z / (1 + Z**2 / n) * math.sqrt(value * (1 - value) / n + Z**2 / (4 * n**2))
-    else:
-        middle = value
-        margin = _margin(values)
-    low, high = min(value, middle - margin), max(value, middle + margin)
+        return share(round(sum(values)), n)
+    margin = _margin(values)
+    low, high = value - margin, value + margin
     if min(values) >= 0 and max(values) <= 1:
         low, high = max(0.0, low), min(1.0, high)
     return Score(100 * value, 100 * low, 100 * high, n)
+
+
+def share(hits: int, n: int) -> Score:
+    """Returns the share of n cases that are hits, with Wilson's interval (1927).
+
+    Raises:
+        ValueError: there are no cases.
+    """
+    if n < 1:
+        raise ValueError("there are no cases.")
+    value = hits / n
+    middle = (value + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    margin = Z / (1 + Z**2 / n) * math.sqrt(value * (1 - value) / n + Z**2 / (4 * n**2))
+    low, high = min(value, middle - margin), max(value, middle + margin)
+    return Score(100 * value, 100 * max(0.0, low), 100 * min(1.0, high), n)
 
 
 def spearman_parts(values: Sequence[float], others: Sequence[float]) -> list[float]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -16,17 +14,15 @@ from pydantic import ValidationError
 
 from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.service import extras, tasks
+from swiftlet_serve.service import extras, summaries, tasks
+from swiftlet_serve.service.bulk import command as bulk
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.progress import advance, note
+from swiftlet_serve.service.repository import commands as repository
 from swiftlet_serve.service.settings import Settings, check_variables
 
 if TYPE_CHECKING:
     from swiftlet_serve.models.training.plot import XAxis
-    from swiftlet_serve.service.loading import LoadedModel
-    from swiftlet_serve.service.offline.evaluate import Evaluation
-    from swiftlet_serve.service.runtime import Runtime
-    from swiftlet_serve.service.server import Addresses
 
 
 Directory: Final = click.Path(file_okay=False, path_type=Path)
@@ -83,7 +79,7 @@ def serve(**given: str | None) -> None:
     from swiftlet_serve.service import server
 
     check_variables(os.environ)
-    server.serve(_settings(given), _announce)
+    server.serve(_settings(given), summaries.announce)
 
 
 @main.command()
@@ -126,7 +122,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     for name in artifacts or [str(path) for path in locate(())]:
         try:
             (path,) = locate([name])
-            click.echo(_description(load_model(path, engine)))
+            click.echo(summaries.description(load_model(path, engine)))
         except (ArtifactError, SetupError) as error:
             failed = True
             click.echo(f"{click.style('failed', fg='red')}  {error}", err=True)
@@ -250,7 +246,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
         model = load_model(path, engine)
         note(f"{model.manifest.name} on {data.name}")
         results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
-        for line in _score_lines(model.manifest.name, results[-1]):
+        for line in summaries.score_lines(model.manifest.name, results[-1]):
             click.echo(line)
     for name, score in results[0].baselines.items():
         note(f"baseline, {name}: {score.value:.2f} %")
@@ -272,6 +268,7 @@ def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: 
 @click.option(
     "--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case, in seconds."
 )
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device to measure.")
 @click.option("--quick", is_flag=True, help="Run fewer cases, for a shorter time.")
 @click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")
 @click.option("--name", default="engines", show_default=True, help="Name of the files in the folder.")
@@ -279,12 +276,13 @@ def bench(
     artifact: Sequence[str],
     shape: Sequence[str],
     engine: Sequence[str],
+    device: str,
     quick: bool,
     out: Path | None,
     name: str,
     **settings: Any,
 ) -> None:
-    """Compares the installed CPU engines on one core.
+    """Compares the installed CPU engines on one core, or with --device cuda ways to run --shape on a GPU.
 
     The networks are those that --artifact and --shape name, or by default MobileBERT and ALBERT-base as released, with
     random weights, and three bundled models. Artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
@@ -302,12 +300,23 @@ def bench(
         for one in given:
             if one not in known:
                 raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
+    if device != "cpu":
+        from swiftlet_serve.service.benchmark.device import report
+
+        seconds = 3.0 if quick else settings["seconds"]
+        click.echo(report(device, shape, settings["runs"], seconds, note, out, name))
+        return
     plan = Plan.of(engine, shape, artifact, **settings)
     found = bench(plan.quick() if quick else plan, note, advance)
     click.echo(text(found))
     if out is not None:
         for path in write(found, out, name):
             note(str(path))
+
+
+main.add_command(bulk.score)
+main.add_command(repository.push)
+main.add_command(repository.shadow_report)
 
 
 @main.command()
@@ -389,61 +398,3 @@ def _settings(given: dict[str, str | None]) -> Settings:
         name = str(first["loc"][0])
         hint = f"--{name.replace('_', '-')} or SWIFTLET_{name.upper()}"
         raise click.BadParameter(first["msg"] + ".", param_hint=hint) from None
-
-
-def _announce(addresses: Addresses, runtime: Runtime) -> None:
-    """Prints the addresses of the server, and an example request for each task.
-
-    With JSON logs, one line of JSON has the addresses, unless a person reads it.
-    """
-    try:
-        if runtime.settings.log_format == "json" and not sys.stdout.isatty():
-            click.echo(json.dumps({"level": "info", "logger": __name__, "message": "ready"} | addresses._asdict()))
-        else:
-            click.echo("\n".join(_banner(addresses, runtime)))
-        sys.stdout.flush()
-    except OSError:  # nobody reads it, which must not end the server, now or when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _banner(addresses: Addresses, runtime: Runtime) -> Iterator[str]:
-    url = addresses.public
-    admin = f", admin port {addresses.admin}" if addresses.admin else ""
-    grpc = f", gRPC port {addresses.grpc}" if addresses.grpc else ""
-    yield f"Swiftlet is listening on {url}{admin}{grpc}\n"
-    for task, pipeline in runtime.tasks.items():
-        example = pipeline.model.task.Request.model_config["json_schema_extra"]["examples"][0]
-        body = shlex.quote(json.dumps(example, ensure_ascii=False))
-        yield f"curl {url}/{task} -H 'Content-Type: application/json' -d {body}"
-
-
-def _description(model: LoadedModel) -> str:
-    """Returns the output of `swiftlet check` for a model that passed."""
-    manifest = model.manifest
-    size = sum(file.size for file in manifest.files.values())
-    labels = f": {', '.join(manifest.labels)}" if manifest.labels else ""
-    golden = (
-        "not replayed, because this engine runs no network"
-        if model.deviation is None
-        else f"largest deviation {model.deviation:.3g}, within the tolerance"
-    )
-    return "\n".join(
-        [
-            f"{click.style('ok', fg='green')}      {manifest.name} {manifest.version}",
-            f"        task      {manifest.task}{labels}",
-            f"        network   {manifest.architecture}, {manifest.precision}, at most {manifest.max_tokens} tokens",
-            f"        files     {len(manifest.files)}, checksums verified, {size / 1e6:.1f} MB",
-            f"        golden    {golden}",
-            f"        engine    {model.engine.title}, loaded in {model.seconds:.2f} s",
-        ]
-    )
-
-
-def _score_lines(name: str, result: Evaluation) -> Iterator[str]:
-    """Yields the output of `swiftlet evaluate` for one model."""
-    for score_name, score in result.scores.items():
-        interval = f"95 % CI: {score.low:.2f} to {score.high:.2f}"
-        yield f"{name}  {score_name} {score.value:.2f} %  ({interval}, n = {score.n})"
-    for bound_name, bound in result.upper_bounds.items():
-        best = "never answering" if math.isinf(bound.value) else f"threshold {bound.value:+.2f}"
-        yield f"{name}  {bound_name} {bound.score:.2f} %  (upper bound: {best}, chosen on these questions)"

@@ -13,11 +13,12 @@ and a detail:
     ├── UriTooLong 414               uri_too_long
     ├── UnsupportedMediaType 415     unsupported_media_type, unsupported_encoding
     ├── Unprocessable 422            validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
-    │                                answer_too_large
+    │                                answer_too_large, model_not_loaded
     ├── TooManyRequests 429          quota_exceeded
     ├── HeadersTooLarge 431          headers_too_large
     ├── Internal 500                 internal, invalid_engine_output
-    ├── Unavailable 503              overloaded, draining, engine_unavailable
+    ├── Unavailable 503              overloaded, draining, engine_unavailable, model_loading,
+    │                                model_unavailable
     ├── DeadlineExceeded 504         deadline_exceeded
     └── DeadlineTooShort 504         deadline_too_short
 
@@ -142,6 +143,7 @@ class Unprocessable(SwiftletError):
             "too_many_masks",
             "too_few_tokens",
             "answer_too_large",
+            "model_not_loaded",
         }
     )
 
@@ -168,7 +170,7 @@ class Internal(SwiftletError):
 class Unavailable(SwiftletError):
     status = 503
     title = "Service unavailable"
-    codes = frozenset({"overloaded", "draining", "engine_unavailable"})
+    codes = frozenset({"overloaded", "draining", "engine_unavailable", "model_loading", "model_unavailable"})
     retryable = True
 
 
@@ -188,6 +190,12 @@ class DeadlineTooShort(SwiftletError):
     status = 504
     title = "Deadline too short"
     codes = frozenset({"deadline_too_short"})
+
+
+def rate_limit_exceeded(wait_s: float) -> TooManyRequests:
+    """Returns the error of a request beyond its client's rate limit, which admits the next one in `wait_s`."""
+    detail = "This client exceeds its rate limit. Retry after the time in the Retry-After header."
+    return TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
 
 
 def draining() -> Unavailable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +51,7 @@ class LoadedModel(ServedModel):
     seconds: float  # duration of loading
 
 
-def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> LoadedModel:
+def load_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> LoadedModel:
     """Verifies an artifact, loads it into an engine and replays its golden answers.
 
     Args:
@@ -72,7 +72,7 @@ def load_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | 
     )
 
 
-def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | None = None) -> ServedModel:
+def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> ServedModel:
     """Verifies an artifact and creates its task.
 
     Args:
@@ -89,13 +89,12 @@ def open_model(path: Path, engine_name: str, tokenizers: dict[str, Tokenizer] | 
     return ServedModel(artifact, _make_task(artifact, {} if tokenizers is None else tokenizers), engine_name)
 
 
-def _make_task(artifact: Artifact, tokenizers: dict[str, Tokenizer]) -> Task[Any, Any]:
+def _make_task(artifact: Artifact, tokenizers: MutableMapping[str, Tokenizer]) -> Task[Any, Any]:
     manifest, name = artifact.manifest, artifact.path.name
     digest = manifest.files[TOKENIZER].sha256
     try:
-        if digest not in tokenizers:
-            tokenizers[digest] = Tokenizer.load(artifact.file(TOKENIZER))
-        tokenizer = tokenizers[digest]
+        if (tokenizer := tokenizers.get(digest)) is None:
+            tokenizers[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER))
         task: Task[Any, Any] = tasks.load(manifest.task).create(tokenizer, manifest)
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error

@@ -1,4 +1,4 @@
-"""The path of a request through one model: encode, admit, submit, decode."""
+"""The path of a request through one model: encode, submit to a scheduler, decode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,25 +16,40 @@ from swiftlet_serve.service.deadlines import Deadlines
 from swiftlet_serve.service.errors import DeadlineExceeded, FieldError, Internal, Unavailable, Unprocessable
 from swiftlet_serve.service.loading import ServedModel
 from swiftlet_serve.service.partial_results import Input
-from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.topk import Ranked
-from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row
+from swiftlet_serve.service.types import Deadline, Outcome, Priority, Row, Task
 
 MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
 MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
 # Of one request, whose rows stay in memory until the last one is there. A task with small rows may allow more.
 MAX_SEQUENCES: Final = 256
 
-Submit = Callable[[Sequence[Encoding], Deadline, Priority, RequestRecord | None], Sequence[Awaitable[Row]]]
-"""Queues all sequences of a request and returns an awaitable for the row of each.
-
-`Dispatcher.submit` is one, for a given model. The caller cancels the rows that it no longer needs.
-"""
-
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Scheduler(Protocol):
+    """Admits the requests of one model and runs their sequences."""
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
+    ) -> Sequence[Awaitable[Row]]:
+        """Admits a request as a whole, queues its sequences and returns an awaitable for the row of each.
+
+        Marks its record as accepted and counts it once it is admitted. The caller cancels the rows that it no longer
+        needs. A scheduler in another process refuses a request later: each row then raises the error.
+
+        Raises:
+            DeadlineExceeded: the deadline has passed.
+            TooManyRequests: the client exceeds its rate limit.
+            Unavailable: the request is not admitted.
+        """
+        ...
+
+    def least_s(self, lengths: Sequence[int]) -> float:
+        """Predicts the seconds that the engine needs for a request alone, given the tokens of each sequence."""
+        ...
 
 
 class Pipeline:
@@ -43,26 +58,31 @@ class Pipeline:
     def __init__(
         self,
         model: ServedModel,
-        admission: AdmissionController,
-        submit: Submit,
-        stats: RequestStats,
+        scheduler: Scheduler,
         threads: ThreadPoolExecutor,
         max_tokens: int,
+        key: str | None = None,
+        version: int | None = None,
     ) -> None:
         """Creates the pipeline of a model.
 
         Args:
             model: the model and its task.
-            admission: decides whether a request is admitted.
-            submit: queues the sequences of an admitted request.
-            stats: counts the accepted requests.
+            scheduler: admits the requests and runs their sequences.
             threads: encode and decode long requests.
             max_tokens: limit of one request.
+            key: the name under which the dispatcher knows the model. None: its own.
+            version: its version in the model repository. None: it is from no repository.
         """
         self.model = model
-        self._admission = admission
-        self._submit = submit
-        self._stats = stats
+        self._scheduler = scheduler
+        self.key = key or model.manifest.name
+        self.version = version
+        self.on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None  # called with each answer
+        self.last_used = 0.0  # when the last request ended, on the monotonic clock
+        self._in_progress = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._threads = threads
         self._max_tokens = max_tokens
         self._deadlines = Deadlines()
@@ -88,19 +108,41 @@ class Pipeline:
             SwiftletError: the task or the engine failed.
         """
         sequences: list[Encoding] = []
+        self._begin()
         try:
             with self._deadlines.limit(deadline):
                 inputs = await self._encode(request, record)
                 sequences += [sequence for one in inputs for sequence in one.encodings]
-                self._admit(sequences, deadline, priority, record)
-                rows = self._submit(sequences, deadline, priority, record)
+                check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
+                rows = self._scheduler.submit(sequences, deadline, priority, record)
                 outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
                 return await self._decode(inputs, sequences, outcomes, record)
         except (DeadlineExceeded, Unavailable):
             if record is not None and sequences:
                 lengths = [len(sequence.input_ids) for sequence in sequences]
-                record.least_s = self._admission.least_s(self.model.manifest.name, lengths)
+                record.least_s = self._scheduler.least_s(lengths)
             raise
+        finally:
+            self._end()
+
+    @property
+    def version_name(self) -> str:
+        """The version that clients see: that of the model repository, or else that of the artifact."""
+        return self.model.manifest.version if self.version is None else str(self.version)
+
+    async def wait_until_idle(self) -> None:
+        """Waits until no request is in progress."""
+        await self._idle.wait()
+
+    def _begin(self) -> None:
+        self._in_progress += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._in_progress -= 1
+        self.last_used = time.monotonic()
+        if not self._in_progress:
+            self._idle.set()
 
     async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
         started = time.monotonic()
@@ -111,23 +153,6 @@ class Pipeline:
         if record is not None:
             record.add_stage("encode", started, time.monotonic())
         return inputs
-
-    def _admit(
-        self, sequences: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
-    ) -> None:
-        """Admits the request, marks its record as accepted and counts it.
-
-        Raises:
-            Unprocessable: the request is larger than any request may be.
-            Unavailable: the request is not admitted.
-        """
-        lengths = [len(sequence.input_ids) for sequence in sequences]
-        self._check_size(lengths)
-        left_s = deadline - time.monotonic()
-        self._admission.commit(record, self.model.manifest.name, lengths, left_s, priority)
-        if record is not None:
-            record.accept(len(lengths), sum(lengths))
-            self._stats.accept(record)
 
     async def _decode(
         self,
@@ -149,16 +174,17 @@ class Pipeline:
         """Runs a function on a thread. Long texts must not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def _check_size(self, lengths: Sequence[int]) -> None:
-        """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
-        for count, limit, unit in (
-            (len(lengths), getattr(self.model.task, "max_sequences", MAX_SEQUENCES), "sequences"),
-            (sum(lengths), self._max_tokens, "tokens"),
-        ):
-            if count > limit:
-                fault = FieldError("/inputs", "input_too_long", limit)
-                detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
-                raise Unprocessable("input_too_long", detail, field_errors=[fault])
+
+def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) -> None:
+    """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
+    for count, limit, unit in (
+        (len(lengths), getattr(task, "max_sequences", MAX_SEQUENCES), "sequences"),
+        (sum(lengths), max_tokens, "tokens"),
+    ):
+        if count > limit:
+            fault = FieldError("/inputs", "input_too_long", limit)
+            detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
+            raise Unprocessable("input_too_long", detail, field_errors=[fault])
 
 
 def _values(sequence: Encoding, outcome: Outcome) -> int:

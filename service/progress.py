@@ -27,8 +27,11 @@ class ProgressReport:
         else:
             self._bar.write(text, file=sys.stderr)
 
-    def advance(self, done: int, total: int) -> None:
-        """Shows how many of `total` steps are done. Fewer than before, or another total, begin a new bar."""
+    def advance(self, done: int, total: int, unit: str = "it") -> None:
+        """Shows how many of `total` steps are done. Fewer than before, or another total, begin a new bar.
+
+        The rate is in `unit` per second.
+        """
         if not sys.stderr.isatty():
             return
         if self._bar is not None and (done < self._bar.n or total != self._bar.total):
@@ -39,7 +42,7 @@ class ProgressReport:
             except ModuleNotFoundError:
                 return
             # The rate counts from here: a resumed run did its first steps earlier.
-            self._bar = tqdm(total=total, initial=max(done - 1, 0), file=sys.stderr, dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=max(done - 1, 0), file=sys.stderr, dynamic_ncols=True, unit=unit)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._close()

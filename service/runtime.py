@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import NotFound, SetupError, draining, engine_unavailable
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.catalog import DEFAULT, Catalog, ModelLoading, ServedVersions
+from swiftlet_serve.service.devices import CUDA_VISIBLE_DEVICES, find_devices
+from swiftlet_serve.service.errors import SetupError, draining, engine_unavailable
 from swiftlet_serve.service.loading import LoadedModel, ServedModel, load_model, locate, open_model
-from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.pipeline import Pipeline, Scheduler
 from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.scheduling.model_scheduler import ModelScheduler
 from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.event_loop_lag import EventLoopLag
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
-from swiftlet_serve.service.telemetry.snapshot import Snapshot
-from swiftlet_serve.service.types import Executor
+from swiftlet_serve.service.telemetry.snapshot import RepositoryState, Snapshot
+from swiftlet_serve.service.types import Deadline, Executor
+from swiftlet_serve.service.workers.device_executor import DeviceExecutor
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
@@ -29,6 +37,7 @@ log = logging.getLogger(__name__)
 
 ModelT = TypeVar("ModelT", bound=ServedModel)
 
+CALLS_OF_DEVICE: Final = 2  # at least: the ids of one are copied while the other one computes
 CLOSE_S: Final = 2.0  # all requests have ended before the runtime closes, so nothing waits for the calls that still run
 
 
@@ -43,31 +52,80 @@ class Runtime:
         """
         self.settings = settings
         self.leaving = False  # whether the server is about to stop: it still answers, but is not ready
-        self.stats = RequestStats({model.manifest.name: model.manifest.task for model in served})
+        self.stats = RequestStats({})
         self.dispatcher = Dispatcher(executor, stats=self.stats)
         self.admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
         rate = settings.client_rate_limit
         self.rate_limiter = None if rate is None else RateLimiter(rate)  # of the requests on all ports
-        self.pipelines: dict[str, Pipeline] = {}  # by the name of the model, in the order given
-        self.tasks: dict[str, Pipeline] = {}  # the default pipeline of each task, for requests that name no model
+        self.catalog = Catalog()
         self.count_connections: Callable[[], int] = lambda: 0  # of clients; a server sets it
+        # Adds what other processes know. A server with fronts sets it.
+        self.extend_snapshot: Callable[[Snapshot], Awaitable[Snapshot]] = _unchanged
+        # Waits for a version that is not in memory. Raises Unavailable if it is late. Set with a repository.
+        self.wait_for_model: Callable[[ModelLoading, Deadline], Awaitable[None]] = raise_missing
+        self.repository_state: Callable[[], RepositoryState | None] = lambda: None  # set with a repository
+        # By hash, of the versions of a repository. Those of versions that have gone go as well.
+        self._tokenizers: MutableMapping[str, Tokenizer] = WeakValueDictionary()
         self._lag = EventLoopLag()
         self._executor = executor
         self._threads = ThreadPoolExecutor(settings.cores, "text")
+        fixed: dict[str, ServedVersions] = {}
         for model in served:
             name = model.manifest.name
-            if name in self.pipelines:
+            if name in fixed:
                 raise SetupError(f"Two of the models to serve have the name {name!r}. Names must be unique.")
-            self.dispatcher.add_model(name)
-            self.pipelines[name] = Pipeline(
-                model,
-                self.admission,
-                partial(self.dispatcher.submit, name),
-                self.stats,
-                self._threads,
-                settings.max_queued_tokens,
-            )
-            self.tasks.setdefault(model.manifest.task, self.pipelines[name])
+            fixed[name] = ServedVersions(model.manifest.task, {1: self._make_pipeline(model, name)}, {DEFAULT: 1})
+        self.catalog.update(fixed)
+
+    def _make_pipeline(self, model: ServedModel, key: str, version: int | None = None) -> Pipeline:
+        manifest = model.manifest
+        self.dispatcher.add_model(key, manifest.name)
+        self.stats.add_model(manifest.name, manifest.task, version)
+        scheduler = ModelScheduler(key, self.admission, self.dispatcher, self.stats)
+        return Pipeline(model, scheduler, self._threads, self.settings.max_queued_tokens, key, version)
+
+    @property
+    def pipelines(self) -> Mapping[str, Pipeline]:
+        """The default pipeline of each model that is in memory, by its name."""
+        return self.catalog.pipelines
+
+    @property
+    def tasks(self) -> Mapping[str, Pipeline]:
+        """The default pipeline of each task, for requests that name no model."""
+        return self.catalog.tasks
+
+    @property
+    def task_names(self) -> Sequence[str]:
+        """The tasks that have a route. Models of a repository may bring any task."""
+        return list(self.tasks) if self.settings.repository is None else tasks.names()
+
+    async def add_version(self, path: Path, version: int) -> Pipeline:
+        """Loads a version of a model while requests are served. The caller puts its pipeline into the catalog.
+
+        Raises:
+            ArtifactError, SetupError: the artifact cannot be served.
+            Unavailable: there is no engine, and none is starting.
+        """
+        model = await asyncio.to_thread(open_model, path, self.settings.engine, self._tokenizers)
+        key = f"{model.manifest.name}@{version}"
+        await self._executor.add_model(key, path)
+        return self._make_pipeline(model, key, version)
+
+    def copy_pipeline(self, pipeline: Pipeline, scheduler: Scheduler) -> Pipeline:
+        """Returns a pipeline for the same model with another scheduler."""
+        return Pipeline(pipeline.model, scheduler, self._threads, self.settings.max_queued_tokens, pipeline.key)
+
+    def has_idle_core(self) -> bool:
+        """Returns whether nothing is queued, and a core stays idle when another call starts, if there are several."""
+        load = self.dispatcher.load()
+        return not load.queued_tokens and len(load.calls) + 1 < max(2, load.cores)
+
+    async def remove_version(self, pipeline: Pipeline) -> None:
+        """Releases a version that is no longer in the catalog, once its requests have ended."""
+        await pipeline.wait_until_idle()
+        await self.dispatcher.remove_model(pipeline.key)
+        await self._executor.remove_model(pipeline.key)
+        self.stats.remove_version(pipeline.model.manifest.name, pipeline.version or 0)
 
     @classmethod
     def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> Runtime:
@@ -75,7 +133,7 @@ class Runtime:
         hosted = {
             model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed_calls) for model in served
         }
-        return cls(settings, served, ThreadExecutor(hosted, settings.cores))
+        return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine))
 
     @classmethod
     def load(cls, settings: Settings) -> Runtime:
@@ -85,7 +143,7 @@ class Runtime:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
         tokenizers: dict[str, Tokenizer] = {}
-        served = [load_model(path, settings.engine, tokenizers) for path in locate(settings.models)]
+        served = [load_model(path, settings.engine, tokenizers) for path in _locate(settings)]
         return cls.of(settings, _in_order(settings, served))
 
     @classmethod
@@ -95,15 +153,8 @@ class Runtime:
         Raises:
             ArtifactError, SetupError: as `load_model` and `locate`.
         """
-        paths, tokenizers = locate(settings.models), dict[str, Tokenizer]()
-        executor = ProcessExecutor(
-            settings.engine,
-            paths,
-            settings.cores,
-            spare=settings.spare_engine,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-        )
+        paths, tokenizers = _locate(settings), dict[str, Tokenizer]()
+        executor = _make_executor(settings, paths)
         try:
             served = [open_model(path, settings.engine, tokenizers) for path in paths]
             runtime = cls(settings, _in_order(settings, served), executor)
@@ -118,13 +169,17 @@ class Runtime:
         self.loop = asyncio.get_running_loop()
         self._lag.start(self.loop)
         await self._executor.open()
-        for name, pipeline in self.pipelines.items():
-            manifest = pipeline.model.manifest
-            log.info("model %s %s (%s) runs on %s", name, manifest.version, manifest.task, self.engine_title(name))
+        for pipeline in self.pipelines.values():
+            self.log_served(pipeline)
 
-    def engine_title(self, name: str) -> str:
+    def log_served(self, pipeline: Pipeline) -> None:
+        """Logs that a model is served, and on what."""
+        manifest, runtime = pipeline.model.manifest, self.engine_title(pipeline)
+        log.info("model %s %s (%s) runs on %s", manifest.name, pipeline.version_name, manifest.task, runtime)
+
+    def engine_title(self, pipeline: Pipeline) -> str:
         """Returns the title of the engine that serves a model now: the runtime that it chose."""
-        return self._executor.runtime(name)
+        return self._executor.runtime(pipeline.key)
 
     @property
     def draining(self) -> bool:
@@ -143,35 +198,16 @@ class Runtime:
         if not self._executor.ready:
             raise engine_unavailable()
 
-    def pipeline(self, task: str, name: str | None) -> Pipeline:
-        """Returns the pipeline for a task and the name of a model, or the task's default pipeline.
-
-        Raises:
-            NotFound: no model of this name serves the task.
-        """
-        pipeline = self.tasks[task] if name is None else self.pipelines.get(name)
-        if pipeline is None or pipeline.model.manifest.task != task:
-            raise NotFound(
-                "unknown_model", "No model of this name serves this task. See /models for the served models."
-            )
-        return pipeline
-
-    def find(self, name: str) -> Pipeline:
-        """Returns the pipeline of a model, given its name, or its task to mean the task's default model.
-
-        Raises:
-            NotFound: there is no such model.
-        """
-        pipeline = self.pipelines.get(name) or self.tasks.get(name)
-        if pipeline is None:
-            raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
-        return pipeline
-
     async def snapshot(self) -> Snapshot:
         """Returns the current state of the server. Must be awaited on `loop`."""
         queue = self.dispatcher.queue_state()
-        return Snapshot(
-            [pipeline.model.info for pipeline in self.pipelines.values()],
+        own = Snapshot(
+            [
+                pipeline.model.info._replace(version=pipeline.version_name)
+                for served in self.catalog.models.values()
+                for pipeline in served.pipelines.values()
+                if pipeline is not None
+            ],
             self.stats.copy(),
             queue,
             self._executor.size,
@@ -181,7 +217,9 @@ class Runtime:
             self._executor.workers,
             self.count_connections(),
             self._lag.largest_s,
+            repository=self.repository_state(),
         )
+        return await self.extend_snapshot(own)
 
     async def close(self) -> None:
         """Admits no more requests, finishes those that were admitted, and releases the engines."""
@@ -190,6 +228,43 @@ class Runtime:
         await self.dispatcher.close(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._executor.close(CLOSE_S)
+
+
+async def _unchanged(snapshot: Snapshot) -> Snapshot:
+    return snapshot
+
+
+async def raise_missing(missing: ModelLoading, _: Deadline) -> None:
+    """Waits for no model: the `wait_for_model` of a runtime without a repository."""
+    raise missing
+
+
+def _locate(settings: Settings) -> list[Path]:
+    """Returns the directories of the models to load at start. Those of a model repository are loaded later."""
+    return locate(settings.models) if settings.repository is None else []
+
+
+def _make_executor(settings: Settings, paths: Sequence[Path]) -> ProcessExecutor | DeviceExecutor:
+    """Starts the worker processes: one, or one for each device.
+
+    Raises:
+        SetupError: a device of the settings is invalid, or a process cannot be started.
+    """
+    devices = find_devices(settings.engine, settings.devices, os.environ)
+    size = max(CALLS_OF_DEVICE, settings.cores // len(devices)) if devices else settings.cores
+    make = partial(
+        ProcessExecutor,
+        settings.engine,
+        paths,
+        size,
+        spare=settings.spare_engine,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+    if not devices:
+        return make()
+    executors = [make(environment={CUDA_VISIBLE_DEVICES: device}) for device in devices]
+    return executors[0] if len(executors) == 1 else DeviceExecutor(executors)
 
 
 def _in_order(settings: Settings, served: list[ModelT]) -> list[ModelT]:

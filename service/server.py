@@ -7,17 +7,16 @@ it finishes the open connections, so that every restart loses the requests that 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import platform
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import uvicorn
 import uvloop
@@ -25,27 +24,33 @@ from starlette.types import ASGIApp
 
 from swiftlet_serve.service import build_info, memory
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.fronts.coordinator import Coordinator
+from swiftlet_serve.service.fronts.sockets import bind_public
 from swiftlet_serve.service.http import tls
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.app import create_admin_app, create_app
+from swiftlet_serve.service.http.credentials import Credentials
 from swiftlet_serve.service.http.listener import Listener, bind
 from swiftlet_serve.service.http.port import CANCEL_S, AdminThread, Port
+from swiftlet_serve.service.http.repository_control import RepositoryControl
 from swiftlet_serve.service.http.request_tracker import Observer
 from swiftlet_serve.service.http.uvicorn_internals import Lifespan
 from swiftlet_serve.service.http.watchdog import Watchdog
+from swiftlet_serve.service.repository.create import create_manager
+from swiftlet_serve.service.repository.manager import ModelManager
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry import access_log
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
+from swiftlet_serve.service.telemetry.observers import Observers
+from swiftlet_serve.service.telemetry.request_stats import RequestStats
+from swiftlet_serve.service.workers.worker_main import SWITCH_INTERVAL_S
 
 if TYPE_CHECKING:
     from swiftlet_serve.service.grpc.port import GrpcPort
-    from swiftlet_serve.service.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 5.0  # for the runtime to close
-OTLP_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 class Addresses(NamedTuple):
@@ -70,10 +75,11 @@ def serve(settings: Settings, announce: Announce) -> None:
         ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
     """
     memory.limit_heap_growth()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # The tokenizer's own threads would compete with the engine's for the same cores, and make every request wait.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
-    tracer: Tracer | None = None
+    observers: Observers | None = None
     started = time.monotonic()
     log.info(
         "starting Swiftlet %s (%s), Python %s, %s",
@@ -85,36 +91,40 @@ def serve(settings: Settings, announce: Announce) -> None:
     try:
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # the usual soft limit of 1024 is too low for connections
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-        certificate = _read_certificate(settings)
-        keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
-        public_socket = bind(settings.host, settings.port, settings.reuse_port)
+        credentials = Credentials.read(settings)
+        certificate, keys = credentials.certificate, credentials.keys
+        public_sockets = bind_public(settings)
+        admin_keys = None if settings.admin_keys_file is None else ApiKeys.read(settings.admin_keys_file)
         admin_socket = None if settings.admin_port is None else bind(settings.admin_host, settings.admin_port)
-        tracer = _create_tracer(settings.traces_endpoint)
+        observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
         if keys is None and not _is_loopback(settings.host):
             log.warning("The server needs no API key, and listens on %s. Set api_keys_file.", settings.host)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
-        observers = [
-            *([access_log.log_request] if settings.access_log else []),
-            *([tracer.trace_request] if tracer else []),
-        ]
         runtime = Runtime.start(settings)
-        app = create_app(runtime, keys, observers)
-        grpc = _create_grpc_port(runtime, keys, observers, certificate)
-        listener = Listener(public_socket, certificate.context if certificate else None)
-        public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
-        admin = None if admin_socket is None else Port(create_admin_app(runtime), Listener(admin_socket), settings)
-        server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)))
+        manager = create_manager(runtime)
+        app = create_app(runtime, keys, observers.all)
+        grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
+        public: PublicPort
+        if settings.fronts > 1:
+            public = Coordinator(runtime, public_sockets)
+        else:
+            listener = Listener(public_sockets[0], credentials.context)
+            public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
+        control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime, admin_keys)
+        admin_app = create_admin_app(runtime, control)
+        admin = None if admin_socket is None else Port(admin_app, Listener(admin_socket), settings)
+        server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)), manager)
         server.started = started
         runtime.count_connections = lambda: public.connections
-        server.on_reload = partial(_reload, settings, keys, certificate)
+        server.credentials = credentials
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
         if server.is_stuck:
             log.error("A request does not end. The process exits without waiting for it.")
     finally:
-        if tracer:
-            tracer.close()
+        if observers:
+            observers.close()
         is_written = logs.flush_and_stop()
     if server.is_stuck or not is_written:
         os._exit(1)  # a normal exit would wait for the thread
@@ -124,7 +134,8 @@ def _changes(settings: Settings) -> str:
     """Returns the number of cores, and the settings that differ from their defaults. Of addresses, only their names."""
     fields = Settings.model_fields
     changed = {name: value for name, value in settings if name != "cores" and value != fields[name].default}
-    shown = [name if name == "traces_endpoint" else f"{name}={value}" for name, value in changed.items()]
+    urls = {"traces_endpoint", *(["repository"] if "://" in (settings.repository or "") else [])}  # may hold a password
+    shown = [name if name in urls else f"{name}={value}" for name, value in changed.items()]
     return f"{settings.cores} cores, settings: {', '.join(shown) or 'the defaults'}"
 
 
@@ -133,53 +144,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name
         return False
-
-
-def _create_tracer(endpoint: str | None) -> Tracer | None:
-    """Creates the tracer if the settings or the environment ask for traces.
-
-    Raises:
-        SetupError: the settings ask for traces, and OpenTelemetry is not installed.
-    """
-    if endpoint is None and not any(os.environ.get(name) for name in OTLP_VARIABLES):
-        return None
-    try:
-        from swiftlet_serve.service.telemetry.tracing import Tracer
-    except ModuleNotFoundError as error:
-        message = f"Traces need the package {error.name!r}. Install it with: pip install 'swiftlet-serve[otel]'."
-        if endpoint is not None:
-            raise SetupError(message) from None
-        log.warning("%s Tracing is disabled.", message)  # the variables may be meant for another program
-        return None
-    return Tracer.over_http(endpoint, build_info.version())
-
-
-def _read_certificate(settings: Settings) -> tls.Certificate | None:
-    """Reads the certificate of the settings.
-
-    Raises:
-        SetupError: the files are invalid, or there is a key without a certificate.
-    """
-    if settings.tls_cert is None:
-        tls.load_context(None, settings.tls_key)
-        return None
-    return tls.Certificate(settings.tls_cert, settings.tls_key)
-
-
-def _reload(settings: Settings, keys: ApiKeys | None, certificate: tls.Certificate | None) -> None:
-    """Reads API keys and certificate anew. What is invalid stays as it was."""
-    if keys is not None and settings.api_keys_file is not None:
-        try:
-            keys.replace(ApiKeys.read(settings.api_keys_file))
-            log.info("The API keys were read anew.")
-        except SetupError as error:
-            log.warning("The API keys stay as they were. %s", error)
-    if certificate is not None:
-        try:
-            certificate.reload()
-            log.info("The certificate was read anew. New connections use it.")
-        except SetupError as error:
-            log.warning("The certificate stays as it was. %s", error)
 
 
 def _create_grpc_port(
@@ -206,6 +170,35 @@ def _exit(logs: QueuedLogHandler) -> None:
     os._exit(1)
 
 
+class PublicPort(Protocol):
+    """The public port: that of this process, or those of its fronts."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def connections(self) -> int: ...
+
+    async def serve(self) -> None:
+        """Lets clients connect, and serves them.
+
+        Raises:
+            SetupError: another process listens on the address.
+        """
+
+    def leave(self) -> None:
+        """Notes that the server stops soon."""
+
+    def reload(self) -> None:
+        """Makes other processes read the API keys and the certificate anew."""
+
+    async def close(self) -> None:
+        """Stops accepting connections. Returns when every request on an open connection is answered."""
+
+    async def abort(self) -> None:
+        """Cancels the requests in progress, and closes all connections."""
+
+
 class Server:
     """Runs the ports, the application's lifespan and the watchdog in the right order."""
 
@@ -214,13 +207,14 @@ class Server:
         app: ASGIApp,
         settings: Settings,
         runtime: Runtime,
-        public: Port,
+        public: PublicPort,
         admin: Port | None,
         grpc: GrpcPort | None,
         watchdog: Watchdog,
+        manager: ModelManager | None = None,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
-        self.on_reload: Callable[[], None] = lambda: None  # called on SIGHUP
+        self.credentials: Credentials | None = None  # to read anew on SIGHUP
         self._config = uvicorn.Config(
             app, lifespan="on", log_config=None, log_level=None if settings.log_level == "debug" else "warning"
         )
@@ -230,6 +224,7 @@ class Server:
         self._admin = None if admin is None else AdminThread(admin)
         self._grpc = grpc
         self._watchdog = watchdog
+        self._manager = manager  # of the model repository
         self.started = time.monotonic()  # when the process began to load its models
         self._stop_requested = asyncio.Event()
         self._abort_requested = asyncio.Event()
@@ -237,26 +232,32 @@ class Server:
     async def run(self, announce: Announce) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self.on_reload())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         self._watchdog.start()
         lifespan = Lifespan(self._config)
         await lifespan.startup()
         if lifespan.should_exit:
             raise SetupError("The engines could not be started. The log has the cause.")
+        if self._manager:
+            await self._manager.start()
         if self._admin:
             self._admin.start()
-        _tune_garbage_collector()
+        memory.tune_garbage_collector()
         if self._grpc:
             await self._grpc.open()
-        self._public.listen()
-        self._public.open()
+        await self._public.serve()
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
         log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
         announce(addresses, self._runtime)
         await self._stop_requested.wait()
         self._runtime.leaving = True
-        log.info("stopping: %d requests are in progress, new ones for %g s", self._in_flight, self._settings.drain_s)
+        self._public.leave()
+        stats = (await self._runtime.snapshot()).stats
+        in_flight = sum(model.in_flight for model in stats.models.values())
+        log.info("stopping: %d requests are in progress, new ones for %g s", in_flight, self._settings.drain_s)
+        if self._manager:
+            await self._manager.stop()
         await self._finish_requests()
         try:
             await asyncio.wait_for(lifespan.shutdown(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
@@ -265,19 +266,13 @@ class Server:
         self._watchdog.stop()
         if self._admin:
             self._admin.stop()
-        log.info("stopped after %.1f s: %s", time.monotonic() - self.started, self._counts())
+        counts = _counts((await self._runtime.snapshot()).stats)
+        log.info("stopped after %.1f s: %s", time.monotonic() - self.started, counts)
 
-    @property
-    def _in_flight(self) -> int:
-        return sum(stats.in_flight for stats in self._runtime.stats.models.values())
-
-    def _counts(self) -> str:
-        stats = self._runtime.stats
-        ended = {
-            outcome: sum(model.durations[outcome].count for model in stats.models.values())
-            for outcome in ("answered", "failed", "cancelled")
-        }
-        return ", ".join(f"{count} {name}" for name, count in (ended | {"refused": stats.refused.total()}).items())
+    def _reload(self) -> None:
+        if self.credentials is not None:
+            self.credentials.reload()
+        self._public.reload()
 
     def _on_signal(self) -> None:
         """Stops the server; a second signal cancels the requests in progress."""
@@ -306,12 +301,10 @@ class Server:
                 closing.create_task(self._grpc.close())
 
 
-def _tune_garbage_collector() -> None:
-    """Keeps the garbage collector from pausing the event loop.
-
-    Objects from start-up live as long as the process, so they are frozen. Requests leave no reference cycles, and a
-    collection takes 20 ms and more with 2,000 open connections, so collections become rare.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000)
+def _counts(stats: RequestStats) -> str:
+    """Returns how many requests had which end."""
+    ended = {
+        outcome: sum(model.durations[outcome].count for model in stats.models.values())
+        for outcome in ("answered", "failed", "cancelled")
+    }
+    return ", ".join(f"{count} {name}" for name, count in (ended | {"refused": stats.refused.total()}).items())

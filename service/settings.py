@@ -54,6 +54,32 @@ class Settings(BaseSettings):
         "The first model of a task answers requests that name no model. Empty: all bundled models, the best "
         "one of each task first.",
     )
+    repository: str | None = Field(
+        None,
+        description="Model repository to serve, in place of `models`: a directory of name/version/ artifacts, or a URL "
+        "such as s3://bucket/models, which needs the extra `repository`. The server follows its changes.",
+    )
+    repository_poll_s: float = Field(
+        5.0,
+        gt=0,
+        description="Time in seconds between two looks for changes in the model repository.",
+    )
+    repository_cache: Path | None = Field(
+        None,
+        description="Directory for copies of the repository's artifacts, kept between starts. Each server needs its "
+        "own. Unset: a temporary directory.",
+    )
+    max_models_mb: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum size of the repository's models in memory, in megabytes of their files. Models that were "
+        "used least recently are released first, and loaded again on request. Unset: no limit.",
+    )
+    admin_keys_file: Path | None = Field(
+        None,
+        description="File with the API keys that may load and unload models on the admin port, one per line, as "
+        "printed by `swiftlet key`. Unset: these endpoints are disabled.",
+    )
     admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
     admin_port: int | None = Field(
         None,
@@ -73,6 +99,13 @@ class Settings(BaseSettings):
         False,
         description="Allows several servers to listen on the same port (SO_REUSEPORT), for upgrades without a load "
         "balancer.",
+    )
+    fronts: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Number of processes that speak HTTP on the public port, over one queue and one set of engines. "
+        "Raise it if one process at 100 % of a core is the limit. Above 1 it needs Linux.",
     )
     tls_cert: Path | None = Field(
         None, description="PEM file with the TLS certificate and its chain. Unset: the public port serves plain HTTP."
@@ -101,6 +134,11 @@ class Settings(BaseSettings):
         description="Protocols of other servers to speak beside Swiftlet's own, separated by commas. Empty: all.",
     )
     engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, openvino, torch or echo.")
+    devices: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="GPUs of the engine torch, separated by commas: indices or UUIDs of GPUs, or UUIDs of MIG slices. "
+        "Each has a worker process of its own. Empty: all that this process may use (CUDA_VISIBLE_DEVICES).",
+    )
     spare_engine: bool = Field(
         True,
         description="Keeps a second worker process ready, which replaces a lost one immediately. It doubles the memory "
@@ -161,7 +199,7 @@ class Settings(BaseSettings):
         "info", description="Minimum severity of log messages: debug, info, warning or error."
     )
 
-    @field_validator("models", "dialects", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,32 @@ from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
 
+# Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable when it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Every run uses the same examples. There is no time limit for an example, because the machine may be busy.
 settings.register_profile("swiftlet", derandomize=True, deadline=None, database=None)
 settings.load_profile("swiftlet")
+
+
+# Files with tests of half a minute or more. They run first, so that no process is alone with one of them at the end.
+SLOW = (
+    "test_alerts.py",
+    "test_import_families.py",
+    "test_native.py",
+    "test_server.py",
+    "test_server_with_fronts.py",
+    "test_shipped_recipes.py",
+    "test_torture.py",
+    "test_train_recipe.py",
+    "test_without_teacher.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of slow files first. The others stay in their order."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
 
 
 @pytest.fixture(scope="session")

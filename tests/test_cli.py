@@ -31,8 +31,9 @@ def run(*arguments: str):
 
 
 def test_help_lists_commands_and_settings():
-    commands = {"bench", "calibrate", "check", "evaluate", "import", "key", "plot", "serve", "study", "train"}
-    assert set(re.findall(r"^  (\w+)  ", run("--help").output, re.MULTILINE)) == commands
+    commands = {"bench", "calibrate", "check", "evaluate", "import", "key", "plot", "push", "score", "serve"}
+    commands |= {"shadow-report", "study", "train"}
+    assert set(re.findall(r"^  ([a-z][\w-]*)  ", run("--help").output, re.MULTILINE)) == commands
     options = run("serve", "--help").output
     for name, field in Settings.model_fields.items():
         assert f"--{name.replace('_', '-')}" in options

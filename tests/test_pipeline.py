@@ -13,25 +13,25 @@ from swiftlet_serve.service.errors import DeadlineExceeded, Internal, Unprocessa
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks.classify import ClassifyRequest
 from swiftlet_serve.service.tasks.qa import QaRequest
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.telemetry.request_stats import RequestStats
-from tests.support.fakes import ManualExecutor, Scheduler, soon
+from tests.support.fakes import soon
 
 
 def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000) -> Pipeline:
     """Returns a pipeline over an idle executor. `submit(encoding, deadline)` answers each of its sequences."""
 
-    def submit_all(encodings, deadline, priority, record):
-        return [submit(encoding, deadline) for encoding in encodings]
+    class Answers:
+        def submit(self, encodings, deadline, priority, record):
+            return [submit(encoding, deadline) for encoding in encodings]
+
+        def least_s(self, lengths):
+            return 0.0
 
     model = load_model(artifact_dir / f"tiny-{task}", "echo")
-    scheduler = Scheduler(Dispatcher(ManualExecutor(1)), model.manifest.name)
-    stats = RequestStats({model.manifest.name: task})
-    return Pipeline(model, scheduler.admission, submit_all, stats, ThreadPoolExecutor(1), max_tokens)
+    return Pipeline(model, Answers(), ThreadPoolExecutor(1), max_tokens)
 
 
 def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):

@@ -40,11 +40,11 @@ def test_runtime_uses_the_first_model_of_a_task_as_default(artifact_dir, tmp_pat
 
     assert list(runtime.pipelines) == ["other", "tiny-classify", "tiny-qa"]
     assert list(runtime.tasks) == ["classify", "qa"]
-    assert runtime.pipeline("classify", None) is runtime.pipelines["other"]
-    assert runtime.pipeline("classify", "tiny-classify") is runtime.pipelines["tiny-classify"]
+    assert runtime.catalog.pipeline("classify", None) is runtime.pipelines["other"]
+    assert runtime.catalog.pipeline("classify", "tiny-classify") is runtime.pipelines["tiny-classify"]
     for name in ("tiny-qa", "unheard-of"):
         with pytest.raises(NotFound):
-            runtime.pipeline("classify", name)
+            runtime.catalog.pipeline("classify", name)
 
 
 def test_runtime_rejects_two_models_with_the_same_name(artifact_dir):

@@ -226,13 +226,13 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
 
 AUDIT = """
 import atexit, os, socket, sys
-from swiftlet_serve.service import cli
+from swiftlet_serve.service import cli, summaries
 from swiftlet_serve.service.http import openapi
-calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), cli._announce
+calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), summaries.announce
 def arm(*arguments):
     sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode() + b"\\n"))
     announce(*arguments)
-cli._announce = arm
+summaries.announce = arm
 atexit.register(lambda: [os.write(2, b"imported the hub") for name in sys.modules if name.startswith("huggingface")])
 """
 

@@ -6,7 +6,16 @@ import pytest
 
 from tests.torture.cases import CASES, table
 
-SCALES = {"hostile": 0.01, "hostile-dialects": 0.01, "deliveries": 0.01, "restarts": 0.1, "memory": 0.004}
+SCALES = {
+    "hostile": 0.01,
+    "hostile-dialects": 0.01,
+    "deliveries": 0.01,
+    "restarts": 0.1,
+    "memory": 0.004,
+    "ray-serve": 0.1,
+    "scoring": 0.03,
+    "switches": 0.02,
+}
 
 
 @pytest.mark.parametrize("case", SCALES)

@@ -73,10 +73,10 @@ def _load_torch(bits: str) -> Callable[[Network], LoadedEngine]:
     def load(network: Network) -> LoadedEngine:
         import torch
 
-        from swiftlet_serve.service.engines.torch import Torch, load_network
+        from swiftlet_serve.service.engines.torch import PaddedTorch, load_network
 
         torch.set_num_threads(1)
-        engine = Torch(load_network(network.artifact), torch.device("cpu"), _dtype(bits))
+        engine = PaddedTorch(load_network(network.artifact), torch.device("cpu"), _dtype(bits))
         return LoadedEngine(f"torch {torch.__version__} {bits}", engine.run)
 
     return load

@@ -56,7 +56,7 @@ class Result:
     title: str
     rows: int  # of a pass
     multiply_adds: int  # of a pass
-    rounds: tuple[float, ...]  # CPU seconds per pass, one for each round
+    rounds: tuple[float, ...]  # seconds per pass by the clock of the measurement, one for each round
     call_ms: float  # median wall-clock time of a call: the latency at concurrency 1
     error: float | None  # largest difference from the reference's rows, relative to their largest number
 
@@ -67,8 +67,12 @@ def measure(
     operations: Operations,
     seconds: float,
     after_round: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.process_time,
 ) -> Iterator[Result]:
-    """Runs the engines in turn, in a random order, and yields a result for each."""
+    """Runs the engines in turn, in a random order, and yields a result for each.
+
+    `clock` gives the seconds that a round takes: CPU time, or another time where a device computes.
+    """
     passes = {name: _warm_up(engine.call, case.batches) for name, engine in engines.items()}
     rounds: dict[str, list[float]] = {name: [] for name in engines}
     calls: dict[str, list[float]] = {name: [] for name in engines}
@@ -77,7 +81,7 @@ def measure(
     while done < MIN_ROUNDS or time.monotonic() < ends:
         draw.shuffle(order)
         for name in order:
-            rounds[name].append(_run_round(engines[name].call, case.batches, passes[name], calls[name]))
+            rounds[name].append(_run_round(engines[name].call, case.batches, passes[name], calls[name], clock))
         after_round()
         done += 1
     multiply_adds, errors = case.multiply_adds(operations), _errors(engines, case.batches[0])
@@ -113,18 +117,24 @@ def _warm_up(call: Call, batches: Sequence[Batch]) -> int:
     return max(1, int(ROUND_S / sum(call_s)))
 
 
-def _run_round(call: Call, batches: Sequence[Batch], passes: int, call_s: list[float]) -> float:
-    """Returns the CPU seconds per pass. Appends the wall-clock seconds of each call."""
+def _run_round(
+    call: Call,
+    batches: Sequence[Batch],
+    passes: int,
+    call_s: list[float],
+    clock: Callable[[], float] = time.process_time,
+) -> float:
+    """Returns the seconds per pass by the clock. Appends the wall-clock seconds of each call."""
     if passes > 1:  # the previous engine has filled the caches
         for batch in batches:
             call(batch)
-    started = time.process_time()
+    started = clock()
     for _ in range(passes):
         for batch in batches:
             began = time.perf_counter()
             call(batch)
             call_s.append(time.perf_counter() - began)
-    return (time.process_time() - started) / passes
+    return (clock() - started) / passes
 
 
 def scaling(call: Call, batches: Sequence[Batch], seconds: float) -> Interval:

@@ -16,7 +16,7 @@ from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.grpc import messages
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.http import tensor_inference
-from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, TaskResponse, Translation
+from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, TaskResponse, Translation, route_of
 from swiftlet_serve.service.http.tensors import Tensor
 from swiftlet_serve.service.runtime import Runtime
 
@@ -35,11 +35,11 @@ class InferEndpoint(ModelEndpoint):
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
         scope["state"]["record"].dialect = DIALECT
         request = messages.parse(pb.ModelInferRequest, body)
-        pipeline = tensor_inference.find(self.runtime, request.model_name, request.model_version)
-        manifest = pipeline.model.manifest
+        pipeline = tensor_inference.find(self.runtime, request.model_name, request.model_version, route_of(scope))
+        name, version = pipeline.model.manifest.name, pipeline.version_name
 
         def respond(outputs: Sequence[Tensor]) -> TaskResponse:
-            response = messages.response(manifest.name, manifest.version, request.id, outputs)
+            response = messages.response(name, version, request.id, outputs)
             return TaskResponse(response.SerializeToString(), b"application/grpc+proto")
 
         return tensor_inference.translate(
@@ -86,7 +86,7 @@ def _model(runtime: Runtime, request: object) -> Message:
     pipeline = tensor_inference.find(runtime, request.name, request.version)
     return pb.ModelMetadataResponse(
         name=pipeline.model.manifest.name,
-        versions=[pipeline.model.manifest.version],
+        versions=[pipeline.version_name],
         platform="swiftlet",
         inputs=messages.metadata(tensor_inference.inputs_of(pipeline)),
         outputs=messages.metadata(tensor_inference.outputs_of(pipeline)),
@@ -96,7 +96,7 @@ def _model(runtime: Runtime, request: object) -> Message:
 def _index(runtime: Runtime, _: object) -> Message:
     index = pb.RepositoryIndexResponse()
     for name, pipeline in runtime.pipelines.items():
-        index.models.add(name=name, version=pipeline.model.manifest.version, state="READY")
+        index.models.add(name=name, version=pipeline.version_name, state="READY")
     return index
 
 

@@ -20,6 +20,7 @@ from swiftlet_serve.service.errors import MethodNotAllowed, NotFound
 from swiftlet_serve.service.http import dialect_endpoint, dialects, openapi, playground, routes
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.middleware import RequestMiddleware
+from swiftlet_serve.service.http.repository_control import RepositoryControl
 from swiftlet_serve.service.http.request_guard import LIVE, READY, RequestGuard
 from swiftlet_serve.service.http.request_tracker import Observer, RequestTracker
 from swiftlet_serve.service.http.route_table import Route, RouteTable
@@ -36,11 +37,13 @@ CORS: Final[Any] = {
         "Authorization",
         "Content-Type",
         "X-API-Key",
+        "X-Model-Version",
         "X-Request-Id",
         "X-Request-Priority",
         "X-Request-Timeout-Ms",
+        "X-Routing-Key",
     ],
-    "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Request-Id"],
+    "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Request-Id"],
 }
 NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 """Disables FastAPI's telemetry, which would record paths, and so possibly users' texts. See `telemetry.tracing`."""
@@ -69,7 +72,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         telemetry=NO_TELEMETRY,
     )
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
-    own = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.tasks}
+    own = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.task_names}
     endpoints = dialect_endpoint.share(runtime, own, spoken)
     foreign = [route for name, dialect in spoken.items() for route in dialect_endpoint.routes(runtime, name, dialect)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
@@ -87,13 +90,17 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     return app
 
 
-def create_admin_app(runtime: Runtime) -> Starlette:
-    """Creates the application of the admin port. It runs on another thread and only reads from the runtime."""
+def create_admin_app(runtime: Runtime, control: RepositoryControl | None = None) -> Starlette:
+    """Creates the application of the admin port. It runs on another thread and only reads from the runtime.
+
+    `control` loads and unloads the models of a repository. It runs on the runtime's own event loop.
+    """
     app = Starlette(
         routes=[
             StarletteRoute(LIVE, routes.live, methods=["GET"]),
             StarletteRoute(READY, routes.ready(runtime), methods=["GET"]),
             StarletteRoute(METRICS, routes.metrics(runtime), methods=["GET"]),
+            *([] if control is None else control.routes()),
         ],
         middleware=[Middleware(RequestMiddleware, tracker=RequestTracker(runtime, RequestGuard(runtime)))],
         exception_handlers={HTTPException: _raise_own_error},
@@ -104,9 +111,9 @@ def create_admin_app(runtime: Runtime) -> Starlette:
 
 def _add_routes(app: FastAPI, runtime: Runtime, table: RouteTable) -> None:
     app.router.route_class = routes.PlainRoute
-    for task in runtime.tasks:
+    for task in runtime.task_names:
         match: Any = table.match(f"/{task}")  # never None
-        app.add_api_route(f"/{task}", match.route.endpoint, methods=["POST"], **openapi.task(runtime, task))
+        app.add_api_route(f"/{task}", match.route.endpoint, methods=["POST"], **openapi.task(task))
     app.add_api_route(MODELS, routes.models(runtime), methods=["GET"], **openapi.MODELS)
     app.add_api_route(LIVE, routes.live, methods=["GET"], **openapi.LIVE)
     app.add_api_route(READY, routes.ready(runtime), methods=["GET"], **openapi.READY)

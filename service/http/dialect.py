@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
+from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.bodies import INVALID_VALUES
 from swiftlet_serve.service.http.task_endpoint import Translation
@@ -22,6 +23,8 @@ class Call(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
     """With names in lower case."""
     body: bytes | bytearray
+    route: Route = ANY
+    """What the head says about the version of the model."""
 
     def header(self, name: str) -> str | None:
         """Returns the first header of this name, given in lower case."""

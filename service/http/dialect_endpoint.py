@@ -16,7 +16,7 @@ from starlette.types import Scope
 from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
 from swiftlet_serve.service.http.openapi import SCHEMAS
 from swiftlet_serve.service.http.route_table import Route, RouteTable
-from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation
+from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation, route_of
 from swiftlet_serve.service.runtime import Runtime
 
 
@@ -31,7 +31,7 @@ class DialectEndpoint(ModelEndpoint):
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
         scope["state"]["record"].dialect = self._name
-        call = Call(scope["state"]["match"].parameters, scope["headers"], body)
+        call = Call(scope["state"]["match"].parameters, scope["headers"], body, route_of(scope))
         return self.operation.translate(self.runtime, call)
 
 

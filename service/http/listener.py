@@ -80,6 +80,7 @@ class Listener:
         self._socket = bound
         self._starting: set[asyncio.Task[None]] = set()
         self._is_out_of_files = False
+        self._is_open = False
 
     @property
     def address(self) -> tuple[str, int]:
@@ -105,7 +106,22 @@ class Listener:
         """
         self._protocol = protocol
         self._is_busy = is_busy
+        self._is_open = True
         self._resume()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the listener accepts connections."""
+        return self._is_open
+
+    def pause(self) -> None:
+        """Leaves the connections to other processes that accept from the same socket."""
+        self._is_open = False
+        self._pause()
+
+    def abandon(self) -> None:
+        """Closes a listener that accepts no connections. Those that wait stay for other processes."""
+        self._socket.close()
 
     async def close(self) -> None:
         """Stops new connections. Returns once every accepted connection has its protocol.
@@ -124,7 +140,7 @@ class Listener:
         await asyncio.gather(*self._starting)
 
     def _resume(self) -> None:
-        if self._socket.fileno() >= 0:
+        if self._is_open and self._socket.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
 
     def _pause(self) -> None:

@@ -17,7 +17,7 @@ def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
 
 
 def _one(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
-    name = runtime.find(parameters["model"]).model.manifest.name
+    name = runtime.catalog.find(parameters["model"]).model.manifest.name
     runtime.check_ready()
     return JSONResponse(_describe(name) | {"name": name, "ready": True})
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, TypeAdapter
 from starlette.responses import PlainTextResponse
 
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.problem_details import MEDIA_TYPE, Problem
 from swiftlet_serve.service.http.status import Status
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.telemetry.snapshot import VersionState
 
 SCHEMAS: Final = "#/components/schemas/"
 
@@ -33,6 +35,19 @@ PARAMETERS: Final = [
         "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},
     },
     {
+        "name": "X-Model-Version",
+        "in": "header",
+        "description": "Version of the model that must answer, of those in the model repository.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    },
+    {
+        "name": "X-Routing-Key",
+        "in": "header",
+        "description": "Requests with an equal key get the same version, if the versions of a model share its "
+        "requests. The key is in no log.",
+        "schema": {"type": "string"},
+    },
+    {
         "name": "X-Request-Id",
         "in": "header",
         "description": "ID of the request, which the response and the logs repeat. At most 128 letters, digits and "
@@ -40,6 +55,19 @@ PARAMETERS: Final = [
         "schema": {"type": "string"},
     },
 ]
+
+
+class VersionInfo(BaseModel):
+    """A version of a model that the server serves, or has tried to."""
+
+    version: Annotated[int, Field(description='Its number, for the field "model" of a request as `name@version`.')]
+    state: Annotated[
+        Literal["unloaded", "loading", "ready", "failed"],
+        Field(description="Whether it is in memory. An unloaded version is loaded on request."),
+    ]
+    reason: Annotated[str, Field(description="Why a failed version could not be loaded.")]
+    aliases: Annotated[list[str], Field(description="Other names, for `name@alias`.")]
+    share: Annotated[float, Field(description="Share of the requests that name no version, if they are split.")]
 
 
 class ModelInfo(BaseModel):
@@ -64,6 +92,10 @@ class ModelInfo(BaseModel):
     ]
     mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
     card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
+    versions: Annotated[
+        list[VersionInfo],
+        Field(description="Versions of the model in the model repository; empty for a model that is from none."),
+    ]
 
 
 class Live(BaseModel):
@@ -78,12 +110,19 @@ class Ready(BaseModel):
     ready: Annotated[bool, Field(description="Always true. A service that is not ready responds with status 503.")]
 
 
-def describe(pipeline: Pipeline, default: bool, runtime: str) -> dict[str, Any]:
-    """Returns the description of a model in GET /models."""
+def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence[VersionState] = ()) -> dict[str, Any]:
+    """Returns the description of a model in GET /models.
+
+    Args:
+        pipeline: the pipeline of its default version.
+        default: whether it answers requests that name no model.
+        runtime: the title of its engine.
+        versions: its versions in the model repository.
+    """
     manifest = pipeline.model.manifest
     return ModelInfo(
         name=manifest.name,
-        version=manifest.version,
+        version=pipeline.version_name,
         task=manifest.task,
         default=default,
         architecture=manifest.architecture,
@@ -95,12 +134,18 @@ def describe(pipeline: Pipeline, default: bool, runtime: str) -> dict[str, Any]:
         languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
         card=pipeline.model.artifact.card(),
+        versions=[
+            VersionInfo(
+                version=one.version, state=one.state, reason=one.reason, aliases=list(one.aliases), share=one.share
+            )
+            for one in versions
+        ],
     ).model_dump()
 
 
-def task(runtime: Runtime, name: str) -> dict[str, Any]:
+def task(name: str) -> dict[str, Any]:
     """Returns the arguments of `FastAPI.add_api_route` that describe a task's route."""
-    served = runtime.tasks[name].model.task
+    served = tasks.load(name).TASK
     body = {"schema": {"$ref": SCHEMAS + served.Request.__name__}}
     return {
         "name": name,
@@ -172,7 +217,7 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
         runtime: the loaded models.
         others: the schemas of routes other than the tasks' and the server's own.
     """
-    served = [pipeline.model.task for pipeline in runtime.tasks.values()]
+    served = [tasks.load(name).TASK for name in runtime.task_names]
     shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
     _, document = TypeAdapter.json_schemas(

@@ -38,6 +38,7 @@ class Port:
     ) -> None:
         """Creates a port; `refuse`, `on_refused` and `task_routes` are those of its `ConnectionTable`."""
         self._listener = listener
+        self._adopted: list[Listener] = []  # of other processes
         limits = Limits(proxies=settings.trusted_proxies)
         self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes)
 
@@ -64,11 +65,38 @@ class Port:
     def open(self) -> None:
         """Serves connections on the running event loop."""
         self._update_date()
-        self._listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
+        self._accept(self._listener)
+
+    async def serve(self) -> None:
+        """Lets clients connect, and serves them.
+
+        Raises:
+            SetupError: as `listen`.
+        """
+        self.listen()
+        self.open()
+
+    def leave(self) -> None:
+        """Has no effect: the responses tell the clients that the server leaves."""
+
+    def reload(self) -> None:
+        """Has no effect: connections use the keys and the certificate of this process."""
+
+    def adopt(self, listener: Listener) -> None:
+        """Serves the connections of a listener whose own process is lost, too."""
+        if listener not in self._adopted:
+            self._adopted.append(listener)
+            self._accept(listener)
+
+    def disown(self, listener: Listener) -> None:
+        """Leaves a listener to its own process again. The connections that it has accepted stay."""
+        if listener in self._adopted:
+            self._adopted.remove(listener)
+            listener.pause()
 
     async def close(self) -> None:
         """Stops accepting connections. Returns when every request on an open connection is answered."""
-        await self._listener.close()
+        await asyncio.gather(*(listener.close() for listener in (self._listener, *self._adopted)))
         closed = time.monotonic()
         while self._table.connections:
             unused_too = time.monotonic() - closed > UNUSED_S
@@ -89,6 +117,9 @@ class Port:
         await asyncio.sleep(POLL_S)
         for connection in list(self._table.connections):
             connection.transport.abort()
+
+    def _accept(self, listener: Listener) -> None:
+        listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
 
     def _update_date(self) -> None:
         self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]

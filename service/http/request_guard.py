@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from swiftlet_serve.service.errors import TooManyRequests, Unauthorized, deadline_exceeded, invalid_value
+from swiftlet_serve.service.catalog import ANY, Route
+from swiftlet_serve.service.errors import Unauthorized, deadline_exceeded, invalid_value, rate_limit_exceeded
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.proxies import client_address, is_trusted
@@ -28,6 +29,8 @@ READY: Final = "/health/ready"
 PUBLIC_PATHS: Final = frozenset({LIVE, READY, *playground.FILES})  # need no API key
 TIMEOUT_HEADER: Final = "x-request-timeout-ms"
 PRIORITY_HEADER: Final = "x-request-priority"
+VERSION_HEADER: Final = "x-model-version"
+KEY_HEADER: Final = "x-routing-key"
 PRIORITIES: Final[dict[str, Priority]] = {"interactive": "interactive", "bulk": "bulk"}
 MAX_TIMEOUT_MS: Final = 600_000
 
@@ -39,6 +42,7 @@ class RequestContext(NamedTuple):
     deadline: Deadline
     lag_s: float  # between the arrival of the request and its read; the response may be delayed as long
     priority: Priority
+    route: Route = ANY
 
     @property
     def response_deadline(self) -> Deadline:
@@ -110,7 +114,8 @@ class RequestGuard:
         self._runtime.check_open()
         received = state.get("received", now)
         timeout_s = _timeout_ms(headers, self._runtime.settings.timeout_ms) / 1000
-        context = RequestContext(received, received + timeout_s, state.get("lag_s", 0.0), _priority(headers))
+        times = received, received + timeout_s, state.get("lag_s", 0.0)
+        context = RequestContext(*times, _priority(headers), _route(headers))
         record.bulk = context.priority == "bulk"
         record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
         if self._runtime.rate_limiter is not None:
@@ -127,13 +132,7 @@ class RequestGuard:
         match: Match | None = scope["state"].get("match")
         if self._keys is None or scope["path"] in PUBLIC_PATHS or (match is not None and match.route.public):
             return None
-        key = _api_key(headers)
-        if key is None:
-            raise _unauthorized("missing_key", "The request has no API key.", "Bearer")
-        owner = self._keys.owner(key)
-        if owner is None:
-            raise _unauthorized("bad_key", "The API key is not valid.", 'Bearer error="invalid_token"')
-        return owner
+        return authorize(self._keys, headers)
 
     def _resolve_client(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """Returns the client's address. Behind a trusted proxy, sets the scope's client and scheme."""
@@ -146,6 +145,21 @@ class RequestGuard:
         address = client_address(peer, Headers(scope=scope).getlist("x-forwarded-for"), trusted)
         scope["client"] = (address, 0)
         return address
+
+
+def authorize(keys: ApiKeys, headers: Mapping[str, str]) -> str:
+    """Returns the owner of a request's API key.
+
+    Raises:
+        Unauthorized: the key is missing or unknown.
+    """
+    key = _api_key(headers)
+    if key is None:
+        raise _unauthorized("missing_key", "The request has no API key.", "Bearer")
+    owner = keys.owner(key)
+    if owner is None:
+        raise _unauthorized("bad_key", "The API key is not valid.", 'Bearer error="invalid_token"')
+    return owner
 
 
 def runs_model(scope: Scope) -> bool:
@@ -192,8 +206,22 @@ def _priority(headers: Mapping[str, str]) -> Priority:
     return priority
 
 
+def _route(headers: Mapping[str, str]) -> Route:
+    """Returns what the headers say about the version of the model.
+
+    Raises:
+        Unprocessable: the version is no whole number.
+    """
+    version = headers.get(VERSION_HEADER)
+    if version is None:
+        return Route(None, headers.get(KEY_HEADER, ""))
+    if not re.fullmatch(r"[0-9]{1,9}", version):
+        detail = "X-Model-Version is invalid. Send a whole number: one of the versions in /models."
+        raise invalid_value("", "version_header", detail)
+    return Route(int(version))
+
+
 def _check_rate(rate_limiter: RateLimiter, client: str, now: float) -> None:
     wait_s = rate_limiter.take(client, now)
     if wait_s:
-        detail = "This client exceeds its rate limit. Retry after the time in the Retry-After header."
-        raise TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
+        raise rate_limit_exceeded(wait_s)

@@ -50,10 +50,16 @@ def ready(runtime: Runtime) -> Endpoint:
 
 def models(runtime: Runtime) -> Endpoint:
     async def models(_: Request) -> Response:
-        defaults = runtime.tasks.values()
+        defaults, repository = runtime.tasks.values(), runtime.repository_state()
+        versions = [] if repository is None else repository.versions
         return JSONResponse(
             [
-                openapi.describe(pipeline, pipeline in defaults, runtime.engine_title(name))
+                openapi.describe(
+                    pipeline,
+                    pipeline in defaults,
+                    runtime.engine_title(pipeline),
+                    [one for one in versions if one.model == name],
+                )
                 for name, pipeline in runtime.pipelines.items()
             ]
         )

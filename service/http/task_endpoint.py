@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from swiftlet_serve.service import tasks
+from swiftlet_serve.service.catalog import ModelLoading, Route
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.http import bodies
 from swiftlet_serve.service.http.request_guard import RequestContext
@@ -86,23 +87,42 @@ class ModelEndpoint(ABC):
         record.body_bytes = len(body)
         deadline = context.response_deadline
         self.runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
-        pipeline, request, render, timeout_s = self.translate(scope, body)
+        try:
+            pipeline, request, render, timeout_s = self.translate(scope, body)
+        except ModelLoading as missing:
+            await self._wait_for_model(missing, context, record)
+            pipeline, request, render, timeout_s = self.translate(scope, body)
         record.add_stage("parse", started, time.monotonic())
         manifest = pipeline.model.manifest
         record.task, record.model = manifest.task, manifest.name
+        record.version = pipeline.version
         record.characters = tasks.characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
         if timeout_s is not None:
             record.timeout_s = timeout_s
             sooner = min(context.deadline, context.received + timeout_s)
-            context = RequestContext(context.received, sooner, context.lag_s, context.priority)
+            context = context._replace(deadline=sooner)
             deadline = context.response_deadline
-        response = render(await pipeline.answer(request, deadline, context.priority, record), record)
+        answer = await pipeline.answer(request, deadline, context.priority, record)
+        if pipeline.on_answer is not None:
+            pipeline.on_answer(request, answer, record)
+        response = render(answer, record)
         expected = getattr(pipeline.model.task, "max_response_bytes", 0)  # of a task whose responses are always long
         max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body), expected)
         _check_response_size(len(response.body), max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
         return response
+
+    async def _wait_for_model(self, missing: ModelLoading, context: RequestContext, record: RequestRecord) -> None:
+        """Waits for a model that is not in memory. Such requests must not count as queued work.
+
+        Raises:
+            Unavailable: the model is not there in time, or cannot be loaded.
+        """
+        self.runtime.admission.release(record)
+        await self.runtime.wait_for_model(missing, context.response_deadline)
+        left_s = context.response_deadline - time.monotonic()
+        self.runtime.admission.reserve(record, left_s, context.priority, complete=True)
 
 
 class TaskEndpoint(ModelEndpoint):
@@ -111,12 +131,19 @@ class TaskEndpoint(ModelEndpoint):
     def __init__(self, runtime: Runtime, task: str) -> None:
         super().__init__(runtime)
         self._task = task
-        self._model = runtime.tasks[task].model.task.Request
+        self._model = tasks.load(task).TASK.Request
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
         scope["state"]["record"].task = self._task  # also of an invalid request
         request = bodies.parse(self._model, body)
-        return Translation(self.runtime.pipeline(self._task, request.model), request, TaskResponse.of)
+        pipeline = self.runtime.catalog.pipeline(self._task, request.model, route_of(scope))
+        return Translation(pipeline, request, TaskResponse.of)
+
+
+def route_of(scope: Scope) -> Route:
+    """Returns what the head of an admitted request says about the version of its model."""
+    context: RequestContext = scope["state"]["context"]
+    return context.route
 
 
 class TaskResponse(Response):
@@ -152,6 +179,7 @@ def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, by
         (b"x-tokenization-time", b"%.0f" % ms.get("encode", 0.0)),
         (b"x-queue-time", b"%.0f" % ms.get("queue", 0.0)),
         (b"x-inference-time", b"%.0f" % ms.get("infer", 0.0)),
+        *([] if record.version is None else [(b"x-model-version", b"%d" % record.version)]),
     ]
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from swiftlet_serve.service import tasks
+from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import NotFound, invalid_value
 from swiftlet_serve.service.http import bodies, task_schema
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
@@ -52,18 +53,22 @@ class Slot(NamedTuple):
     """-1 for a size that requests choose."""
 
 
-def find(runtime: Runtime, name: str, version: str = "") -> Pipeline:
+def find(runtime: Runtime, name: str, version: str = "", route: Route = ANY) -> Pipeline:
     """Returns the pipeline of a model, given its name or its task.
 
     Args:
         runtime: the loaded models.
         name: the name of the model, or a task to mean its default model.
         version: the version of the model. Empty: the one that is served.
+        route: what the request's head says about the version.
 
     Raises:
         NotFound: there is no such model, or no such version of it.
+        ModelLoading: the version is not in memory.
     """
-    pipeline = runtime.find(name)
+    pipeline = runtime.catalog.find(name, route)
+    if version and pipeline.version is not None:
+        return runtime.catalog.find(f"{pipeline.model.manifest.name}@{version}")
     if version and version != pipeline.model.manifest.version:
         raise NotFound("unknown_model", "The model has no such version. See /models for the served versions.")
     return pipeline

@@ -59,7 +59,7 @@ class AdmissionController:
         self.closed = False  # whether every request is refused
         self._load = load
         self._reserved: set[object] = set()
-        self._mean_request_s = 0.0  # moving average of one core's seconds for a request
+        self.mean_request_s = 0.0  # moving average of one core's seconds for a request
         self._jitter = random.Random()  # noqa: S311  # spreads retries out, and is not a secret
 
     def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool) -> None:
@@ -76,7 +76,7 @@ class AdmissionController:
         if request in self._reserved:
             return
         load = self._open_load()
-        wait = len(self._reserved) * self._mean_request_s / load.cores + wait_s(load, priority)
+        wait = len(self._reserved) * self.mean_request_s / load.cores + wait_s(load, priority)
         self._check(load, wait, 0.0, left_s, priority)
         if complete:
             self._reserved.add(request)
@@ -126,7 +126,7 @@ class AdmissionController:
         queue = load.models[model]
         work_s = queue.work_s(lengths)
         own_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
-        self._mean_request_s += (work_s - self._mean_request_s) / 16
+        self.mean_request_s += (work_s - self.mean_request_s) / 16
         wait = wait_s(load, priority, queue, own_s)
         self._check(load, wait, own_s, left_s, priority)
         if load.queued_tokens + sum(lengths) > self.max_queued_tokens:

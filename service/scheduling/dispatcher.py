@@ -92,11 +92,24 @@ class Dispatcher:
         self._suspect_runs = False
         self._scheduled = False  # whether the event loop will call `_dispatch`
 
-    def add_model(self, name: str) -> ModelQueue:
-        """Adds the queues of a model. `name` is the name under which the executor knows it."""
-        self.models[name] = model = ModelQueue(name, self.executor)
+    def add_model(self, name: str, counted_as: str | None = None) -> ModelQueue:
+        """Adds the queues of a model.
+
+        Args:
+            name: the name under which the executor knows it.
+            counted_as: its name in the statistics. None: the same.
+        """
+        self.models[name] = model = ModelQueue(name, self.executor, counted_as)
         self._queues += model.by_priority.values()
         return model
+
+    async def remove_model(self, name: str) -> None:
+        """Removes a model to which nothing is submitted any more. Waits for calls whose callers have gone."""
+        model = self.models[name]
+        while running := [future for future, call in self._calls.items() if call.model is model]:
+            await asyncio.wait(running)
+        del self.models[name]
+        self._queues = [queue for each in self.models.values() for queue in each.by_priority.values()]
 
     def submit(
         self,
@@ -320,7 +333,7 @@ class Dispatcher:
         lengths = [item.length for item in call.batch]
         call.model.latency.learn(lengths, seconds)
         padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
-        self._stats.add_batch(call.model.name, len(lengths), sum(lengths), padding)
+        self._stats.add_batch(call.model.counted_as, len(lengths), sum(lengths), padding)
 
     def _update_busy_time(self) -> None:
         """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""

@@ -38,6 +38,15 @@ class LatencyModel:
         self._calls = 0
 
     @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """The seconds of a call, of a token and of a squared length: what a copy in another process needs."""
+        return self._fixed, self._token, self._square
+
+    @coefficients.setter
+    def coefficients(self, values: tuple[float, float, float]) -> None:
+        self._fixed, self._token, self._square = values
+
+    @property
     def calibrated(self) -> bool:
         """Whether enough calls were observed to rely on the predictions."""
         return self._calls >= CALIBRATION_CALLS

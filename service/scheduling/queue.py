@@ -84,9 +84,10 @@ class SequenceQueue:
 class ModelQueue:
     """One model's queues, its number of running calls and its latency model."""
 
-    def __init__(self, name: str, executor: Executor) -> None:
-        """`name` is the name under which the executor knows the model."""
+    def __init__(self, name: str, executor: Executor, counted_as: str | None = None) -> None:
+        """`name` is the name under which the executor knows the model, and `counted_as` that in the statistics."""
         self.name = name
+        self.counted_as = counted_as or name
         self.by_priority: dict[Priority, SequenceQueue] = {"interactive": SequenceQueue(), "bulk": SequenceQueue()}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations

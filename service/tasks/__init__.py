@@ -53,6 +53,8 @@ class Definition(Protocol):
     GOLDEN_PARAMETERS: Mapping[str, Any]
     """The `parameters` of those requests. Optional: without it there are none."""
 
+    TASK: type[Task[Any, Any]]
+    """The class of the tasks that `create` makes."""
     Evaluator: Callable[[Any], Evaluator]
     """A subclass of `Evaluator`. The argument is a task that `create` made."""
 

@@ -249,3 +249,6 @@ def _case(text: str, label: str) -> Case:
         return [Grade({"accuracy": float(best == label)}, best)]
 
     return Case({"inputs": text, "parameters": {"top_k": 1}}, (label,), grade)
+
+
+TASK: Final = Classify

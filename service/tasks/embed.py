@@ -236,3 +236,6 @@ def _ungraded(response: Any) -> list[Grade]:
     """Grades nothing: a correlation needs all answers."""
     del response
     return []
+
+
+TASK: Final = Embed

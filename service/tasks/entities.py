@@ -395,3 +395,6 @@ def _strip(text: str, start: int, end: int, kind: str) -> Span:
 def _f1(cases: Sequence[Case], found: Sequence[Sequence[Span]]) -> Score:
     right = [len({*spans} & {*case.expected}) for case, spans in zip(cases, found, strict=True)]
     return metrics.span_f1(right, [len({*spans}) for spans in found], [len(case.expected) for case in cases])
+
+
+TASK: Final = Entities

@@ -295,3 +295,6 @@ def _case(text: str, expected: tuple[int, ...]) -> Case:
         return [Grade({"top_1": float(token == right)}, token) for token, right in zip(found, expected, strict=True)]
 
     return Case({"inputs": text, "parameters": {"top_k": 1}}, expected, grade)
+
+
+TASK: Final = FillMask

@@ -396,3 +396,6 @@ def _case(question: datasets.Question, some_impossible: bool) -> Case:
     return Case(
         {"inputs": inputs, "parameters": {"handle_impossible_answer": some_impossible}}, question.answers, grade
     )
+
+
+TASK: Final = Qa

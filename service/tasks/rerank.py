@@ -200,3 +200,6 @@ def _case(one: datasets.Candidates) -> Case:
 
 def _reciprocal_rank(relevant: Sequence[bool]) -> float:
     return next((1 / (rank + 1) for rank, right in enumerate(relevant[:BEST]) if right), 0.0)
+
+
+TASK: Final = Rerank

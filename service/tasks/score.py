@@ -237,3 +237,6 @@ def _case(text: str) -> Case:
         return [Grade({"token_probability": math.exp(mean)}, round(mean, 1))]
 
     return Case({"inputs": text}, (), grade)
+
+
+TASK: Final = ScoreTask

@@ -235,3 +235,6 @@ def _case(text: str, label: str, labels: Sequence[str]) -> Case:
         return [Grade({"accuracy": float(best == label)}, best)]
 
     return Case({"inputs": text, "parameters": {"candidate_labels": list(labels)}}, (label,), grade)
+
+
+TASK: Final = ZeroShot

@@ -63,6 +63,20 @@ class Histogram:
                 counts[native_index(end)] += count
         return counts
 
+    @property
+    def cells(self) -> Sequence[int]:
+        """The number of values in each cell."""
+        return self._counts
+
+    def add_cells(self, counts: Sequence[int], sum_: float) -> None:
+        """Adds the values of a histogram with the same cells.
+
+        Raises:
+            ValueError: the number of cells differs.
+        """
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self.sum += sum_
+
     def copy(self) -> Histogram:
         other = Histogram(self.bounds, self._cells)
         other._counts, other.sum = self._counts.copy(), self.sum

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
@@ -24,7 +24,9 @@ from prometheus_client.utils import floatToGoString
 
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError, Unavailable
-from swiftlet_serve.service.telemetry import protobuf_format
+from swiftlet_serve.service.telemetry import protobuf_format, repository_metrics
+from swiftlet_serve.service.telemetry.families import PREFIX, by_reason, counter, gauge, total
+from swiftlet_serve.service.telemetry.families import histogram as new_histogram
 from swiftlet_serve.service.telemetry.histogram import Histogram
 from swiftlet_serve.service.telemetry.protobuf_format import NativeBuckets
 from swiftlet_serve.service.telemetry.request_record import STAGES
@@ -40,7 +42,6 @@ FORMATS: Final = {
 """The media types of the formats. OpenMetrics adds exemplars, and protobuf native histograms."""
 
 GZIP_LEVEL: Final = 1  # on repetitive text, as small as level 6 to a fifth, in a third of the time
-PREFIX: Final = "swiftlet_"
 SNAPSHOT_TIMEOUT_S: Final = 5.0  # half of Prometheus's default scrape timeout
 ERROR_CODES: Final = tuple(sorted(code for kind in SwiftletError.__subclasses__() for code in kind.codes))
 SERVER_ERROR_CODES: Final = tuple(
@@ -84,7 +85,8 @@ def _format(snapshot: Snapshot, accept: str, accept_encoding: str) -> Scrape:
     collector = SnapshotCollector(snapshot, native=media_type == PROTOBUF)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
-    ProcessCollector(registry=registry)
+    pid = snapshot.pid
+    ProcessCollector(pid=lambda: "self" if pid is None else str(pid), registry=registry)
     if media_type == PROTOBUF:
         body = protobuf_format.encode(registry.collect(), collector.native)
     else:
@@ -124,6 +126,8 @@ class SnapshotCollector(Collector):
         yield from self._batches()
         yield from self._queue()
         yield from self._engine()
+        if self._snapshot.repository is not None:
+            yield from repository_metrics.collect(self._snapshot.repository, self._snapshot.stats.versions, self._add)
 
     def _accepted_requests(self) -> Iterator[Metric]:
         yield self._counter(
@@ -131,18 +135,18 @@ class SnapshotCollector(Collector):
             "Total accepted requests. A request is accepted once all of its sequences are queued.",
             lambda stats: stats.accepted,
         )
-        finished = _counter(
+        finished = counter(
             "requests_finished",
             "Total accepted requests that have ended, by outcome. answered includes client errors; failed: status 500 "
             "or higher; cancelled: the client disconnected. Accepted = answered + failed + cancelled + in flight.",
             [*MODEL_LABELS, "outcome"],
         )
-        durations = _histogram(
+        durations = new_histogram(
             "request_duration_seconds",
             "Duration of accepted requests, from their headers to the response.",
             [*MODEL_LABELS, "outcome"],
         )
-        stages = _histogram(
+        stages = new_histogram(
             "request_stage_duration_seconds",
             "Duration of the stages of accepted requests. parse: body to request; encode: text to tokens; queue: wait "
             "for a core; batch: packing and transport of the batch; infer: the engine's own time; decode: rows to "
@@ -165,7 +169,7 @@ class SnapshotCollector(Collector):
         yield in_flight
         yield durations
         yield stages
-        yield _by_reason(
+        yield by_reason(
             "requests_failed",
             "Total accepted requests that failed, by error code.",
             SERVER_ERROR_CODES,
@@ -174,7 +178,7 @@ class SnapshotCollector(Collector):
 
     def _refused_requests(self) -> Iterator[Metric]:
         stats = self._snapshot.stats
-        spoken = _counter(
+        spoken = counter(
             "dialect_requests",
             "Total requests in the protocols of other servers, by dialect and class of the status, or disconnected. "
             "They are also in the metrics of all requests.",
@@ -183,7 +187,7 @@ class SnapshotCollector(Collector):
         for (dialect, status), count in sorted(stats.dialects.items()):
             spoken.add_metric([dialect, status], count)
         yield spoken
-        responses = _counter(
+        responses = counter(
             "http_responses",
             "Total responses of all ports by route and status. The route is - if the server has no such route.",
             ["route", "status"],
@@ -191,23 +195,23 @@ class SnapshotCollector(Collector):
         for (route, code), count in sorted(stats.responses.items()):
             responses.add_metric([route, str(code)], count)
         yield responses
-        yield _by_reason(
+        yield by_reason(
             "requests_refused",
             "Total requests that ended before they were accepted, by error code or as disconnected.",
             (*ERROR_CODES, DISCONNECTED),
             stats.refused,
         )
-        yield _total(
+        yield total(
             "bulk_requests_shed",
             "Total requests of the priority bulk that were refused as overloaded.",
             stats.bulk_shed,
         )
-        yield _total(
+        yield total(
             "deadline_exceeded",
             "Total requests answered with status 504, whether accepted or not.",
             stats.deadline_exceeded,
         )
-        unmet = _histogram(
+        unmet = new_histogram(
             "unmet_deadline_seconds",
             "Timeouts requested by clients and not met, by reason: status 504, or an interactive request refused as "
             "overloaded.",
@@ -218,8 +222,8 @@ class SnapshotCollector(Collector):
         yield unmet
 
     def _batches(self) -> Iterator[Metric]:
-        sizes = _histogram("batch_size", "Sequences per engine batch.", MODEL_LABELS)
-        tokens = _histogram("batch_tokens", "Tokens per engine batch, without padding.", MODEL_LABELS)
+        sizes = new_histogram("batch_size", "Sequences per engine batch.", MODEL_LABELS)
+        tokens = new_histogram("batch_tokens", "Tokens per engine batch, without padding.", MODEL_LABELS)
         for labels, stats in self._models:
             self._add(sizes, labels, stats.batch_sizes)
             self._add(tokens, labels, stats.batch_tokens)
@@ -233,31 +237,33 @@ class SnapshotCollector(Collector):
 
     def _queue(self) -> Iterator[Metric]:
         queue = self._snapshot.queue
-        yield _gauge(
+        yield gauge(
             "queue_wait_seconds", "Minimum queueing time of an interactive request that arrives now.", queue.wait_s
         )
-        yield _gauge("queue_oldest_age_seconds", "Age of the oldest queued sequence.", queue.oldest_age_s)
-        yield _gauge("queue_sequences", "Queued sequences.", queue.sequences)
-        yield _gauge("queue_tokens", "Tokens of the queued sequences.", queue.tokens)
-        yield _gauge("batches_running", "Batches that the engine is running.", queue.running_batches)
-        yield _gauge(
+        yield gauge("queue_oldest_age_seconds", "Age of the oldest queued sequence.", queue.oldest_age_s)
+        yield gauge("queue_sequences", "Queued sequences.", queue.sequences)
+        yield gauge("queue_tokens", "Tokens of the queued sequences.", queue.tokens)
+        yield gauge("batches_running", "Batches that the engine is running.", queue.running_batches)
+        yield gauge(
             "engine_cores",
             "CPU cores of the engine, each of which runs one batch at a time. With utilisation 1 all are busy.",
             self._snapshot.cores,
         )
-        yield _total("engine_busy_seconds", "Total time that batches have run, summed over all cores.", queue.busy_s)
+        yield total("engine_busy_seconds", "Total time that batches have run, summed over all cores.", queue.busy_s)
 
     def _engine(self) -> Iterator[Metric]:
-        yield _gauge("engine_ready", "Whether an engine is available (1) or not (0).", self._snapshot.ready)
-        yield _total("engine_restarts", "Total worker processes that died or were killed.", self._snapshot.restarts)
-        yield _total(
+        yield gauge("engine_ready", "Whether an engine is available (1) or not (0).", self._snapshot.ready)
+        yield total("engine_restarts", "Total worker processes that died or were killed.", self._snapshot.restarts)
+        yield total(
             "kernel_wrong_sums",
             "Total wrong sums that the engine found in its own work. The calls concerned were computed again.",
             self._snapshot.wrong_sums,
         )
         yield from self._workers()
-        yield _gauge("connections", "Open connections of clients on the public port.", self._snapshot.connections)
-        yield _gauge(
+        yield gauge("fronts", "Front processes that answer requests; 0 if the server has none.", self._snapshot.fronts)
+        yield total("front_restarts", "Total front processes that died or were killed.", self._snapshot.front_restarts)
+        yield gauge("connections", "Open connections of clients on the public port.", self._snapshot.connections)
+        yield gauge(
             "event_loop_lag_seconds",
             "Largest delay of the event loop in the last minute: how late it ran a timer. Every request waits as long.",
             self._snapshot.loop_lag_s,
@@ -278,10 +284,10 @@ class SnapshotCollector(Collector):
     def _workers(self) -> Iterator[Metric]:
         memory = GaugeMetricFamily(
             PREFIX + "worker_resident_memory_bytes",
-            "Memory of the worker processes, which hold the models, by role: serving or spare.",
+            "Memory of the worker processes by role: serving and spare hold the models, and fronts have a number.",
             labels=["worker"],
         )
-        cpu = _counter("worker_cpu_seconds", "Total CPU time of the worker processes, by role.", ["worker"])
+        cpu = counter("worker_cpu_seconds", "Total CPU time of the worker processes, by role.", ["worker"])
         for role, pid in self._snapshot.workers.items():
             families = ProcessCollector(pid=partial(str, pid), registry=None).collect()
             found = {family.name: family for family in families}
@@ -310,30 +316,7 @@ class SnapshotCollector(Collector):
             self.native.setdefault(family.name, {})[tuple(labels)] = native
 
     def _counter(self, name: str, help_: str, value: Callable[[ModelStats], float]) -> Metric:
-        family = _counter(name, help_, MODEL_LABELS)
+        family = counter(name, help_, MODEL_LABELS)
         for labels, stats in self._models:
             family.add_metric(labels, value(stats))
         return family
-
-
-def _counter(name: str, help_: str, labels: Sequence[str]) -> CounterMetricFamily:
-    return CounterMetricFamily(PREFIX + name, help_, labels=labels)
-
-
-def _total(name: str, help_: str, value: float) -> Metric:
-    return CounterMetricFamily(PREFIX + name, help_, value=value)
-
-
-def _histogram(name: str, help_: str, labels: Sequence[str]) -> HistogramMetricFamily:
-    return HistogramMetricFamily(PREFIX + name, help_, labels=labels)
-
-
-def _gauge(name: str, help_: str, value: float) -> Metric:
-    return GaugeMetricFamily(PREFIX + name, help_, value=value)
-
-
-def _by_reason(name: str, help_: str, reasons: Iterable[str], counts: dict[str, int]) -> Metric:
-    family = _counter(name, help_, ["reason"])
-    for reason in reasons:
-        family.add_metric([reason], counts.get(reason, 0))
-    return family

@@ -51,6 +51,7 @@ class RequestRecord:
     task: str = ""  # set for requests to a task's route
     dialect: str = ""  # protocol of another server that the request speaks, empty for Swiftlet's own
     model: str = ""  # served model that was asked, empty if there is none
+    version: int | None = None  # of the model in the model repository; None if it is from no repository
     stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
     characters: int = 0  # of all inputs
     sequences: int = 0

@@ -93,13 +93,46 @@ class ModelStats:
             recent=self.recent.copy(),
         )
 
+    @property
+    def histograms(self) -> list[Histogram]:
+        """All histograms, in a fixed order."""
+        return [*self.durations.values(), *self.stages.values(), self.batch_sizes, self.batch_tokens]
+
+    def add(self, other: ModelStats) -> None:
+        """Adds the statistics that another process has of the same model."""
+        self.accepted += other.accepted
+        self.in_flight += other.in_flight
+        self.padding_tokens += other.padding_tokens
+        for histogram, theirs in zip(self.histograms, other.histograms, strict=True):
+            histogram.add_cells(theirs.cells, theirs.sum)
+        for bucket, sample in other.exemplars.items():
+            if bucket not in self.exemplars or self.exemplars[bucket].at < sample.at:
+                self.exemplars[bucket] = sample
+        self.recent = deque(sorted([*self.recent, *other.recent]), MAX_RECENT)
+
+
+@dataclass(eq=False, slots=True)
+class VersionStats:
+    """Statistics of one version of a model in the model repository."""
+
+    durations: dict[RequestOutcome, Histogram]  # of accepted requests, in seconds
+
+    @classmethod
+    def empty(cls) -> VersionStats:
+        """Returns statistics with all counters at zero."""
+        return cls({outcome: Histogram(REQUEST_BUCKETS_S) for outcome in OUTCOMES})
+
+    def copy(self) -> VersionStats:
+        return VersionStats({outcome: histogram.copy() for outcome, histogram in self.durations.items()})
+
 
 class RequestStats:
-    """Statistics of one server."""
+    """Statistics of one server, or of one of its processes."""
 
     def __init__(self, tasks: Mapping[str, str]) -> None:
-        """`tasks` maps the names of the served models to their tasks. No other model name is ever counted."""
+        """`tasks` maps the names of the served models to their tasks. Only they and added models are ever counted."""
         self.models = {model: ModelStats.empty(task) for model, task in tasks.items()}
+        self.versions: dict[tuple[str, int], VersionStats] = {}  # of models in the model repository, by name and number
         self.refused: Counter[str] = Counter()  # by reason
         self.failed: Counter[str] = Counter()  # accepted requests, by error code
         self.dialects: Counter[tuple[str, str]] = Counter()  # requests, by dialect and class of the status
@@ -109,6 +142,23 @@ class RequestStats:
         self.least_overhead_s = INITIAL_OVERHEAD_S  # of an answered request: its time outside the queue and the engine
         # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
         self.unmet_deadlines = {reason: Histogram(REQUEST_BUCKETS_S) for reason in (DEADLINE_EXCEEDED, OVERLOADED)}
+
+    def add_model(self, model: str, task: str, version: int | None = None) -> None:
+        """Counts the requests of another model from now on. The counters of one that was served before go on.
+
+        Args:
+            model: the name of the model.
+            task: its task.
+            version: its version in the model repository, which is also counted by itself.
+        """
+        if model not in self.models:
+            self.models[model] = ModelStats.empty(task)
+        if version is not None:
+            self.versions.setdefault((model, version), VersionStats.empty())
+
+    def remove_version(self, model: str, version: int) -> None:
+        """Forgets a version that is no longer served, so that the number of time series stays limited."""
+        self.versions.pop((model, version), None)
 
     def accept(self, record: RequestRecord) -> None:
         """Counts a request as accepted and in flight."""
@@ -137,6 +187,8 @@ class RequestStats:
         stats.in_flight -= 1
         duration_s = record.duration_s
         stats.durations[outcome].add(duration_s)
+        if record.version is not None and (version := self.versions.get((record.model, record.version))) is not None:
+            version.durations[outcome].add(duration_s)
         for stage, span in record.stages.items():
             stats.stages[stage].add(span.ended - span.started)
         if outcome == "answered":
@@ -161,10 +213,34 @@ class RequestStats:
             stats.batch_tokens.add(tokens)
             stats.padding_tokens += padding_tokens
 
+    def add(self, other: RequestStats) -> None:
+        """Adds the statistics of another process of the same server."""
+        for model, stats in other.models.items():
+            self.models.setdefault(model, ModelStats.empty(stats.task)).add(stats)
+        for own, theirs in (
+            (self.refused, other.refused),
+            (self.failed, other.failed),
+            (self.dialects, other.dialects),
+            (self.responses, other.responses),
+        ):
+            own.update(theirs)  # type: ignore[arg-type]  # the same counter of the other
+        self.bulk_shed += other.bulk_shed
+        self.deadline_exceeded += other.deadline_exceeded
+        for reason, histogram in other.unmet_deadlines.items():
+            self.unmet_deadlines[reason].add_cells(histogram.cells, histogram.sum)
+
+    def end_in_flight(self, seconds: float) -> None:
+        """Counts the requests in flight as cancelled after these seconds: their process was lost."""
+        for stats in self.models.values():
+            for _ in range(stats.in_flight):
+                stats.durations["cancelled"].add(seconds)
+            stats.in_flight = 0
+
     def copy(self) -> RequestStats:
         """Returns a copy that later requests do not change."""
         other = RequestStats({})
         other.models = {model: stats.copy() for model, stats in self.models.items()}
+        other.versions = {version: stats.copy() for version, stats in self.versions.items()}
         other.refused, other.failed = self.refused.copy(), self.failed.copy()
         other.dialects, other.responses = self.dialects.copy(), self.responses.copy()
         other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
+from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
 
 
 class ModelInfo(NamedTuple):
@@ -32,6 +33,27 @@ class QueueState(NamedTuple):
     busy_s: float  # time that batches have run so far, summed over all cores
 
 
+class VersionState(NamedTuple):
+    """A version of a model in the model repository."""
+
+    model: str
+    version: int
+    state: Literal["unloaded", "loading", "ready", "failed"]
+    reason: str  # why it failed
+    aliases: Sequence[str]
+    share: float  # of the requests that name no version, if they are split
+
+
+class RepositoryState(NamedTuple):
+    """The model repository, and the versions that this server serves or has tried to."""
+
+    reachable: bool  # whether the last look at it succeeded
+    loads: Mapping[tuple[str, str], int]  # by model and result: loaded or failed
+    bytes: int  # of the models in memory, by the size of their files
+    versions: Sequence[VersionState]
+    shadows: Mapping[tuple[str, int], ShadowStats]  # by model and version of the candidate
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """State of a server at one moment."""
@@ -46,6 +68,10 @@ class Snapshot:
     workers: Mapping[str, int]  # the worker processes' ids by their roles
     connections: int  # open ones, of clients
     loop_lag_s: float  # the largest delay of the event loop in the last minute
+    fronts: int = 0  # front processes that answer requests; 0 if the server has none
+    front_restarts: int = 0  # front processes that were lost and replaced
+    pid: int | None = None  # the process that the process metrics are of; None for this one
+    repository: RepositoryState | None = None  # None without a model repository
 
 
 class SnapshotSource(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from swiftlet_serve.models.tokenizer import Encoding
@@ -49,7 +50,10 @@ class Executor(Protocol):
 
     @property
     def workers(self) -> Mapping[str, int]:
-        """The ids of the worker processes by their roles, `serving` and `spare`. Empty without processes."""
+        """The ids of the worker processes by their roles, `serving` and `spare`. Empty without processes.
+
+        With several devices, the number of the device follows the role.
+        """
         ...
 
     @property
@@ -71,6 +75,23 @@ class Executor(Protocol):
 
     async def open(self) -> None:
         """Starts to supervise the engines, on the event loop on which `run` is called."""
+        ...
+
+    async def add_model(self, model: str, path: Path, /) -> None:
+        """Loads another model while calls run, and replays its golden answers.
+
+        Args:
+            model: the name by which calls will name it.
+            path: the directory of its artifact. It must stay as long as the model does.
+
+        Raises:
+            ArtifactError, SetupError: the model cannot be served.
+            Unavailable: there is no engine, and none is starting.
+        """
+        ...
+
+    async def remove_model(self, model: str) -> None:
+        """Releases a model. No call to it may run or follow."""
         ...
 
     def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float, /) -> Awaitable[BatchResult]:

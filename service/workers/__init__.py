@@ -4,8 +4,9 @@
                         │                                │                   one thread for each connection
                   CircuitBreaker                 WorkerConnection × (cores + 1)
 
-`thread_executor`, `process_executor`
-    The two implementations of `types.Executor`. The scheduler sees nothing else of this package.
+`thread_executor`, `process_executor`, `device_executor`
+    The implementations of `types.Executor`. The scheduler sees nothing else of this package. A `DeviceExecutor` has a
+    `ProcessExecutor` for each GPU.
 `supervisor`
     Starts worker processes, keeps a spare and replaces a process that was lost.
 `worker_process`, `worker_connection`

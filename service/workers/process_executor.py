@@ -38,6 +38,7 @@ class ProcessExecutor:
         log_level: str = "info",
         log_format: str = "text",
         worker_module: str = "swiftlet_serve.service.workers.worker_main",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the worker process. Call `load` to wait for it.
 
@@ -48,11 +49,14 @@ class ProcessExecutor:
             spare: whether a second process is kept ready.
             log_level, log_format: of the worker process, which logs to the same stderr.
             worker_module: module that the worker process runs.
+            environment: environment variables of the worker process beside those of this process.
         """
         self.size = size
-        self.supervisor = Supervisor(engine, models, size, log_level, log_format, worker_module, spare=spare)
+        self.supervisor = Supervisor(
+            engine, models, size, log_level, log_format, worker_module, environment or {}, spare=spare
+        )
         self._breaker = CircuitBreaker()
-        self._models: dict[str, tuple[int, ModelReport]] = {}  # by name, with the model's index in the worker process
+        self._models: dict[str, ModelReport] = {}  # by name
         self._probing: asyncio.Task[None] | None = None
 
     @property
@@ -69,9 +73,8 @@ class ProcessExecutor:
         return {role: process.pid for role, process in roles.items() if process is not None}
 
     def runtime(self, model: str) -> str:
-        index, report = self._models[model]
-        serving = self.supervisor.serving
-        return (report if serving is None else serving.reports[index]).runtime
+        report, serving = self._models[model], self.supervisor.serving
+        return (report if serving is None else serving.reports.get(report.index, report)).runtime
 
     def load(self) -> None:
         """Blocks until the worker process is ready.
@@ -79,20 +82,26 @@ class ProcessExecutor:
         Raises:
             ArtifactError, SetupError: the process cannot load these models. The message is the process's own.
         """
-        self._models = {report.name: (index, report) for index, report in enumerate(self.supervisor.load())}
+        self._models = {report.name: report for report in self.supervisor.load().values()}
 
     def abandon(self) -> None:
         """Kills the worker process before `open` was called."""
         self.supervisor.abandon()
 
     def cost(self, model: str) -> Cost:
-        return self._models[model][1].cost
+        return self._models[model].cost
 
     def timed_calls(self, model: str) -> Sequence[TimedCall]:
-        return self._models[model][1].timed_calls
+        return self._models[model].timed_calls
 
     async def open(self) -> None:
         await self.supervisor.open()
+
+    async def add_model(self, model: str, path: Path) -> None:
+        self._models[model] = await self.supervisor.add_model(path)
+
+    async def remove_model(self, model: str) -> None:
+        await self.supervisor.remove_model(self._models.pop(model).index)
 
     def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
         process = self.supervisor.serving
@@ -104,6 +113,12 @@ class ProcessExecutor:
     def ready(self) -> bool:
         return self.supervisor.serving is not None and not self._breaker.open
 
+    async def wait_until_ready(self) -> WorkerProcess:
+        """Waits until calls are accepted. Raises Unavailable if that cannot be expected soon."""
+        if self._breaker.open:
+            raise engine_unavailable()
+        return await self.supervisor.wait_until_serving()
+
     async def close(self, grace_s: float) -> bool:
         """Kills the worker processes, even if calls are running."""
         if self._probing is not None:
@@ -111,14 +126,12 @@ class ProcessExecutor:
         return await self.supervisor.close(grace_s)
 
     async def _run_when_ready(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> BatchResult:
-        if self._breaker.open:
-            raise engine_unavailable()
-        return await self._run_on(await self.supervisor.wait_until_serving(), model, encodings, timeout_s)
+        return await self._run_on(await self.wait_until_ready(), model, encodings, timeout_s)
 
     def _run_on(
         self, process: WorkerProcess, model: str, encodings: Sequence[Encoding], timeout_s: float
     ) -> asyncio.Future[BatchResult]:
-        call = process.run(self._models[model][0], encodings, timeout_s)
+        call = process.run(self._models[model].index, encodings, timeout_s)
         call.add_done_callback(partial(self._on_call_end, model, timeout_s))
         return call
 
@@ -137,13 +150,13 @@ class ProcessExecutor:
 
     async def _probe(self, model: str, timeout_s: float) -> None:
         """Runs a golden input until an engine answers it. Replaces the process when the circuit breaker says so."""
-        index, report = self._models[model]
-        golden_input = Encoding(*(np.array(numbers, np.int64) for numbers in report.probe))
         good = False
-        while not good:
+        while not good and self._models:
+            report = self._models.get(model) or next(iter(self._models.values()))  # the model may be removed
+            golden_input = Encoding(*(np.array(numbers, np.int64) for numbers in report.probe))
             if (process := self.supervisor.serving) is not None:
                 with suppress(WorkerLost):
-                    result = await process.run(index, [golden_input], timeout_s)
+                    result = await process.run(report.index, [golden_input], timeout_s)
                     good = not isinstance(result.outcomes[0], Internal)
                 if self._breaker.record_probe(good):
                     log.error("replacing worker process %d: its engine fails on a golden input", process.pid)

@@ -6,13 +6,16 @@ when a call exceeds its time limit, or when the circuit breaker finds its engine
 
 If a process finds a wrong sum in its own work, it goes on without the part of the kernel that computed it. Processes
 that start later must not trust that part either, so they are told. A spare that was not told is replaced.
+
+Models come and go while the processes run. A new model is loaded by the spare first, so that a model that crashes its
+process or fails its golden answers costs no call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_START_FAILURES: Final = 3  # consecutive failures to start a process, after which waiting callers get an error
 BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # delays between attempts to start a process; the last one repeats
+RETRY_S: Final = 1.0  # between two looks for a spare
 REAP_S: Final = 5.0  # time for a killed process to end
 
 
@@ -41,17 +45,30 @@ class Supervisor:
         log_level: str,
         log_format: str,
         module: str,
+        environment: Mapping[str, str],
         *,
         spare: bool,
     ) -> None:
         """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
         self.wrong_sums = 0  # found by all processes so far
+        self.models = dict(enumerate(models))  # that every process has or is about to have, by index
+        self._next_index = len(self.models)  # no index is used twice
+        self._changing_models = asyncio.Lock()
         self.serving: WorkerProcess | None = None
         self.spare: WorkerProcess | None = None
         self._wants_spare = spare
-        calls = self._on_lost, self._count_wrong_sums
-        self._make_process = partial(WorkerProcess, engine, models, size, log_level, log_format, module, *calls)
+        self._make_process = partial(
+            WorkerProcess,
+            engine,
+            size=size,
+            log_level=log_level,
+            log_format=log_format,
+            module=module,
+            environment=environment,
+            on_lost=self._on_lost,
+            on_wrong_sums=self._count_wrong_sums,
+        )
         self._processes: set[WorkerProcess] = set()  # not yet reaped
         self._start_failures = 0
         self._closed = False
@@ -61,22 +78,22 @@ class Supervisor:
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._first = self._spawner.submit(self._spawn)
 
-    def load(self) -> list[ModelReport]:
-        """Blocks until the first process is ready. Returns one report per model.
+    def load(self) -> Mapping[int, ModelReport]:
+        """Blocks until the first process is ready. Returns one report per model, by index.
 
         Raises:
             ArtifactError, SetupError: the process cannot load these models. The message is the process's own.
         """
         try:
             process = self._first.result()
-            reports = process.load()
+            process.load()
         except BaseException:
             self.abandon()
             raise
         self._count_wrong_sums(process)
         self.serving = process
         self._changed.set()
-        return reports
+        return process.reports
 
     def abandon(self) -> None:
         """Kills the processes before `open` was called."""
@@ -103,6 +120,53 @@ class Supervisor:
                 raise engine_unavailable()
             await self._changed.wait()
         return self.serving
+
+    async def add_model(self, path: Path) -> ModelReport:
+        """Loads another model into the spare, and then into the process that serves. Returns the latter's report.
+
+        Raises:
+            ArtifactError, SetupError: a process cannot load the model. No process has it then.
+            Unavailable: there is no process to load it, and none can be expected soon.
+        """
+        async with self._changing_models:
+            index, self._next_index = self._next_index, self._next_index + 1
+            await self._wait_until_complete()
+            try:
+                if self.spare is not None:
+                    await self.spare.load_model(index, path)
+                self.models[index] = path  # processes that start from now on have it
+                serving = await self.wait_until_serving()
+                while without := [one for one in (serving, self.spare) if one and index not in one.reports]:
+                    await without[0].load_model(index, path)
+                    serving = await self.wait_until_serving()
+            except BaseException:
+                self._forget(index)
+                raise
+            return serving.reports[index]
+
+    async def remove_model(self, index: int) -> None:
+        """Releases a model whose last call has ended."""
+        async with self._changing_models:
+            self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        self.models.pop(index, None)
+        for process in (self.serving, self.spare):
+            if process is not None and index in process.reports:
+                process.unload_model(index)
+
+    async def _wait_until_complete(self) -> None:
+        """Waits until a process serves and, if wanted, one is the spare.
+
+        Raises:
+            Unavailable: none can be expected soon.
+        """
+        await self.wait_until_serving()
+        while self._wants_spare and self.spare is None:
+            if self._closed or self._start_failures >= MAX_START_FAILURES or self._starting is None:
+                raise engine_unavailable()
+            self._start_missing()
+            await asyncio.wait([self._starting], timeout=RETRY_S)
 
     async def close(self, grace_s: float) -> bool:
         """Kills all processes. Returns whether all of them ended within `grace_s`."""
@@ -187,13 +251,25 @@ class Supervisor:
         try:
             await loop.run_in_executor(self._spawner, process.load)
             await process.connect()
+            await self._update_models(process)
         except BaseException:
             process.kill()
             raise
         self._count_wrong_sums(process)
         return process
 
+    async def _update_models(self, process: WorkerProcess) -> None:
+        """Gives a new process the models that changed since it was spawned.
+
+        Raises:
+            ArtifactError, SetupError: it cannot load one, or was lost.
+        """
+        while added := [index for index in self.models if index not in process.reports]:
+            await process.load_model(added[0], self.models[added[0]])
+        for index in process.reports.keys() - self.models.keys():
+            process.unload_model(index)
+
     def _spawn(self) -> WorkerProcess:
-        process = self._make_process(earlier_wrong_sums=self.wrong_sums)
+        process = self._make_process(dict(self.models), earlier_wrong_sums=self.wrong_sums)
         self._processes.add(process)
         return process

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, TimedCall
-from swiftlet_serve.service.workers.hosted_model import HostedModel, run_timed, runtime_title, wrong_sums
+from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
 
 
 class ThreadExecutor:
@@ -20,8 +22,10 @@ class ThreadExecutor:
 
     restarts = 0
 
-    def __init__(self, models: Mapping[str, HostedModel], size: int) -> None:
+    def __init__(self, models: Mapping[str, HostedModel], size: int, engine: str = "native") -> None:
+        """`engine` is the name of the engine for models that are added later."""
         self.size = size
+        self._engine = engine
         self._models = dict(models)
         self._threads = ThreadPoolExecutor(size, "core")
         self._running = 0
@@ -48,6 +52,13 @@ class ThreadExecutor:
 
     async def open(self) -> None:
         pass
+
+    async def add_model(self, model: str, path: Path) -> None:
+        artifact = open_artifact(path)
+        self._models[model], _ = await asyncio.to_thread(host_model, artifact, self._engine)
+
+    async def remove_model(self, model: str) -> None:
+        self._models.pop(model).engine.close()
 
     async def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> BatchResult:  # noqa: ARG002  # no time limit, see above
         batch = Batch.of(encodings)

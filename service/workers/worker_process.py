@@ -16,11 +16,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.models.tokenizer import Encoding
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05  # resolution of the time limits of calls
 LOAD_TIMEOUT_S: Final = 300.0
+LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. See its log messages."
 
 
 class WorkerProcess:
@@ -42,25 +43,28 @@ class WorkerProcess:
     def __init__(
         self,
         engine: str,
-        models: Sequence[Path],
+        models: Mapping[int, Path],
         size: int,
         log_level: str,
         log_format: str,
         module: str,
+        environment: Mapping[str, str],
         on_lost: Callable[[WorkerProcess], None],
         on_wrong_sums: Callable[[WorkerProcess], None],
         *,
         earlier_wrong_sums: int = 0,
     ) -> None:
-        """Spawns the process. Calls `on_lost` once, when the process is killed or found dead.
+        """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
 
         Calls `on_wrong_sums` when the connected process reports wrong sums. `earlier_wrong_sums` were found by other
-        processes: its engines are told.
+        processes: its engines are told. `environment` are its environment variables beside those of this process.
 
         Raises:
             SetupError: the system cannot start the process.
         """
-        self.reports: list[ModelReport] = []  # the latest, in the order of the models
+        self.reports: dict[int, ModelReport] = {}  # the latest, by the index of the model
+        self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
+        self._unloading: set[int] = set()
         self.warned = earlier_wrong_sums > 0
         self._wrong_sums_taken = 0
         self._on_wrong_sums = on_wrong_sums
@@ -79,15 +83,15 @@ class WorkerProcess:
         self._sockets = [near for near, _ in pairs]
         inherited = [control, *(far for _, far in pairs)]
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
-        paths = [str(path) for path in models]
+        paths = {str(index): str(path) for index, path in models.items()}
         config = WorkerConfig(os.getpid(), control_fd, connection_fds, engine, paths, log_level, log_format)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | dict(environment)
         if self.warned:
-            environment[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
+            variables[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
         try:
             self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments from the settings only
                 [sys.executable, "-P", "-m", module, json.dumps(asdict(config))],
-                env=environment,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 process_group=0,  # Ctrl+C in a terminal must reach the service only
@@ -99,8 +103,8 @@ class WorkerProcess:
             for end in inherited:
                 end.close()
 
-    def load(self) -> list[ModelReport]:
-        """Blocks until the process has loaded its models. Returns one report per model, in the order given.
+    def load(self) -> None:
+        """Blocks until the process has loaded its models. Then `reports` has one report per model.
 
         Raises:
             ArtifactError, SetupError: the process cannot load a model. The message is the process's own.
@@ -116,8 +120,7 @@ class WorkerProcess:
         report = json.loads(line)
         if isinstance(report, dict):
             raise (ArtifactError if report["kind"] == "ArtifactError" else SetupError)(report["message"])
-        self.reports = [ModelReport.from_json(model) for model in report]
-        return self.reports
+        self.reports = _by_index(report)
 
     async def connect(self) -> None:
         """Attaches the connections to the running event loop.
@@ -137,6 +140,36 @@ class WorkerProcess:
         self._control.setblocking(False)
         self._loop = loop
         loop.add_reader(self._control, self._receive_reports)
+
+    async def load_model(self, index: int, path: Path) -> None:
+        """Has the connected process load another model, while calls run. One at a time.
+
+        Raises:
+            ArtifactError, SetupError: the process cannot load the model, or was lost meanwhile.
+        """
+        if self._lost:
+            raise SetupError(LOST_WHILE_LOADING)
+        loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loading = index, loaded
+        try:
+            self._send_command({"load": index, "path": str(path)})
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await loaded
+        except TimeoutError:
+            log.error("killing worker process %d: a model took too long to load", self.pid)  # noqa: TRY400  # no trace
+            self.kill()
+            raise SetupError(LOST_WHILE_LOADING) from None
+        except asyncio.CancelledError:
+            self.kill()  # it may report the model at any time, or never
+            raise
+        finally:
+            self._loading = None
+
+    def unload_model(self, index: int) -> None:
+        """Has the connected process release a model, whose last call has ended."""
+        if not self._lost:
+            self._unloading.add(index)
+            self._send_command({"unload": index})
 
     def run(self, model: int, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
         """Sends a batch over an idle connection. Requires at least one idle connection.
@@ -164,12 +197,15 @@ class WorkerProcess:
         self._ticks_left.clear()
         for connection in self._connections:
             connection.abort(suspect=connection in suspects)
+        if self._loading is not None and not self._loading[1].done():
+            self._loading[1].set_exception(SetupError(LOST_WHILE_LOADING))
         self._disconnect()
         self._on_lost(self)
 
     def take_wrong_sums(self) -> int:
         """Returns how many wrong sums the process has reported since the last call of this method."""
-        found = max((report.wrong_sums for report in self.reports), default=0)  # each counts for the whole process
+        # Each counts for the whole process.
+        found = max((report.wrong_sums for report in self.reports.values()), default=0)
         new = max(0, found - self._wrong_sums_taken)
         self._wrong_sums_taken += new
         return new
@@ -199,8 +235,14 @@ class WorkerProcess:
             log.error("worker process %d died during %d calls", self.pid, len(self._ticks_left))
             self.kill(suspects=set(self._ticks_left))
 
+    def _send_command(self, command: Mapping[str, object]) -> None:
+        try:
+            self._control.sendall(json.dumps(command).encode() + b"\n")  # far smaller than the socket's buffer
+        except OSError:
+            self._on_failure()
+
     def _receive_reports(self) -> None:
-        """Receives what the connected process has sent since it was loaded: its reports again, after a wrong sum."""
+        """Receives what the connected process has sent since it was loaded."""
         try:
             while self._loop is not None:
                 if not (data := self._control.recv(1 << 16)):
@@ -213,14 +255,32 @@ class WorkerProcess:
         *lines, self._received = self._received.split(b"\n")
         for line in lines:
             try:
-                reports = [ModelReport.from_json(model) for model in json.loads(line)]
+                self._take_message(json.loads(line))
             except Exception:  # the process may send anything
-                reports = []
-            if len(reports) != len(self.reports):
                 self._on_failure()
                 return
-            self.reports = reports
-            self._on_wrong_sums(self)
+
+    def _take_message(self, message: Any) -> None:
+        """Takes the reports of all models, or the reason why a model could not be loaded.
+
+        Raises ValueError, KeyError or TypeError if the message is neither.
+        """
+        index, loaded = self._loading or (None, None)
+        if isinstance(message, dict):
+            if message["index"] != index or loaded is None or loaded.done():
+                raise ValueError("no such model was being loaded")
+            kind = ArtifactError if message["kind"] == "ArtifactError" else SetupError
+            loaded.set_exception(kind(str(message["message"])))
+            return
+        reports = _by_index(message)
+        missing = self.reports.keys() - reports.keys()
+        if missing - self._unloading or reports.keys() - self.reports.keys() - {index}:
+            raise ValueError("the reports are not those of the models")
+        self.reports = reports
+        self._unloading -= missing
+        if loaded is not None and index in reports and not loaded.done():
+            loaded.set_result(None)
+        self._on_wrong_sums(self)
 
     def _stop_watching(self) -> None:
         if self._loop is not None:
@@ -245,3 +305,8 @@ class WorkerProcess:
     def _disconnect(self) -> None:
         for end in (self._control, *self._sockets):
             end.close()
+
+
+def _by_index(reports: Any) -> dict[int, ModelReport]:
+    found = map(ModelReport.from_json, reports)
+    return {report.index: report for report in found}

@@ -149,7 +149,7 @@ def test_make_targets_named_in_code_exist(path: Path):
 def test_commands_named_in_code_have_the_options_shown(path: Path):
     assert isinstance(main, click.Group)
     for line in code(text_of(path)):
-        for command, rest in re.findall(r"(?<!\S)swiftlet ([a-z]+)\b([^#]*)", line):
+        for command, rest in re.findall(r"(?<!\S)swiftlet ([a-z][a-z-]*)\b([^#]*)", line):
             options = set(re.findall(r"--[a-z][a-z0-9-]*", rest.partition("\n")[0]))
 
             assert command in main.commands, line

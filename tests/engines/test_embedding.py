@@ -20,15 +20,17 @@ from swiftlet_serve.models.graphs.export import export
 from swiftlet_serve.models.graphs.quantize import quantize
 from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8
 from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.ragged.network import Network
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
 from swiftlet_serve.service.engines.openvino import OpenVino
-from swiftlet_serve.service.engines.torch import Torch
+from swiftlet_serve.service.engines.torch import PaddedTorch, RaggedTorch
 from swiftlet_serve.service.types import Batch, Engine
 from tests.support.checkpoints import randomise, relative_error
 from tests.support.native_kernels import CONFIGS, best, encoding, weights
 
+CPU = torch.device("cpu")
 FP32 = 3e-6
 INT8 = 0.07
 DENSE_WIDTH = 37  # no multiple of a vector
@@ -82,6 +84,7 @@ RAGGED: dict[str, tuple[Callable[[Folded], Engine], float]] = {
     "onnx_cpu fp32": (lambda network: RaggedOnnx(network, in_fp32, threads=1), FP32),
     "onnx_cpu int8": (lambda network: RaggedOnnx(network, in_int8, threads=1), INT8),
     "native": (lambda network: Native(best(), network), INT8),
+    "torch": (lambda network: RaggedTorch(Network(network, CPU, torch.float32), CPU, 512), FP32),
 }
 
 
@@ -127,7 +130,7 @@ def test_padded_engine_does_not_pool_padding(kind: int, name: str, tmp_path: Pat
         case "openvino":
             engine = OpenVino(file, threads=1, calls=1)
         case _:
-            engine = Torch(model, torch.device("cpu"))
+            engine = PaddedTorch(model, torch.device("cpu"))
     off = {"onnx_cpu": INT8, "openvino": max(engine.extra_tolerance, 1e-5), "torch": FP32}[name]
 
     assert relative_error(rows_of(engine, MIXED), expected("bert", kind, MIXED)) <= off

@@ -81,7 +81,7 @@ BEYOND_A_SCHEMA = {
 }
 
 # JSON Schema accepts 2.0 as an integer, has no bounds that depend on the model, and cannot compare two lists' lengths.
-BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "wrong_length"}
+BEYOND_A_SCHEMA |= {"int_type", "less_than_equal", "version_header", "wrong_length"}
 
 
 def codes(problem: dict) -> set[str]:

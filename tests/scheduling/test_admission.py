@@ -112,7 +112,7 @@ def test_admission_counts_reservations_as_queued_work():
         scheduler.dispatcher.clock = lambda: now
         running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
         call = await engine.called()
-        one_s = scheduler.admission._mean_request_s
+        one_s = scheduler.admission.mean_request_s
         for request in range(10):
             for _ in range(2):  # the second call does nothing
                 scheduler.admission.reserve(request, 100.0, "interactive", complete=True)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -73,6 +74,12 @@ class Executor:
         self.busy_s += seconds
         await asyncio.sleep(seconds)
         return BatchResult([ROW for _ in encodings], seconds)
+
+    async def add_model(self, model: str, path: Path) -> None:
+        raise NotImplementedError
+
+    async def remove_model(self, model: str) -> None:
+        raise NotImplementedError
 
     async def close(self, grace_s: float) -> bool:
         return True

@@ -38,6 +38,10 @@ from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
 from tests.torture.dialects import hostile_dialects
 from tests.torture.outcome import Outcome, scaled
+from tests.torture.ray_cluster import killed_node
+from tests.torture.ray_serving import changed_replicas
+from tests.torture.scoring import killed_jobs
+from tests.torture.switches import switch_latency, switches
 
 ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
 with mock.patch.object(swiftlet_serve.service.engines, "__path__", ENGINES):
@@ -150,7 +154,8 @@ async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
         task = TASKS[number % 3]
         model = runtime.pipelines[f"tiny-{task}"].model
         request = model.task.Request.model_validate({"inputs": _inputs(task, number)})
-        work = asyncio.ensure_future(runtime.pipeline(task, None).answer(request, time.monotonic() + PATIENCE_S))
+        pipeline = runtime.catalog.pipeline(task, None)
+        work = asyncio.ensure_future(pipeline.answer(request, time.monotonic() + PATIENCE_S))
         if draw.random() < CANCELLED_SHARE:
             for _ in range(draw.randrange(6)):
                 await asyncio.sleep(0)
@@ -401,6 +406,11 @@ CASES: Final[dict[str, Case]] = {
     "memory": memory,
     "latency": latency,
     "overload": overload,
+    "ray-data": killed_node,
+    "ray-serve": changed_replicas,
+    "scoring": killed_jobs,
+    "switches": switches,
+    "switch-latency": switch_latency,
 }
 
 

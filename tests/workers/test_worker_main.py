@@ -30,7 +30,7 @@ class Worker:
         (self.control, control), (self.connection, connection) = socket.socketpair(), socket.socketpair()
         self.control.settimeout(PATIENCE_S)
         self.connection.settimeout(PATIENCE_S)
-        models = [str(directory / MODEL)]
+        models = {"0": str(directory / MODEL)}
         descriptors = control.fileno(), connection.fileno()
         config = WorkerConfig(parent_pid, control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
         self.process = subprocess.Popen(
@@ -76,7 +76,7 @@ def worker(directory: Path, parent_pid: int = os.getpid()) -> Iterator[Worker]:
 
 def test_report_survives_json():
     cost = Cost(padded=False, call_tokens=1, max_tokens=2, max_rows=3)
-    sent = ModelReport("name", cost, [TimedCall(4, 0.5)], [[1], [0], [0]], "native (amx)", 3)
+    sent = ModelReport(0, "name", cost, [TimedCall(4, 0.5)], [[1], [0], [0]], "native (amx)", 3)
 
     assert ModelReport.from_json(json.loads(json.dumps(asdict(sent)))) == sent
 

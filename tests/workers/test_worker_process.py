@@ -23,7 +23,9 @@ from tests.support.workers import MODEL
 def spawned(directory: Path, lost: list[WorkerProcess]) -> Iterator[WorkerProcess]:
     """A worker process with one model. Kills it at the end. `lost` receives the process each time it is reported."""
     settings = 1, "warning", "text"
-    worker = WorkerProcess("faulty", [directory / MODEL], *settings, "tests.support.worker_main", lost.append, print)
+    worker = WorkerProcess(
+        "faulty", {0: directory / MODEL}, *settings, "tests.support.worker_main", {}, lost.append, print
+    )
     try:
         yield worker
     finally:
@@ -33,7 +35,8 @@ def spawned(directory: Path, lost: list[WorkerProcess]) -> Iterator[WorkerProces
 
 def test_load_returns_a_report_of_each_model(directory):
     with spawned(directory, []) as worker:
-        (report,) = worker.load()
+        worker.load()
+    (report,) = worker.reports.values()
 
     assert (report.name, report.cost, report.timed_calls) == (MODEL, Faulty.cost, [])
     assert report.probe[:2] == [[2, 9, 3], [0, 0, 0]]

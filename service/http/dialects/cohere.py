@@ -56,7 +56,7 @@ class RerankResponse(BaseModel):
 def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     """Translates a ranking request."""
     given = bodies.parse(RerankRequest, call.body)
-    pipeline = runtime.find(given.model or "rerank")
+    pipeline = runtime.catalog.find(given.model or "rerank", call.route)
     if pipeline.model.manifest.task != "rerank":
         raise NotFound("unknown_model", "No model of this name ranks texts. See /models for the served models.")
     limit = pipeline.model.manifest.max_tokens

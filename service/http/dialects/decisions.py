@@ -155,7 +155,7 @@ class SystemOneResponse(BaseModel):
 def decide(runtime: Runtime, call: Call) -> Translation:
     """Translates a decisions request of OpenAI."""
     given = bodies.parse(DecisionsRequest, call.body)
-    pipeline = runtime.find(given.model)
+    pipeline = runtime.catalog.find(given.model, call.route)
     text = given.input if isinstance(given.input, str) else _conversation(given.input)
     questions = [_question(one, f"/questions/{i}") for i, one in enumerate(given.questions)]
     return _translation(pipeline, text, questions, partial(_decisions, given.questions))
@@ -164,7 +164,7 @@ def decide(runtime: Runtime, call: Call) -> Translation:
 def decide_system_one(runtime: Runtime, call: Call) -> Translation:
     """Translates a System One request."""
     given = bodies.parse(SystemOneRequest, call.body)
-    pipeline = runtime.find(given.model)
+    pipeline = runtime.catalog.find(given.model, call.route)
     text = given.state if isinstance(given.state, str) else json.dumps(given.state, ensure_ascii=False)
     questions = [_criteria(one, f"/questions/{i}") for i, one in enumerate(given.questions.values())]
     return _translation(pipeline, text, questions, partial(_answers, given.questions))

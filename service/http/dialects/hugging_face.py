@@ -17,7 +17,7 @@ from swiftlet_serve.service.runtime import Runtime
 
 def infer(runtime: Runtime, call: Call) -> Translation:
     """Translates a request to a model."""
-    pipeline = runtime.find(call.parameters["model"])
+    pipeline = runtime.catalog.find(call.parameters["model"], call.route)
     return Translation(pipeline, bodies.parse(pipeline.model.task.Request, call.body), TaskResponse.of)
 
 

@@ -33,7 +33,7 @@ class PredictResponse(BaseModel):
 
 def predict(runtime: Runtime, call: Call) -> Translation:
     """Translates a prediction request."""
-    pipeline = runtime.find(call.parameters["model"])
+    pipeline = runtime.catalog.find(call.parameters["model"], call.route)
     task, given = pipeline.model.task, bodies.parse(PredictRequest, call.body)
     only = len(given.instances) == 1
     fields: dict[str, Any] = {"inputs": given.instances[0] if only else given.instances}

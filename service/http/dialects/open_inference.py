@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service import build_info
+from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import InvalidRequest, SwiftletError
 from swiftlet_serve.service.http import bodies, problem_details, tensor_inference, tensors
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
@@ -68,7 +69,7 @@ class InferResponse(BaseModel):
 
 def infer(runtime: Runtime, call: Call) -> Translation:
     """Translates an inference request."""
-    pipeline = _model(runtime, call.parameters)
+    pipeline = _model(runtime, call.parameters, call.route)
     request, tail = _parse(call)
     asked = [one.name for one in request.outputs or ()]
     return tensor_inference.translate(
@@ -139,7 +140,7 @@ def _respond(pipeline: Pipeline, request: InferRequest, outputs: Sequence[Tensor
         if tensor.name == tensor_inference.OUTPUT:
             one.setdefault("parameters", {}).update(tensor_inference.OUTPUT_PARAMETERS)
         described.append(one)
-    body = {"model_name": manifest.name, "model_version": manifest.version, "outputs": described}
+    body = {"model_name": manifest.name, "model_version": pipeline.version_name, "outputs": described}
     head = to_json(body if request.id is None else body | {"id": request.id})
     if not packed:
         return TaskResponse(head)
@@ -158,8 +159,8 @@ def render_error(error: SwiftletError, _: str) -> Response:
 # The pages
 
 
-def _model(runtime: Runtime, parameters: Mapping[str, str]) -> Pipeline:
-    return tensor_inference.find(runtime, parameters["model"], parameters.get("version", ""))
+def _model(runtime: Runtime, parameters: Mapping[str, str], route: Route = ANY) -> Pipeline:
+    return tensor_inference.find(runtime, parameters["model"], parameters.get("version", ""), route)
 
 
 def _server(_: Runtime, __: Mapping[str, str]) -> Response:
@@ -192,7 +193,7 @@ def _describe(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
     return JSONResponse(
         {
             "name": manifest.name,
-            "versions": [manifest.version],
+            "versions": _versions(runtime, pipeline),
             "platform": "swiftlet",
             "inputs": [slot._asdict() for slot in tensor_inference.inputs_of(pipeline)],
             "outputs": [slot._asdict() for slot in tensor_inference.outputs_of(pipeline)],
@@ -200,10 +201,16 @@ def _describe(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
     )
 
 
+def _versions(runtime: Runtime, pipeline: Pipeline) -> list[str]:
+    if pipeline.version is None:
+        return [pipeline.version_name]
+    return [str(version) for version in runtime.catalog.models[pipeline.model.manifest.name].pipelines]
+
+
 def _index(runtime: Runtime, _: Mapping[str, str]) -> Response:
     return JSONResponse(
         [
-            {"name": name, "version": pipeline.model.manifest.version, "state": "READY", "reason": ""}
+            {"name": name, "version": pipeline.version_name, "state": "READY", "reason": ""}
             for name, pipeline in runtime.pipelines.items()
         ]
     )

@@ -51,7 +51,7 @@ class EmbeddingsResponse(BaseModel):
 def embeddings(runtime: Runtime, call: Call) -> Translation:
     """Translates an embeddings request."""
     given = bodies.parse(EmbeddingsRequest, call.body)
-    pipeline = runtime.find(given.model)
+    pipeline = runtime.catalog.find(given.model, call.route)
     if pipeline.model.manifest.task != "embed":
         raise NotFound("unknown_model", "No model of this name makes embeddings. See /models for the served models.")
     parameters: dict[str, Any] = {"encoding_format": given.encoding_format, "truncation": False}

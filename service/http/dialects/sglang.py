@@ -48,7 +48,7 @@ class ClassifyResponse(BaseModel):
 def classify(runtime: Runtime, call: Call) -> Translation:
     """Translates a classification request."""
     given = bodies.parse(ClassifyRequest, call.body)
-    pipeline = runtime.find(given.model or "classify")
+    pipeline = runtime.catalog.find(given.model or "classify", call.route)
     manifest = pipeline.model.manifest
     if manifest.task != "classify":
         raise NotFound("unknown_model", "No model of this name classifies texts. See /models for the served models.")

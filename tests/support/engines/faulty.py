@@ -1,8 +1,8 @@
 """Engine whose faults are selected by the first id of a sequence. Other ids are answered as by `fakes.row_of`.
 
-Files beside the artifact switch further faults on: `refuse` (loading fails), `broken` (every call fails) and `stuck`
-(every call hangs). A sequence with the id `ONCE` hangs the first time and creates the file `once`, so that a test can
-wait for the hang.
+Files beside the artifact switch further faults on: `refuse` (loading fails), `die` (loading ends the process),
+`broken` (every call fails) and `stuck` (every call hangs). A sequence with the id `ONCE` hangs the first time and
+creates the file `once`, so that a test can wait for the hang.
 
 The id `WRONG`, and the file `wrong` while the engine is loaded, make it find one wrong sum, after which it avoids the
 cause. It also avoids it if an earlier process has found one. The file `nonsense` makes its count invalid.
@@ -92,4 +92,6 @@ class Faulty:
 def create(artifact: Artifact, threads: int) -> Faulty:
     if (artifact.path.parent / "refuse").exists():
         raise ArtifactError(f"{artifact.path.name}: the file `refuse` exists.")
+    if (artifact.path.parent / "die").exists():
+        os._exit(3)
     return Faulty(artifact.path.parent)

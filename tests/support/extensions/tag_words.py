@@ -124,3 +124,6 @@ def _case(text: str, label: str) -> Case:
         return [Grade({"first_word_accuracy": float(best == label)}, best)]
 
     return Case({"inputs": text}, (label,), grade)
+
+
+TASK: Final = TagWords

@@ -1,0 +1,85 @@
+"""Attention over a ragged batch: T tokens of B sequences, end to end.
+
+query is (Q, A, D), and key and value are (T, A, D): A heads of width D. The cumulative lengths (B + 1,) int32 say where
+each sequence's queries and keys begin and end. The scores are not scaled, because folding has scaled the query.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
+) -> Tensor:
+    """Returns the attended values, (Q, A, D). Those of queries beyond the last sequence's are undefined.
+
+    `longest` is at least the length of the longest sequence. With `causal`, a sequence has as many queries as keys.
+    On a CUDA device, query, key and value are in fp16 or bf16.
+    """
+    if query.device.type != "cuda":
+        return attend_by_sequence(query, key, value, ends_q, ends_k, causal=causal)
+    found = varlen_attn(
+        query,
+        key,
+        value,
+        ends_q,
+        ends_k,
+        longest,
+        longest,
+        scale=1.0,
+        window_size=(-1, 0) if causal else (-1, -1),
+        num_splits=1,  # so that a sequence's values do not depend on its batch
+    )
+    return found if isinstance(found, Tensor) else found[0]
+
+
+def attend_by_sequence(
+    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, *, causal: bool = False
+) -> Tensor:
+    """Returns the same as `attend` on any device, sequence by sequence.
+
+    Undefined values are NaN, so that tests see where they go.
+    """
+    out = torch.full_like(query, math.nan)
+    queries, keys = ends_q.tolist(), ends_k.tolist()
+    for first, last, begin, end in zip(queries, queries[1:], keys, keys[1:], strict=False):
+        if last > first:
+            q, k, v = (one.transpose(0, 1) for one in (query[first:last], key[begin:end], value[begin:end]))
+            found = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=causal)
+            out[first:last] = found.transpose(0, 1)
+    return out
+
+
+def attend_with_bias(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, table: Tensor, *, causal: bool = False
+) -> Tensor:
+    """Returns the attended values of a network with a position bias: (T, A, D), for queries at every token.
+
+    No kernel for ragged batches adds a bias, so attention is padded to the longest sequence here.
+
+    Args:
+        query, key, value: (T, A, D).
+        ends: cumulative lengths of the B sequences, (B + 1,).
+        longest: S, the length of the longest sequence.
+        table: `position_bias` of `models.folding`, (A, 2 P - 1).
+        causal: whether a token attends only to itself and the tokens before it.
+    """
+    places = torch.arange(longest, device=query.device)
+    starts, lengths = ends[:-1, None], ends.diff()[:, None]  # (B, 1)
+    tokens = (starts + torch.minimum(places, lengths - 1)).clamp_(min=0)  # (B, S)
+    distances = places[None, :] - places[:, None]  # (S, S), from a query to a key
+    bias = table[:, distances + table.shape[1] // 2].to(query.dtype)  # (A, S, S)
+    allowed = (places < lengths)[:, None, None, :]  # (B, 1, 1, S)
+    if causal:
+        allowed = allowed & (distances <= 0)
+    q, k, v = (one[tokens].transpose(1, 2) for one in (query, key, value))  # (B, A, S, D)
+    lowest = torch.finfo(query.dtype).min
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.where(allowed, lowest), scale=1.0)
+    real = places < lengths  # (B, S)
+    return found.transpose(1, 2)[real]

@@ -1,0 +1,58 @@
+"""The API keys and the certificate of a server, which it reads from files, and again on request."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.http import tls
+from swiftlet_serve.service.http.api_keys import ApiKeys
+from swiftlet_serve.service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Credentials:
+    """What the settings name: both, one of them, or neither."""
+
+    def __init__(self, keys_file: Path | None, keys: ApiKeys | None, certificate: tls.Certificate | None) -> None:
+        self.keys = keys
+        self.certificate = certificate
+        self._keys_file = keys_file
+
+    @classmethod
+    def read(cls, settings: Settings) -> Credentials:
+        """Reads the files of the settings.
+
+        Raises:
+            SetupError: a file is invalid, or there is a private key without a certificate.
+        """
+        certificate = None
+        if settings.tls_cert is None:
+            tls.load_context(None, settings.tls_key)
+        else:
+            certificate = tls.Certificate(settings.tls_cert, settings.tls_key)
+        keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
+        return cls(settings.api_keys_file, keys, certificate)
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS configuration with the certificate, if there is one."""
+        return None if self.certificate is None else self.certificate.context
+
+    def reload(self) -> None:
+        """Reads the files anew. What is invalid stays as it was."""
+        if self.keys is not None and self._keys_file is not None:
+            try:
+                self.keys.replace(ApiKeys.read(self._keys_file))
+                log.info("The API keys were read anew.")
+            except SetupError as error:
+                log.warning("The API keys stay as they were. %s", error)
+        if self.certificate is not None:
+            try:
+                self.certificate.reload()
+                log.info("The certificate was read anew. New connections use it.")
+            except SetupError as error:
+                log.warning("The certificate stays as it was. %s", error)

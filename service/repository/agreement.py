@@ -1,0 +1,81 @@
+"""How far two answers to the same request agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+EQUAL_VECTORS: Final = 0.99  # cosine from which two embeddings agree
+
+
+class Agreement(NamedTuple):
+    """The comparison of two answers."""
+
+    agrees: bool  # whether they say the same about every input
+    shift: float  # the largest difference of the scores of what both say, or 1 - cosine of embeddings
+
+
+def compare(served: Any, candidate: Any, *, several: bool) -> Agreement:
+    """Compares two answers of one task.
+
+    Of a ranking, the best entry counts. Of entries in another order, such as the entities in a text, all count.
+
+    Args:
+        served, candidate: the answers, as JSON-serialisable values.
+        several: whether the request has a list of inputs, so that the answers are lists.
+    """
+    left, right = _per_input(served, several), _per_input(candidate, several)
+    if len(left) != len(right):
+        return Agreement(agrees=False, shift=0.0)
+    found = [_compare_one(*pair) for pair in zip(left, right, strict=True)]
+    return Agreement(all(one.agrees for one in found), max((one.shift for one in found), default=0.0))
+
+
+def _per_input(answer: Any, several: bool) -> list[Any]:
+    plain = from_json(to_json(answer))
+    return plain if several or (isinstance(plain, list) and plain and isinstance(plain[0], list)) else [plain]
+
+
+def _compare_one(served: Any, candidate: Any) -> Agreement:
+    if _is_vector(served) and _is_vector(candidate):
+        cosine = _cosine(served, candidate)
+        return Agreement(cosine >= EQUAL_VECTORS, 1 - cosine)
+    left, right = _entries(served), _entries(candidate)
+    agrees = [meaning for meaning, _ in left] == [meaning for meaning, _ in right]
+    shifts = [abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False)] if agrees else []
+    return Agreement(agrees, max(shifts, default=0.0))
+
+
+def _entries(answer: Any) -> list[tuple[Any, float]]:
+    """Returns what an answer says, with the scores."""
+    if isinstance(answer, dict) and "labels" in answer and "scores" in answer:  # a ranking in columns
+        answer = [{"label": a, "score": b} for a, b in zip(answer["labels"], answer["scores"], strict=False)]
+    entries = [_entry(one) for one in answer] if isinstance(answer, list) else [_entry(answer)]
+    scores = [score for _, score in entries]
+    return entries[:1] if scores == sorted(scores, reverse=True) else entries
+
+
+def _entry(one: Any) -> tuple[Any, float]:
+    if not isinstance(one, dict):
+        return one, 0.0
+    score = one.get("score")
+    meaning = {name: value for name, value in one.items() if name != "score"}
+    return meaning, float(score) if isinstance(score, int | float) else 0.0
+
+
+def _is_vector(answer: Any) -> bool:
+    return isinstance(answer, list) and bool(answer) and all(isinstance(number, int | float) for number in answer)
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) != len(b):
+        return 0.0
+    product = math.sqrt(_square(a) * _square(b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / product if product else float(list(a) == list(b))
+
+
+def _square(vector: Iterable[float]) -> float:
+    return math.fsum(number * number for number in vector)

@@ -1,0 +1,107 @@
+"""The endpoints on the admin port that load and unload models."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
+from swiftlet_serve.service.http.app import create_admin_app
+from swiftlet_serve.service.http.repository_control import RepositoryControl
+from tests.support.apps import assert_problem
+from tests.support.repositories import in_event_loop, make_version, served
+
+KEY, LINE = make_key("operator")
+
+
+@pytest.fixture
+def root(tmp_path):
+    make_version(tmp_path, "flowers", 1)
+    make_version(tmp_path, "flowers", 2)
+    return tmp_path
+
+
+def admin(server) -> httpx2.AsyncClient:
+    app = create_admin_app(server.runtime, RepositoryControl(server.manager, server.runtime, ApiKeys([LINE])))
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://admin")
+
+
+@in_event_loop
+async def test_versions_are_loaded_and_unloaded(root):
+    async with served(root) as server, admin(server) as client:
+        client.headers["x-api-key"] = KEY
+        load = "/v2/repository/models/flowers/load"
+        assert (await client.post(load, json={"parameters": {"version": 1}})).json() == {}
+        assert await server.version() == 1
+        assert (await client.post(load, json={"parameters": {"version": 2, "alias": "canary"}})).status_code == 200
+        assert await server.version("flowers@canary") == 2
+        assert (await client.post(load)).status_code == 200
+        assert await server.version() == 2
+        index = (await client.post("/v2/repository/index")).json()
+        assert index == [{"name": "flowers", "version": "2", "state": "READY", "reason": ""}]
+        unload = "/v2/repository/models/flowers/unload"
+        assert (await client.post(unload, json={"parameters": {"unload_dependents": False}})).status_code == 200
+        assert (await client.post("/v2/repository/index", json={"ready": True})).json() == []
+        assert_problem(await client.post(unload), 404, "unknown_model")
+
+
+@in_event_loop
+async def test_failed_version_is_in_the_index_and_in_the_response(root):
+    (root / "flowers" / "2" / "card.json").write_text("{}")
+    async with served(root) as server, admin(server) as client:
+        client.headers["authorization"] = f"Bearer {KEY}"
+        response = await client.post("/v2/repository/models/flowers/load", json={"parameters": {"version": 2}})
+        problem = assert_problem(response, 422, "model_not_loaded")
+        assert "card.json" in problem["detail"]
+        assert await server.version() == 1
+        states = {one["version"]: one["state"] for one in (await client.post("/v2/repository/index")).json()}
+        assert states == {"1": "READY", "2": "UNAVAILABLE"}
+        assert len((await client.post("/v2/repository/index", json={"ready": True})).json()) == 1
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/models/flowers/load"])
+@in_event_loop
+async def test_control_needs_an_admin_key(path, root):
+    async with served(root) as server, admin(server) as client:
+        assert_problem(await client.post(path), 401, "missing_key")
+        assert_problem(await client.post(path, headers={"x-api-key": "guess"}), 401, "bad_key")
+        assert_problem(await client.get(path), 405, "method_not_allowed")
+
+
+@in_event_loop
+async def test_without_admin_keys_there_is_no_control(root):
+    async with served(root) as server:
+        app = create_admin_app(server.runtime)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://admin") as client:
+            assert_problem(await client.post("/v2/repository/index"), 404, "unknown_route")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"\xff", 400),
+        (b"[]", 422),
+        (b'{"parameters": {"version": 0}}', 422),
+        (b'{"parameters": {"version": "x"}}', 422),
+        (b'{"parameters": {"alias": "../x"}}', 422),
+        (b" " * 70_000, 413),
+    ],
+)
+@in_event_loop
+async def test_bad_bodies_change_nothing(body, status, root):
+    async with served(root) as server, admin(server) as client:
+        client.headers["x-api-key"] = KEY
+        response = await client.post("/v2/repository/models/flowers/load", content=body)
+        assert response.status_code == status
+        assert await server.version() == 2
+
+
+@in_event_loop
+async def test_unknown_models_and_versions(root):
+    async with served(root) as server, admin(server) as client:
+        client.headers["x-api-key"] = KEY
+        for path in ("weeds/load", "..%2f..%2fetc/load", "weeds/unload"):
+            assert (await client.post(f"/v2/repository/models/{path}")).status_code == 404
+        response = await client.post("/v2/repository/models/flowers/load", json={"parameters": {"version": 9}})
+        assert_problem(response, 404, "unknown_model")

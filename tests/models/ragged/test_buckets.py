@@ -1,0 +1,52 @@
+"""The sizes of static batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.ragged.buckets import GROWTH, STEP, buckets, choose, token_counts
+from swiftlet_serve.models.ragged.layout import Sizes
+
+
+@pytest.mark.parametrize("longest", [1, 16, 17, 512, 16384])
+def test_token_counts_reach_the_longest_batch_in_small_steps(longest):
+    counts = token_counts(longest)
+
+    assert counts[0] == STEP
+    assert counts[-1] >= longest
+    assert all(count % STEP == 0 for count in counts)
+    assert all(small < large <= max(small * GROWTH, small + STEP) for small, large in pairwise(counts))
+
+
+def test_a_head_that_reads_every_token_has_one_bucket_of_each_size():
+    found = list(buckets(1000, 64, every_token=True))
+
+    assert [one.tokens for one in found] == token_counts(1000)
+    assert all(one.focus == one.tokens for one in found)
+
+
+@given(st.integers(1, 16384), st.data())
+def test_every_batch_has_a_bucket_that_wastes_little(tokens, data):
+    rows = data.draw(st.integers(1, min(tokens, 512)))
+    focus = data.draw(st.integers(1, tokens))
+    sizes = Sizes(tokens, rows, focus)
+
+    found = choose(sizes, list(buckets(16384, 512, every_token=False)))
+
+    assert found is not None
+    assert found.holds(sizes)
+    assert found.tokens < max(tokens * GROWTH, tokens + STEP)
+    if focus <= rows:
+        assert found.focus == found.rows
+
+
+def test_a_batch_beyond_the_buckets_has_none():
+    available = list(buckets(64, 8, every_token=True))
+
+    assert choose(Sizes(200, 2, 1), available) is None
+    assert choose(Sizes(32, 9, 1), available) is None
+    assert choose(Sizes(1, 1, 1), []) is None

@@ -1,0 +1,174 @@
+"""The Triton kernels, in Triton's interpreter and in its compiler for GPUs. Neither needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from swiftlet_serve.models.ragged import fusion, in_torch, kernels
+from swiftlet_serve.models.ragged.feed_forward import FeedForward
+from swiftlet_serve.models.ragged.layout import Layout
+from swiftlet_serve.service.types import Batch
+from tests.models.ragged.test_network import CPU, CUDA, computed, on_cuda, ragged, sequences
+from tests.support.checkpoints import relative_error
+from tests.support.networks import NETWORKS
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, for which Triton compiles: see test_network.py"
+)
+LENGTHS = (9, 1, 24)
+FUSED = ("layer_norm", "add_embeddings", "window", "feed_forward")
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32))
+
+
+class Counted:
+    """Kernels that count their calls."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = dict.fromkeys(FUSED, 0)
+
+    def __getattr__(self, name: str):
+        self.calls[name] += 1
+        return getattr(kernels, name)
+
+
+@interpreted
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
+    batch, network, found = Batch.of(sequences(task, LENGTHS)), ragged(architecture, task), Counted()
+    expected = computed(network, batch)
+    monkeypatch.setattr(network, "kernels", found)
+
+    assert relative_error(computed(network, batch), expected) <= 1e-5
+    assert found.calls["add_embeddings"] == 1
+    assert (found.calls["feed_forward"] > 0) == (found.calls["window"] > 0) == (architecture == "mobilebert")
+    assert (found.calls["layer_norm"] > 0) == (architecture != "mobilebert" or task == "fill-mask")
+
+
+@interpreted
+@pytest.mark.parametrize("width", [1, 48, 300])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_layer_norm_of_any_width(width, has_residual):
+    x, weight, bias = 3 + random(5, width), random(width), random(1, width)[0]
+    args = random(6, width)[:5] if has_residual else None, weight, bias, 1e-3
+
+    assert torch.allclose(kernels.layer_norm(x, *args), in_torch.layer_norm(x, *args), rtol=1e-4, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("tokens", [1, 16, 37])
+def test_layer_of_released_width(tokens, monkeypatch):
+    c, i, h = 128, 512, 512
+    layer = FeedForward(
+        (random(c, c) / 11, random(c), random(1, c)[0]),
+        (random(4, c, i) / 11, random(4, i)),
+        (random(4, i, c) / 23, random(4, c), random(1, 4, c)[0]),
+        (random(c, h) / 11, random(h), random(1, h)[0]),
+    )
+    parts, entered = random(tokens, 4 * c), random(tokens, h)
+    attended, residual = random(tokens, c), parts[:, c : 2 * c]
+    expected = in_torch.feed_forward(layer, attended, residual, entered)
+    monkeypatch.setattr(in_torch, "feed_forward", None)  # the kernel must not leave it to torch
+
+    assert relative_error(kernels.feed_forward(layer, attended, residual, entered), expected) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((128, 512, 512), True),
+        ((16, 16, 16), True),
+        ((32, 96, 64), False),
+        ((32, 128, 96), False),
+        ((96, 512, 512), False),
+        ((256, 512, 512), False),
+        ((8, 64, 64), False),
+    ],
+)
+def test_sizes_that_have_blocks(sizes, expected):
+    assert kernels.has_blocks(*sizes) == expected
+
+
+@interpreted
+def test_sizes_without_blocks_are_computed_in_torch():
+    c, i, h = 24, 40, 56
+    layer = FeedForward(
+        (random(c, c), random(c), random(c)),
+        (random(1, c, i), random(1, i)),
+        (random(1, i, c), random(1, c), random(1, c)),
+        (random(c, h), random(h), random(h)),
+    )
+    args = layer, random(3, c), random(3, c), random(3, h)
+    assert torch.equal(kernels.feed_forward(*args), in_torch.feed_forward(*args))
+
+
+class TestUse:
+    """The choice of the kernels, with a device that calls itself CUDA and computes on the CPU."""
+
+    @pytest.fixture
+    def network(self, monkeypatch):
+        found = ragged("mobilebert", "classify")
+        monkeypatch.setattr(found, "kernels", in_torch)
+        monkeypatch.setattr(Layout, "to", lambda layout, _: layout)
+        return found
+
+    @interpreted
+    def test_triton_is_used_if_it_computes_the_same(self, network):
+        assert fusion.use_triton(network, torch.device("cuda"))
+        assert network.kernels is kernels
+
+    def test_torch_is_used_on_the_cpu(self, network):
+        assert not fusion.use_triton(network, CPU)
+        assert network.kernels is in_torch
+
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            (lambda *_: 1 / 0, "are not used"),
+            (lambda *args: 2 * in_torch.feed_forward(*args), "outputs differ by"),
+            (lambda *args: torch.nan * in_torch.feed_forward(*args), "outputs differ by nan"),
+        ],
+    )
+    def test_torch_is_used_if_triton_fails(self, layer, message, network, monkeypatch, caplog):
+        broken = SimpleNamespace(**{**{name: getattr(in_torch, name) for name in FUSED}, "feed_forward": layer})
+        monkeypatch.setattr(fusion, "_triton_kernels", lambda: broken)
+        assert not fusion.use_triton(network, torch.device("cuda"))
+        assert network.kernels is in_torch
+        assert message in caplog.text
+
+    def test_torch_is_used_without_the_package(self, network, monkeypatch, caplog):
+        monkeypatch.setitem(sys.modules, "swiftlet_serve.models.ragged.kernels", None)
+        monkeypatch.delattr("swiftlet_serve.models.ragged.kernels")
+        assert not fusion.use_triton(network, torch.device("cuda"))
+        assert "triton is not installed" in caplog.text
+
+
+@on_cuda
+@pytest.mark.parametrize(("architecture", "task"), NETWORKS)
+def test_kernels_of_a_gpu_compute_nearly_the_same(architecture, task):
+    assert fusion.use_triton(ragged(architecture, task, CUDA), CUDA)
+
+
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227)])
+def test_kernels_compile_for_gpus(capability, shared_kib):
+    """An A100 and an H100, with the shared memory that a program may have there."""
+    command = [sys.executable, "-m", "tests.support.triton_compiler", str(capability)]
+    result = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True
+    )
+    compiled = json.loads(result.stdout)
+    assert {one["name"] for one in compiled} == {"_layer_norm", "_add_embeddings", "_window", "_feed_forward"}
+    for one in compiled:
+        assert one["shared"] <= shared_kib * 1024, one
+        assert one["spilled"] == 0, one
+    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] == "_feed_forward")

@@ -1,0 +1,351 @@
+"""The manager serves what the repository wants, and what serves stays when a change fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
+from swiftlet_serve.service.errors import NotFound, SetupError
+from swiftlet_serve.service.repository.manager import LoadFailed
+from tests.support.artifacts import reseal
+from tests.support.fakes import PATIENCE_S
+from tests.support.repositories import Served, in_event_loop, make_version, served, want
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    path = tmp_path / "repository"
+    make_version(path, "flowers", 1)
+    return path
+
+
+def damage(version: Path) -> None:
+    with (version / CARD).open("a") as file:
+        file.write(" ")
+
+
+@in_event_loop
+async def test_latest_version_is_served_and_followed(root):
+    make_version(root, "flowers", 2)
+    async with served(root) as server:
+        assert await server.version() == await server.version("flowers") == 2
+        make_version(root, "flowers", 10)
+        await server.manager.look()
+        assert await server.version() == 10
+        shutil.rmtree(root / "flowers" / "10")
+        await server.manager.look()
+        assert await server.version() == 2
+
+
+@in_event_loop
+async def test_desired_state_chooses_versions_and_aliases(root):
+    make_version(root, "flowers", 2)
+    make_version(root, "flowers", 3)
+    want(root, flowers={"version": 1, "aliases": {"canary": 3}})
+    async with served(root) as server:
+        assert [await server.version(name) for name in (None, "flowers", "flowers@1", "flowers@canary")] == [1, 1, 1, 3]
+        assert await server.version("flowers@default") == 1
+        assert await server.version(x_model_version="3") == 3
+        for name in ("flowers@2", "flowers@x", "flowers@", "flowers@0", "flowers@" + "9" * 30):
+            assert (await server.classify(name)).json()["code"] == "unknown_model"
+        assert (await server.classify(x_model_version="2")).status_code == 404
+        assert (await server.classify(x_model_version="two")).json()["errors"][0]["code"] == "version_header"
+        want(root, flowers={"version": 2})
+        await server.manager.look()
+        assert await server.version() == 2
+        assert (await server.classify("flowers@canary")).status_code == 404
+
+
+@in_event_loop
+async def test_split_divides_requests_by_their_keys(root):
+    make_version(root, "flowers", 2)
+    want(root, flowers={"version": 1, "split": {"1": 3, "2": 1}})
+    async with served(root) as server:
+        first = [await server.version(x_routing_key=f"user {i}") for i in range(200)]
+        again = [await server.version(x_routing_key=f"user {i}") for i in range(200)]
+        assert first == again
+        assert 30 <= first.count(2) <= 70
+        assert {await server.version() for _ in range(100)} == {1, 2}
+        assert await server.version("flowers@1", x_routing_key="user 0") == 1
+        versions = (await server.models())["flowers"]["versions"]
+        assert [(one["version"], one["share"]) for one in versions] == [(1, 0.75), (2, 0.25)]
+
+
+@pytest.mark.parametrize("fault", ["damaged", "golden", "task", "name", "no manifest", "not JSON"])
+@in_event_loop
+async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root, caplog):
+    async with served(root, engine="onnx_cpu") as server:
+        version = make_version(root, "flowers", 2)
+        artifact = open_artifact(version)
+        if fault == "damaged":
+            damage(version)
+        elif fault == "golden":
+            arrays = dict(np.load(version / GOLDEN))
+            np.savez(version / GOLDEN, **(arrays | {"rows": arrays["rows"] + 1}))
+            reseal(artifact)
+        elif fault == "task":
+            shutil.rmtree(version)
+            make_version(root, "flowers", 2, "qa", labels=())
+        elif fault == "name":
+            shutil.rmtree(version)
+            make_version(root, "trees", 2)
+            shutil.move(root / "trees" / "2", version)
+            shutil.rmtree(root / "trees")
+        elif fault == "no manifest":
+            (version / MANIFEST).unlink()
+        else:
+            (version / MANIFEST).write_text("[]")
+        await server.manager.look()
+
+        assert await server.version() == 1
+        states = {one.version: one.state for one in server.manager.state().versions}
+        assert states[1] == "ready"
+        if fault in ("damaged", "golden", "name"):
+            assert states[2] == "failed"
+            assert server.manager.loads["flowers", "failed"] == 1
+
+
+@in_event_loop
+async def test_failed_version_is_shown_with_its_reason_and_tried_again(root, caplog):
+    async with served(root) as server:
+        version = make_version(root, "flowers", 2)
+        content = (version / CARD).read_bytes()
+        damage(version)  # as if it were still being copied
+        await server.manager.look()
+
+        shown = {one["version"]: one for one in (await server.models())["flowers"]["versions"]}
+        assert (shown[2]["state"], shown[1]["state"]) == ("failed", "ready")
+        assert "card.json" in shown[2]["reason"]
+        assert "flowers cannot be served" in caplog.text
+        (version / CARD).write_bytes(content)
+        server.manager._retry_at = 0.0
+        await server.manager.look()
+        assert await server.version() == 2
+
+
+@in_event_loop
+async def test_start_falls_back_from_a_broken_latest_version(root, tmp_path):
+    damage(make_version(root, "flowers", 2))
+    async with served(root) as server:
+        assert await server.version() == 1
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda root: damage(root / "flowers" / "1"), "card.json"),
+        (lambda root: shutil.rmtree(root / "flowers"), "no models"),
+        (lambda root: want(root, flowers={"version": 2}), "no version 2 of flowers"),
+        (lambda root: want(root, trees={}), "no version of trees"),
+        (lambda root: want(root, flowers={"wersion": 2}), "invalid at models/flowers/wersion"),
+        (lambda root: (root / "desired.json").write_text("{"), "invalid at its root"),
+        (lambda root: (root / "desired.json").write_text('{"models": {"../x": {}}}'), "no name of a model"),
+    ],
+)
+@in_event_loop
+async def test_start_fails_without_a_version_that_serves(prepare, message, root):
+    prepare(root)
+    with pytest.raises(SetupError, match=message):
+        async with served(root):
+            pass
+
+
+@in_event_loop
+async def test_unreadable_repository_changes_nothing(root, caplog):
+    async with served(root) as server:
+        for content in ("{", '{"models": {"flowers": {"version": 7}}}'):
+            (root / "desired.json").write_text(content)
+            await server.manager.look()
+            assert await server.version() == 1
+        root.rename(root.with_name("gone"))
+        await server.manager.look()
+        assert not server.manager.reachable
+        assert await server.version() == 1
+        root.mkdir()  # an empty mount
+        await server.manager.look()
+        assert await server.version() == 1
+        root.rmdir()
+        root.with_name("gone").rename(root)
+        (root / "desired.json").unlink()
+        make_version(root, "flowers", 2)
+        await server.manager.look()
+        assert server.manager.reachable
+        assert await server.version() == 2
+
+
+@in_event_loop
+async def test_models_come_and_go(root):
+    async with served(root) as server:
+        make_version(root, "answers", 1, "qa", labels=())
+        await server.manager.look()
+        assert list(await server.models()) == ["answers", "flowers"]
+        shutil.rmtree(root / "flowers")
+        await server.manager.look()
+        assert list(await server.models()) == ["answers"]
+        assert (await server.classify()).json()["code"] == "unknown_model"
+        assert list(server.runtime.dispatcher.models) == ["answers@1"]
+
+
+@in_event_loop
+async def test_switch_waits_for_requests_of_the_earlier_version(root):
+    async with served(root) as server:
+        pipeline = server.runtime.pipelines["flowers"]
+        pipeline._begin()  # a request
+        make_version(root, "flowers", 2)
+        looking = asyncio.create_task(server.manager.look())
+        while "flowers@2" not in server.runtime.dispatcher.models:
+            await asyncio.sleep(0.001)
+        assert "flowers@1" in server.runtime.dispatcher.models
+        assert await server.version() == 2
+        pipeline._end()
+        await looking
+        assert list(server.runtime.dispatcher.models) == ["flowers@2"]
+
+
+@in_event_loop
+async def test_switches_under_load_lose_and_mix_nothing(root):
+    make_version(root, "flowers", 2)
+    async with served(root) as server:
+        stop = asyncio.Event()
+
+        async def client() -> list[int]:
+            seen = []
+            while not stop.is_set():
+                seen.append(await server.version())
+            return seen
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        for number in range(20):
+            await server.manager.load("flowers", 1 + number % 2)
+        stop.set()
+        seen = [version for one in await asyncio.gather(*clients) for version in one]
+
+        assert {1, 2} == set(seen)
+        stats = server.runtime.stats.models["flowers"]
+        assert stats.accepted == stats.durations["answered"].count == len(seen)
+        assert list(server.runtime.dispatcher.models) == ["flowers@2"]
+
+
+@in_event_loop
+async def test_control_loads_versions_and_aliases_and_unloads(root):
+    make_version(root, "flowers", 2)
+    async with served(root) as server:
+        await server.manager.load("flowers", 1)
+        assert await server.version() == 1
+        await server.manager.load("flowers", 2, "canary")
+        assert [await server.version(), await server.version("flowers@canary")] == [1, 2]
+        make_version(root, "trees", 1)
+        await server.manager.look()  # what the repository wants of other models does not undo the control
+        assert await server.version("flowers") == 1
+        await server.manager.load("flowers")
+        assert await server.version("flowers") == 2
+        await server.manager.unload("flowers")
+        assert (await server.classify("flowers")).status_code == 404
+        for name, number in (("flowers", 9), ("weeds", None)):
+            with pytest.raises(NotFound):
+                await server.manager.load(name, number)
+        with pytest.raises(NotFound):
+            await server.manager.unload("flowers")
+        damage(make_version(root, "flowers", 3))
+        with pytest.raises(LoadFailed, match=CARD):
+            await server.manager.load("flowers", 3)
+
+
+def size_of(version: Path) -> int:
+    manifest = json.loads((version / MANIFEST).read_text())
+    return sum(file["size"] for file in manifest["files"].values())
+
+
+@in_event_loop
+async def test_least_recently_used_models_leave_the_memory_and_return_on_request(root):
+    for name in ("trees", "weeds"):
+        make_version(root, name, 1)
+    limit = int(2.5 * size_of(root / "flowers" / "1"))
+    async with served(root, max_bytes=limit) as server:
+        in_memory = server.runtime.dispatcher.models
+        assert list(in_memory) == ["flowers@1", "trees@1"]
+        await server.version("trees")
+        await server.version("flowers")
+        assert await server.version("weeds") == 1  # it waits for its load
+        assert list(in_memory) == ["flowers@1", "weeds@1"]
+        assert await server.version("trees") == 1
+        assert list(in_memory) == ["weeds@1", "trees@1"]
+        states = {one.model: one.state for one in server.manager.state().versions}
+        assert states == {"flowers": "unloaded", "trees": "ready", "weeds": "ready"}
+        assert server.manager.state().bytes <= limit
+
+
+@in_event_loop
+async def test_pinned_models_stay(root):
+    for name in ("trees", "weeds"):
+        make_version(root, name, 1)
+    want(root, flowers={"pinned": True}, trees={}, weeds={})
+    async with served(root, max_bytes=int(1.5 * size_of(root / "flowers" / "1"))) as server:
+        response = await server.classify("weeds")
+        assert (response.status_code, response.json()["code"]) == (503, "model_unavailable")
+        assert int(response.headers["retry-after"]) >= 1
+        assert await server.version("flowers") == 1
+
+
+@in_event_loop
+async def test_request_for_a_model_that_loads_slowly_gets_503_with_the_time(root, monkeypatch):
+    make_version(root, "trees", 1)
+    async with served(root, max_bytes=int(1.5 * size_of(root / "flowers" / "1"))) as server:
+        may_load, add = asyncio.Event(), server.runtime.add_version
+
+        async def slow(*args):
+            await may_load.wait()
+            return await add(*args)
+
+        monkeypatch.setattr(server.runtime, "add_version", slow)
+        response = await server.classify("trees", x_request_timeout_ms="20")
+        assert (response.status_code, response.json()["code"]) == (503, "model_loading")
+        assert int(response.headers["retry-after"]) >= 1
+        waiting = asyncio.create_task(server.version("trees"))
+        may_load.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await waiting == 1
+        assert not server.runtime.admission._reserved
+
+
+@in_event_loop
+async def test_shadow_traffic_is_compared_and_never_served(root, monkeypatch):
+    make_version(root, "flowers", 2, labels=("v1-bad", "v1-good", "v1-neither"))  # its answers are equal
+    want(root, flowers={"version": 1, "shadow": {"version": 2, "share": 1.0}})
+    async with served(root) as server:
+        for _ in range(5):
+            assert await server.version() == 1
+            await _until_idle(server)
+        (stats,) = server.manager.state().shadows.values()
+        assert dict(stats.results) == {"agreed": 5}
+        assert stats.shifts.count == stats.served_s.count == stats.candidate_s.count == 5
+        assert server.runtime.stats.models["flowers"].accepted == 5
+        monkeypatch.setattr(server.runtime, "has_idle_core", lambda: False)
+        await server.version()
+        (stats,) = server.manager.state().shadows.values()
+        assert stats.results["dropped"] == 1
+        monkeypatch.undo()
+
+        async def fail(*_):
+            raise RuntimeError
+
+        monkeypatch.setattr(server.manager._shadows._current["flowers"]._pipeline, "answer", fail)
+        await server.version()
+        await _until_idle(server)
+        (stats,) = server.manager.state().shadows.values()
+        assert stats.results["failed"] == 1
+        want(root, flowers={"version": 2})
+        await server.manager.look()
+        assert server.manager.state().shadows == {}
+        assert all(pipeline.on_answer is None for pipeline in server.runtime.pipelines.values())
+
+
+async def _until_idle(server: Served) -> None:
+    while server.manager._shadows._current["flowers"]._tasks:
+        await asyncio.sleep(0)

@@ -1,0 +1,101 @@
+"""Model repositories of small artifacts, and runtimes that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import httpx2
+
+from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.repository.cache import Cache
+from swiftlet_serve.service.repository.manager import ModelManager
+from swiftlet_serve.service.repository.store import DESIRED, open_store
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
+from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
+from tests.support.artifacts import LABELS, make_artifact, reseal
+
+P = ParamSpec("P")
+
+
+def in_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Makes an asynchronous test one that pytest runs."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def make_version(root: Path, name: str, number: int, task: str = "classify", **changes: Any) -> Path:
+    """Adds a version to a repository. The labels of a classifier begin with `v` and the number of the version."""
+    labels = tuple(f"v{number}-{label}" for label in LABELS[task])
+    with tempfile.TemporaryDirectory() as directory:
+        path = reseal(make_artifact(Path(directory), task, name), **({"labels": labels} | changes))
+        (root / name).mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copytree(path, root / name / str(number)))
+
+
+def want(root: Path, **models: Mapping[str, Any]) -> None:
+    """Writes desired.json, with the names of models given with _ for -."""
+    named = {name.replace("_", "-"): model for name, model in models.items()}
+    (root / DESIRED).write_text(json.dumps({"models": named}), "utf-8")
+
+
+def example_state() -> RepositoryState:
+    """Returns the state of a repository from which every metric of repositories follows."""
+    version = VersionState("tiny-classify", 2, "ready", "", ["default"], 0.0)
+    loads = {("tiny-classify", "loaded"): 1}
+    return RepositoryState(True, loads, 0, [version], {("tiny-classify", 2): ShadowStats()})
+
+
+class Served:
+    """A runtime over a repository, with its application."""
+
+    def __init__(self, runtime: Runtime, manager: ModelManager) -> None:
+        self.runtime, self.manager = runtime, manager
+        transport = httpx2.ASGITransport(create_app(runtime))
+        self._client = httpx2.AsyncClient(transport=transport, base_url="http://test")
+
+    async def classify(self, model: str | None = None, **headers: str) -> httpx2.Response:
+        """Sends a request. Headers are given with _ for -."""
+        body = {"inputs": "abc"} | ({} if model is None else {"model": model})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self._client.post("/classify", json=body, headers=named)
+
+    async def version(self, model: str | None = None, **headers: str) -> int:
+        """Returns the version that answers a request. All parts of its response must be those of one version."""
+        response = await self.classify(model, **headers)
+        assert response.status_code == 200, response.text
+        version = response.headers["x-model-version"]
+        assert all(one["label"].startswith(f"v{version}-") for one in response.json()[0])
+        return int(version)
+
+    async def models(self) -> dict[str, Any]:
+        """Returns the served models by name."""
+        return {one["name"]: one for one in (await self._client.get("/models")).json()}
+
+
+@asynccontextmanager
+async def served(root: Path, *, max_bytes: int | None = None, engine: str = "echo") -> AsyncIterator[Served]:
+    """Serves a repository on engines in this process. The manager looks at it only when the test says so."""
+    runtime = Runtime.load(Settings(repository=str(root), engine=engine, cores=2))
+    store = open_store(str(root))
+    manager = ModelManager(runtime, store, Cache(store, None), max_bytes=max_bytes, poll_s=1e9)
+    await runtime.open()
+    try:
+        await manager.start()
+        yield Served(runtime, manager)
+    finally:
+        await manager.stop()
+        await runtime.close()

@@ -1,0 +1,90 @@
+"""Compiles the Triton kernels for a GPU that need not be there: `python -m tests.support.triton_compiler CAPABILITY`.
+
+Prints a list of JSON objects, one for each kernel and form of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from swiftlet_serve.models.ragged import kernels
+
+BF16, INT32 = "*bf16", "*i32"
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    found = [compiled(*form, capability) for form in forms()]
+    print(json.dumps(found))
+
+
+def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
+    """Yields kernels, types of arguments, constants and options, as the networks use them."""
+    vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16) | {"width": "i32", "epsilon": "fp32"}
+    for block in (512, 1024):
+        yield kernels._layer_norm, vectors, {"has_residual": True, "block": block}, {"num_warps": 4}
+    tables = dict.fromkeys(("x", "position_table", "type_table", "weight", "bias", "out"), BF16)
+    indices = dict.fromkeys(("input_ids", "positions", "type_ids"), INT32)
+    constants = {"has_ids": True, "has_types": True, "has_norm": True, "block": 1024}
+    yield kernels._add_embeddings, tables | indices | {"width": "i32", "epsilon": "fp32"}, constants, {"num_warps": 4}
+    window = {"words": BF16, "out": BF16, "tokens": "i32", "width": "i32"}
+    window |= dict.fromkeys(("input_ids", "before", "after"), INT32)
+    yield kernels._window, window, {"block": 128}, {"num_warps": 1}
+    names = kernels._feed_forward.arg_names
+    sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512, "step": 64, "leave_step": 64}
+    numbers = dict.fromkeys(("tokens", "attended_stride", "residual_stride"), "i32")
+    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows"}}
+    for rows in (16, 64, 128):
+        options = {"num_warps": kernels.warps_of(rows), "num_stages": kernels.STAGES}
+        yield kernels._feed_forward, matrices | numbers, sizes | {"rows": rows}, options
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int], capability: int
+) -> dict[str, object]:
+    """Returns what a compiled kernel needs."""
+    signature = types | dict.fromkeys(constants, "constexpr")
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    # As at run time: addresses and strides are multiples of 16.
+    aligned = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in types.items()
+        if kind.startswith("*") or name.endswith("stride")
+    }
+    source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, places, aligned)
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = result.asm["ptx"]
+    return {
+        "name": kernel.__name__,
+        "constants": constants,
+        "shared": result.metadata.shared,
+        "multiplies_in_tensor_cores": "wgmma" in ptx or "mma.sync" in ptx,
+    } | usage(result.asm["cubin"])
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """Returns the registers of a thread, and the bytes that it spills to memory."""
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    return {"registers": int(found["REG"]), "spilled": int(found["STACK"]) + int(found["LOCAL"])}
+
+
+if __name__ == "__main__":
+    main()

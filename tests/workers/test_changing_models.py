@@ -1,0 +1,149 @@
+"""Models are loaded and released while worker processes serve others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from swiftlet_serve.models.artifact import ArtifactError
+from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.workers import worker_process
+from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from tests.support.artifacts import make_artifact
+from tests.support.fakes import PATIENCE_S, encoding
+from tests.support.workers import MODEL, ask, opened, pid, rows, start, until
+
+
+@pytest.fixture
+def other(tmp_path) -> Path:
+    """Directory with another artifact, and with the files that switch faults on for it alone."""
+    directory = tmp_path / "elsewhere"
+    make_artifact(directory, "qa", "other")
+    return directory
+
+
+async def ask_other(executor: ProcessExecutor, *tags: int) -> list[object]:
+    outcomes, _ = await executor.run("other@2", [encoding(tag) for tag in tags], PATIENCE_S)
+    return [one.tolist() for one in outcomes]
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_added_model_answers_beside_the_first_and_can_be_removed(spare, directory, other):
+    async def scenario():
+        async with opened(start(directory, spare=spare)) as executor:
+            await executor.add_model("other@2", other / "other")
+
+            assert executor.runtime("other@2") == "faulty"
+            assert await ask_other(executor, 5, 6) == rows(5, 6)
+            assert await ask(executor, 7) == rows(7)
+            await executor.remove_model("other@2")
+            assert await ask(executor, 8) == rows(8)
+            processes = filter(None, (executor.supervisor.serving, executor.supervisor.spare))
+            for process in processes:
+                await until(lambda process=process: len(process.reports) == 1)
+            assert executor.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_later_processes_have_the_added_model_and_not_the_removed_one(directory, other):
+    async def scenario():
+        async with opened(start(directory, spare=False)) as executor:
+            await executor.add_model("third", other / "other")
+            await executor.add_model("other@2", other / "other")
+            await executor.remove_model("third")
+            os.kill(pid(executor), signal.SIGKILL)
+            await until(lambda: not executor.ready)
+            await until(lambda: executor.ready)
+
+            assert await ask_other(executor, 5) == rows(5)
+            assert [report.name for report in executor.supervisor.serving.reports.values()] == [MODEL, "other"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_model_that_cannot_be_loaded_changes_nothing(spare, directory, other):
+    (other / "refuse").touch()
+
+    async def scenario():
+        async with opened(start(directory, spare=spare)) as executor:
+            with pytest.raises(ArtifactError, match="the file `refuse` exists"):
+                await executor.add_model("other@2", other / "other")
+
+            assert await ask(executor, 1) == rows(1)
+            assert executor.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_model_that_ends_its_process_costs_the_spare_only(directory, other):
+    (other / "die").touch()
+
+    async def scenario():
+        async with opened(start(directory, spare=True)) as executor:
+            serving = pid(executor)
+            with pytest.raises(SetupError, match="ended while it loaded the model"):
+                await executor.add_model("other@2", other / "other")
+
+            assert (executor.restarts, pid(executor)) == (1, serving)
+            assert await ask(executor, 1) == rows(1)
+            (other / "die").unlink()
+            await executor.add_model("other@2", other / "other")
+            assert await ask_other(executor, 5) == rows(5)
+
+    asyncio.run(scenario())
+
+
+def test_model_that_never_loads_is_given_up(directory, other, monkeypatch):
+    async def scenario():
+        async with opened(start(directory, spare=True)) as executor:
+            await until(lambda: executor.supervisor.spare)
+            os.kill(executor.supervisor.spare.pid, signal.SIGSTOP)
+            monkeypatch.setattr(worker_process, "LOAD_TIMEOUT_S", 0.0)
+            with pytest.raises(SetupError, match="ended while it loaded the model"):
+                await executor.add_model("other@2", other / "other")
+
+            assert executor.restarts == 1
+            assert await ask(executor, 1) == rows(1)
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_load_leaves_no_model_behind(directory, other):
+    async def scenario():
+        async with opened(start(directory, spare=True)) as executor:
+            await until(lambda: executor.supervisor.spare)
+            os.kill(executor.supervisor.spare.pid, signal.SIGSTOP)
+            adding = asyncio.create_task(executor.add_model("other@2", other / "other"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+
+            assert list(executor.supervisor.models) == [0]
+            assert await ask(executor, 1) == rows(1)
+            await executor.add_model("other@2", other / "other")
+            assert await ask_other(executor, 5) == rows(5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("message", [b"[]", b"{}", b'{"index": 9, "kind": "SetupError", "message": ""}', b"7", b"{"])
+def test_process_that_sends_nonsense_is_lost(message, directory):
+    async def scenario():
+        async with opened(start(directory, spare=False)) as executor:
+            process = executor.supervisor.serving
+            process._received = message + b"\n"
+            process._receive_reports()
+
+            assert executor.supervisor.serving is not process
+            await until(lambda: executor.ready)
+            assert await ask(executor, 1) == rows(1)
+
+    asyncio.run(scenario())
