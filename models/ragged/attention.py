@@ -7,11 +7,15 @@ each sequence's queries and keys begin and end. The scores are not scaled, becau
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import varlen_attn_out
+
+MULTIPLE: Final = 8
+"""The kernel's heads are as wide as multiples of this."""
 
 
 def attend(
@@ -23,8 +27,20 @@ def attend(
     On a CUDA device, query, key and value are in fp16 or bf16.
     """
     if query.device.type != "cuda":
-        return attend_by_sequence(query, key, value, ends_q, ends_k, causal=causal)
-    found = varlen_attn(
+        return attend_by_sequence(query, key, value, ends_q, ends_k, longest, causal=causal)
+    return attend_with_kernel(query, key, value, ends_q, ends_k, longest, causal=causal)
+
+
+def attend_with_kernel(
+    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
+) -> Tensor:
+    """Returns the same as `attend` on a CUDA device since Ampere, with flash attention."""
+    width = query.shape[2]
+    if missing := -width % MULTIPLE:
+        query, key, value = (F.pad(one, (0, missing)) for one in (query, key, value))
+    out = query.new_empty(query.shape)  # without `out`, torch fills a state of random numbers in each call
+    varlen_attn_out(
+        out,
         query,
         key,
         value,
@@ -36,19 +52,22 @@ def attend(
         window_size=(-1, 0) if causal else (-1, -1),
         num_splits=1,  # so that a sequence's values do not depend on its batch
     )
-    return found if isinstance(found, Tensor) else found[0]
+    return out[:, :, :width] if missing else out
 
 
 def attend_by_sequence(
-    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, *, causal: bool = False
+    query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, longest: int, *, causal: bool = False
 ) -> Tensor:
-    """Returns the same as `attend` on any device, sequence by sequence.
+    """Returns the same as `attend` on any device, sequence by sequence: the reference of its kernel.
 
-    Undefined values are NaN, so that tests see where they go.
+    Undefined values are NaN, so that tests see where they go. A longer sequence than `longest` raises ValueError, since
+    the kernel would leave a part of it out.
     """
     out = torch.full_like(query, math.nan)
     queries, keys = ends_q.tolist(), ends_k.tolist()
     for first, last, begin, end in zip(queries, queries[1:], keys, keys[1:], strict=False):
+        if max(last - first, end - begin) > longest:
+            raise ValueError(f"a sequence has {end - begin} tokens, more than {longest}")
         if last > first:
             q, k, v = (one.transpose(0, 1) for one in (query[first:last], key[begin:end], value[begin:end]))
             found = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=causal)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
+from swiftlet_serve.models.artifact import Head
 from swiftlet_serve.models.ragged.layout import Sizes
 
-STEP = 16
+STEP: Final = 16
 """Numbers of tokens are multiples of this: the height of a tile of the GPU's matrix units."""
-GROWTH = 1.25
+GROWTH: Final = 1.25
 """A bucket has at most this many times as many tokens as the one before it, which bounds the work on places that no
 token fills, except among the smallest."""
+TOKENS_OF_A_MASK: Final = 16
+"""Tokens for each position that a head with a vocabulary reads, in the bucket for few positions. Its product is so wide
+that for every token it would take nearly as long as all layers of a MobileBERT."""
 
 
 def token_counts(longest: int) -> list[int]:
@@ -21,19 +26,24 @@ def token_counts(longest: int) -> list[int]:
     return counts
 
 
-def buckets(max_tokens: int, max_rows: int, *, every_token: bool) -> Iterator[Sizes]:
+def buckets(max_tokens: int, max_rows: int, head: Head) -> Iterator[Sizes]:
     """Yields the buckets, smallest first.
 
     Args:
         max_tokens, max_rows: limits of a batch.
-        every_token: whether the head reads every token. If not, a second bucket of each size has one position in focus
-            for each sequence, which is what a head that reads one token or pools needs.
+        head: says how many positions are in focus. A head for tokens reads all. Others read one of each sequence, those
+            with a vocabulary mostly fewer than one of 16 tokens, and `causal_lm` also all.
     """
     for tokens in token_counts(max_tokens):
         rows = min(max_rows, tokens)
-        if not every_token and rows < tokens:
-            yield Sizes(tokens, rows, rows)
-        yield Sizes(tokens, rows, tokens)
+        few = -(-tokens // TOKENS_OF_A_MASK // STEP) * STEP  # a multiple of STEP
+        counts: dict[Head, tuple[int, ...]] = {
+            "token": (tokens,),
+            "masked_lm": (min(few, rows), rows),
+            "causal_lm": (min(few, rows), rows, tokens),
+        }
+        for focus in sorted(set(counts.get(head, (rows,)))):
+            yield Sizes(tokens, rows, focus)
 
 
 def choose(sizes: Sizes, available: Sequence[Sizes]) -> Sizes | None:

@@ -18,29 +18,41 @@ log = logging.getLogger(__name__)
 
 TOLERANCE: Final = 0.05  # of the largest output: bf16 has 8 significant bits
 LENGTHS: Final = (1, 7, 19)
+"""Lengths of the sequences of an example. Further examples have more of them, for kernels that depend on the tokens."""
 
 
 @torch.inference_mode()
 def use_triton(network: Network, device: torch.device) -> bool:
     """Gives a network the Triton kernels if they compute the same there as torch does. Returns whether it has them.
 
-    A kernel is compiled when it first runs, for this device, so that a run is the only proof that it works.
+    A kernel is compiled when it first runs, for this device, so that a run is the only proof that it works. It runs in
+    each of its forms: a device may have too little shared memory for some.
     """
     kernels = _triton_kernels() if device.type == "cuda" else None
     if kernels is None:
         return False
-    batch = Layout.of(_example(len(network.folded.words))).to(device)
+    try:
+        for least in kernels.HEIGHTS:
+            example = _example(len(network.folded.words), -(-least // sum(LENGTHS)))
+            error = _difference(network, kernels, Layout.of(example).to(device))
+            if not error <= TOLERANCE:  # also if it is not a number
+                log.error("the Triton kernels are not used: their outputs differ by %.3f of the largest", error)
+                return False
+    except Exception:  # a compiler documents no exceptions
+        log.exception("the Triton kernels are not used")
+        return False
+    network.kernels = kernels
+    return True
+
+
+def _difference(network: Network, kernels: ModuleType, batch: Layout) -> float:
+    """Returns the largest difference of a batch's outputs with the kernels, relative to the largest output."""
     expected = network(batch).float()
     try:
         network.kernels = kernels
-        error = (network(batch).float() - expected).abs().max() / expected.abs().max()
-        if float(error) <= TOLERANCE:  # False if it is not a number
-            return True
-        log.error("the Triton kernels are not used: their outputs differ by %.3f of the largest", float(error))
-    except Exception:  # a compiler documents no exceptions
-        log.exception("the Triton kernels are not used")
-    network.kernels = in_torch
-    return False
+        return float((network(batch).float() - expected).abs().max() / expected.abs().max())
+    finally:
+        network.kernels = in_torch
 
 
 def _triton_kernels() -> ModuleType | None:
@@ -62,7 +74,8 @@ class Example(NamedTuple):
     focus_offsets: NDArray[np.int64]
 
 
-def _example(vocabulary: int) -> Example:
-    offsets = np.cumsum([0, *LENGTHS])
+def _example(vocabulary: int, count: int) -> Example:
+    lengths = count * LENGTHS
+    offsets = np.cumsum([0, *lengths])
     ids = np.arange(offsets[-1]) * vocabulary // offsets[-1]
-    return Example(ids, np.zeros_like(ids), offsets, np.zeros_like(LENGTHS), np.arange(len(offsets)))
+    return Example(ids, np.zeros_like(ids), offsets, np.zeros_like(lengths), np.arange(len(offsets)))

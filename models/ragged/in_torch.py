@@ -18,7 +18,10 @@ class Kernels(Protocol):
     """The functions of this module."""
 
     def layer_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        """Returns the LayerNorm of x (T, H), or of its sum with the residual (T, H)."""
+        """Returns the LayerNorm of x (T, H), or of its sum with the residual (T, H).
+
+        The residual's rows may lie in a wider matrix.
+        """
         ...
 
     def add_embeddings(

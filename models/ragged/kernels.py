@@ -8,6 +8,7 @@ A row's result depends on the row and on T alone, and not on its place in the ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -24,8 +25,8 @@ WIDEST: Final = 128
 """The widest rows that a program of `feed_forward` keeps in registers."""
 STEP: Final = 64
 """Columns of an inner product, and of the product that leaves the layer, that it computes at once."""
-
-
+HEIGHTS: Final[Mapping[int, int]] = {1: 16, 1025: 64, 8193: 128}
+"""The rows of a program of `feed_forward`, by the least tokens that it is used for."""
 STAGES: Final = 3
 """Blocks of weights on their way, the one that is multiplied included."""
 
@@ -33,6 +34,11 @@ STAGES: Final = 3
 def warps_of(rows: int) -> int:
     """Returns the warps of a program of `feed_forward`."""
     return 8 if rows == 128 else 4
+
+
+def height(tokens: int) -> int:
+    """Returns the rows of a program of `feed_forward` for T tokens: enough programs for all multiprocessors."""
+    return max(rows for least, rows in HEIGHTS.items() if tokens >= least)
 
 
 def has_blocks(width: int, intermediate: int, hidden: int) -> bool:
@@ -55,6 +61,7 @@ def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor,
         bias,
         out,
         width,
+        width if residual is None else residual.stride(0),
         epsilon,
         has_residual=residual is not None,
         block=triton.next_power_of_2(width),
@@ -64,13 +71,16 @@ def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor,
 
 
 @triton.jit
-def _layer_norm(x, residual, weight, bias, out, width, epsilon, has_residual: tl.constexpr, block: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * width
+def _layer_norm(
+    x, residual, weight, bias, out, width, residual_stride, epsilon, has_residual: tl.constexpr, block: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    start = token * width
     column = tl.arange(0, block)
     inside = column < width
     row = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
     if has_residual:
-        row += tl.load(residual + start + column, mask=inside, other=0.0).to(tl.float32)
+        row += tl.load(residual + token * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
     row = _normalised(row, inside, weight, bias, column, width, epsilon)
     tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
 
@@ -194,7 +204,7 @@ def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered
     if not has_blocks(layer.width, layer.intermediate, layer.hidden):
         return in_torch.feed_forward(layer, attended, residual, entered)
     tokens = len(attended)
-    rows = 16 if tokens <= 1024 else 64 if tokens <= 8192 else 128
+    rows = height(tokens)
     out = torch.empty_like(entered)
     _feed_forward[(triton.cdiv(tokens, rows),)](
         attended,

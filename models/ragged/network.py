@@ -45,7 +45,7 @@ class Network:
         self.traits = folded.traits
         self.outputs = folded.outputs
         self.kernels = kernels
-        self._device, self._dtype = device, dtype
+        self._device, self.dtype = device, dtype
         self._words = self._tensor(folded.words)
         self._vectors = {name: self._tensor(vector) for name, vector in folded.vectors.items()}
         products = dict(folded.products)
@@ -72,7 +72,7 @@ class Network:
         """Whether all shapes follow from the sizes of the layout. A position bias needs the longest length."""
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.tensor(np.asarray(array, np.float32)).to(self._device, self._dtype)
+        return torch.tensor(np.asarray(array, np.float32)).to(self._device, self.dtype)
 
     def __call__(self, at: Layout) -> Tensor:
         """Returns the outputs at the N positions in focus, (N, O)."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
+from threading import Lock
 from typing import ClassVar, Final
 
 import numpy as np
@@ -36,6 +38,7 @@ from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)
 
+AMPERE: Final = (8, 0)  # capability of the first GPUs with bf16 and flash attention
 CALLS: Final = 2  # in flight on a GPU: the ids of one are copied, and its rows, while the other one computes
 GRAPH_MEMORY_SHARE: Final = 0.25  # of a GPU's free memory, for the CUDA graphs of one model
 ON_GPU: Final = Cost(padded=False, call_tokens=1024, max_tokens=16384, max_rows=512, max_calls=CALLS)
@@ -43,10 +46,71 @@ ON_GPU: Final = Cost(padded=False, call_tokens=1024, max_tokens=16384, max_rows=
 ON_CPU: Final = Cost(padded=False, call_tokens=24, max_tokens=512, max_rows=64)
 
 
-class RaggedTorch:
-    """A folded network, on ragged batches."""
+class InParts(ABC):
+    """An engine that runs a batch in parts if the memory does not hold it at once."""
 
     runs_network: ClassVar[bool] = True
+
+    def __init__(self, device: torch.device, longest: int) -> None:
+        """`longest` is the length of the longest sequence that may come."""
+        self.longest = longest
+        self._device = device
+        self._most_tokens = self.cost.max_tokens  # lower after a batch that the memory did not hold
+
+    @property
+    @abstractmethod
+    def title(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost: ...
+
+    @property
+    def extra_tolerance(self) -> float:
+        return 0.05 if self._device.type == "cuda" else 0.0  # bf16 has 8 significant bits
+
+    @abstractmethod
+    def _compute(self, batch: Batch) -> Sequence[Row]:
+        """Runs a batch. Raises RuntimeError if the memory does not hold it."""
+
+    def _compute_alone(self, batch: Batch) -> Sequence[Row]:
+        """Runs one sequence that the memory did not hold beside other calls."""
+        return self._compute(batch)
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        tokens = self._charged(batch)
+        if tokens > self._most_tokens and len(batch) > 1:
+            return self._run_halves(batch)
+        try:
+            with torch.inference_mode():
+                return self._compute(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # Not in the handler, because the error's traceback holds the tensors of the call that failed.
+        self._free_cached()
+        if len(batch) == 1:
+            with torch.inference_mode():
+                return self._compute_alone(batch)
+        self._most_tokens = max(self.longest, min(self._most_tokens, tokens // 2))
+        log.warning("%s is out of memory. Batches have at most %d tokens now.", self.title, self._most_tokens)
+        return self._run_halves(batch)
+
+    def _charged(self, batch: Batch) -> int:
+        lengths = np.diff(batch.offsets)
+        return int(len(lengths) * lengths.max()) if self.cost.padded else len(batch.input_ids)
+
+    def _run_halves(self, batch: Batch) -> Sequence[Row]:
+        encodings, half = batch.encodings(), len(batch) // 2
+        return [row for part in (encodings[:half], encodings[half:]) for row in self.run(Batch.of(part))]
+
+    def _free_cached(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class RaggedTorch(InParts):
+    """A folded network, on ragged batches."""
 
     def __init__(
         self, network: Network, device: torch.device, longest: int, runners: Sequence[StaticRunner] = ()
@@ -59,76 +123,73 @@ class RaggedTorch:
             longest: the length of the longest sequence that may come.
             runners: its static batches, once for each call in flight; without them every batch runs as it is.
         """
-        self.network, self.longest = network, longest
-        self._device = device
+        super().__init__(device, longest)
+        self.network = network
         self._runners: SimpleQueue[StaticRunner] = SimpleQueue()  # those that no call uses now
-        self._has_runners = bool(runners)
+        self._calls = len(runners)
+        self._alone = Lock()
         for runner in runners:
             self._runners.put(runner)
-        self._most_tokens = self.cost.max_tokens  # lower after a batch that the memory did not hold
 
     @property
     def title(self) -> str:
         return f"torch ({self._device.type})"
 
     @property
-    def extra_tolerance(self) -> float:
-        return 0.05 if self._device.type == "cuda" else 0.0  # bf16 has 8 significant bits
-
-    @property
     def cost(self) -> Cost:
         return ON_GPU if self._device.type == "cuda" else ON_CPU
 
-    def run(self, batch: Batch) -> Sequence[Row]:
+    def _compute(self, batch: Batch) -> Sequence[Row]:
         if not len(batch.focus):
             return rows_of(torch.empty(0, self.network.outputs), batch)
-        if len(batch.input_ids) > self._most_tokens and len(batch) > 1:
-            return self._run_halves(batch)
-        try:
-            with torch.inference_mode():
-                return self._compute(batch)
-        except torch.OutOfMemoryError:
-            if len(batch) == 1:
-                raise
-            self._lower_limit(len(batch.input_ids) // 2)
-            return self._run_halves(batch)
-
-    def _compute(self, batch: Batch) -> Sequence[Row]:
-        if not self._has_runners:
+        if not self._calls:
             return rows_of(self.network(Layout.of(batch).to(self._device)), batch)
         runner = self._runners.get()
         try:
-            with runner.stream():
-                outputs = runner.run(batch)
-                if outputs is None:
-                    outputs = self.network(Layout.of(batch).to(self._device))
-                return rows_of(outputs, batch)
+            return self._compute_with(runner, batch)
         finally:
             self._runners.put(runner)
 
-    def _run_halves(self, batch: Batch) -> Sequence[Row]:
-        encodings, half = batch.encodings(), len(batch) // 2
-        return [row for part in (encodings[:half], encodings[half:]) for row in self.run(Batch.of(part))]
+    def _compute_with(self, runner: StaticRunner, batch: Batch) -> Sequence[Row]:
+        with runner.stream():
+            outputs = runner.run(batch)
+            if outputs is None:
+                outputs = self.network(Layout.of(batch).to(self._device))
+            return rows_of(outputs, batch)
 
-    def _lower_limit(self, tokens: int) -> None:
-        """Runs larger batches in parts from now on."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        self._most_tokens = max(self.longest, min(self._most_tokens, tokens))
-        log.warning("%s is out of memory. Batches have at most %d tokens now.", self.title, self._most_tokens)
+    def _compute_alone(self, batch: Batch) -> Sequence[Row]:
+        """Waits until no other call runs. If the memory is still too small, it gives up the static batches."""
+        if not self._calls:
+            return self._compute(batch)
+        with self._alone:
+            runners = [self._runners.get() for _ in range(self._calls)]
+            try:
+                self._free_cached()
+                try:
+                    return self._compute_with(runners[0], batch)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                log.warning("%s is out of memory. It gives up its CUDA graphs for one sequence.", self.title)
+                for runner in runners:
+                    runner.clear()
+                self._free_cached()
+                return self._compute_with(runners[0], batch)
+            finally:
+                for runner in runners:
+                    self._runners.put(runner)
 
     def close(self) -> None:
         del self.network, self._runners
+        self._free_cached()
 
 
-class PaddedTorch:
-    """A network that folding does not support, on padded batches."""
-
-    runs_network: ClassVar[bool] = True
+class PaddedTorch(InParts):
+    """A network that folding or the kernels for ragged batches do not support, on padded batches."""
 
     def __init__(self, network: Model, device: torch.device, dtype: torch.dtype | None = None) -> None:
-        self._device = device
-        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        super().__init__(device, network.encoder.max_tokens)
+        dtype = dtype or (torch.bfloat16 if has_ragged_kernels(device) else torch.float32)
         self._network = network.to(device=device, dtype=dtype).eval()
 
     @property
@@ -136,17 +197,12 @@ class PaddedTorch:
         return f"torch ({self._device.type}, padded)"
 
     @property
-    def extra_tolerance(self) -> float:
-        return 0.05 if self._device.type == "cuda" else 0.0
-
-    @property
     def cost(self) -> Cost:
         if self._device.type == "cuda":
             return Cost(padded=True, call_tokens=1024, max_tokens=16384, max_rows=512, max_calls=1)
         return Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
 
-    @torch.inference_mode()
-    def run(self, batch: Batch) -> Sequence[Row]:
+    def _compute(self, batch: Batch) -> Sequence[Row]:
         padded = batch.padded()
         rows = self._network(*(torch.from_numpy(array).to(self._device) for array in padded))
         return batch.split_rows(rows.float().cpu().numpy())
@@ -157,6 +213,18 @@ class PaddedTorch:
 
     def close(self) -> None:
         del self._network
+        self._free_cached()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Returns whether a device has too little memory. torch has an exception for its own memory only."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "ALLOC_FAILED" in text
+
+
+def has_ragged_kernels(device: torch.device) -> bool:
+    """Returns whether attention without padding, and bf16, are available: on GPUs since Ampere."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def create(artifact: Artifact, threads: int) -> Engine:
@@ -187,13 +255,16 @@ def ragged_engine(
     except FoldingError as reason:
         log.info("model %s runs on padded batches: %s", manifest.name, reason)
         return None
+    if device.type == "cuda" and not has_ragged_kernels(device):
+        log.warning("model %s runs on padded batches in fp32, because the GPU is older than Ampere", manifest.name)
+        return None
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     network, longest = Network(folded, device, dtype, make_product), model.encoder.max_tokens
     use_triton(network, device)
     runners = []
-    if device.type == "cuda" and network.has_static_shapes:
+    if device.type == "cuda":  # also without graphs, because a runner has a stream
         free, _ = torch.cuda.mem_get_info(device)
-        sizes = list(buckets(ON_GPU.max_tokens, ON_GPU.max_rows, every_token=manifest.head == "token"))
+        sizes = list(buckets(ON_GPU.max_tokens, ON_GPU.max_rows, manifest.head)) if network.has_static_shapes else []
         share = int(GRAPH_MEMORY_SHARE * free / CALLS)
         runners = [StaticRunner(network, device, sizes, longest, share) for _ in range(CALLS)]
     return RaggedTorch(network, device, longest, runners)

@@ -31,7 +31,8 @@ def main() -> None:
 
 def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Yields kernels, types of arguments, constants and options, as the networks use them."""
-    vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16) | {"width": "i32", "epsilon": "fp32"}
+    vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16)
+    vectors |= {"width": "i32", "residual_stride": "i32", "epsilon": "fp32"}
     for block in (512, 1024):
         yield kernels._layer_norm, vectors, {"has_residual": True, "block": block}, {"num_warps": 4}
     tables = dict.fromkeys(("x", "position_table", "type_table", "weight", "bias", "out"), BF16)
@@ -45,7 +46,7 @@ def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
     sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512, "step": 64, "leave_step": 64}
     numbers = dict.fromkeys(("tokens", "attended_stride", "residual_stride"), "i32")
     matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows"}}
-    for rows in (16, 64, 128):
+    for rows in kernels.HEIGHTS.values():
         options = {"num_warps": kernels.warps_of(rows), "num_stages": kernels.STAGES}
         yield kernels._feed_forward, matrices | numbers, sizes | {"rows": rows}, options
 

@@ -59,8 +59,9 @@ def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
 @pytest.mark.parametrize("width", [1, 48, 300])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_layer_norm_of_any_width(width, has_residual):
+    """The residual may lie in a wider matrix, as that of a layer with a bottleneck does."""
     x, weight, bias = 3 + random(5, width), random(width), random(1, width)[0]
-    args = random(6, width)[:5] if has_residual else None, weight, bias, 1e-3
+    args = random(5, 3 * width)[:, width : 2 * width] if has_residual else None, weight, bias, 1e-3
 
     assert torch.allclose(kernels.layer_norm(x, *args), in_torch.layer_norm(x, *args), rtol=1e-4, atol=1e-5)
 
@@ -123,9 +124,27 @@ class TestUse:
         return found
 
     @interpreted
-    def test_triton_is_used_if_it_computes_the_same(self, network):
+    def test_triton_is_used_if_it_computes_the_same(self, network, monkeypatch):
+        monkeypatch.setattr(kernels, "HEIGHTS", {1: 16, 28: 64, 55: 128})  # the interpreter is slow
         assert fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is kernels
+
+    def test_torch_is_used_if_one_form_of_a_kernel_fails(self, network, monkeypatch, caplog):
+        """As where the device has too little shared memory for large blocks."""
+        tokens = []
+
+        def feed_forward(layer, attended, residual, entered):
+            tokens.append(len(entered))
+            assert kernels.height(len(entered)) < 64, "out of resource: shared memory"
+            return in_torch.feed_forward(layer, attended, residual, entered)
+
+        fused = {name: getattr(in_torch, name) for name in FUSED}
+        limited = SimpleNamespace(**{**fused, "feed_forward": feed_forward, "HEIGHTS": {1: 16, 1025: 64}})
+        monkeypatch.setattr(fusion, "_triton_kernels", lambda: limited)
+        assert not fusion.use_triton(network, torch.device("cuda"))
+        assert network.kernels is in_torch
+        assert max(tokens) >= 1025
+        assert "shared memory" in caplog.text
 
     def test_torch_is_used_on_the_cpu(self, network):
         assert not fusion.use_triton(network, CPU)
@@ -140,7 +159,8 @@ class TestUse:
         ],
     )
     def test_torch_is_used_if_triton_fails(self, layer, message, network, monkeypatch, caplog):
-        broken = SimpleNamespace(**{**{name: getattr(in_torch, name) for name in FUSED}, "feed_forward": layer})
+        fused = {name: getattr(in_torch, name) for name in FUSED}
+        broken = SimpleNamespace(**{**fused, "feed_forward": layer, "HEIGHTS": {1: 16}})
         monkeypatch.setattr(fusion, "_triton_kernels", lambda: broken)
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is in_torch
