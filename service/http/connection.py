@@ -22,6 +22,7 @@ import socket
 import time
 import urllib.parse
 import uuid
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from swiftlet_serve.service.http.socket_info import client_address, kernel_wait_
 from swiftlet_serve.service.http.uvicorn_internals import FlowControl
 
 CLOSE: Final = (b"connection", b"close")
+MAX_LOW_WATER_BYTES: Final = 16_384  # a receive buffer holds more
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -69,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._parser = RequestParser(table.limits, self)
         self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
         self._socket: socket.socket | None = None
+        self._low_water_bytes = 1  # that the kernel waits for before it wakes the event loop
         self._is_last_request = False
         # Times of the current request.
         self._first_read = 0.0  # when its first byte was read, on the loop's clock
@@ -161,6 +164,21 @@ class Connection(asyncio.Protocol):
             if self.phase is RESPONSE and start < len(data):
                 self.pipelined += data[start:]
                 self.flow.pause_reading()
+        is_incomplete = self.phase in (HEAD, BODY)
+        self._set_low_water(min(self._parser.least_missing_bytes, MAX_LOW_WATER_BYTES) if is_incomplete else 1)
+
+    def _set_low_water(self, size: int) -> None:
+        """Lets the kernel wake the event loop only when this many bytes have arrived, or when the client closes.
+
+        Otherwise a client that sends its request byte by byte would cost a wake-up for each. With TLS, the bytes that
+        the kernel counts are not those of the request.
+        """
+        if size == self._low_water_bytes or self._socket is None or self._scheme != "http":
+            return
+        self._low_water_bytes = size
+        if not self.transport.is_closing():
+            with suppress(OSError):  # a sandbox may not support it
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _parse_head(self, data: bytes, start: int) -> int:
         if self.phase is IDLE:
@@ -331,6 +349,7 @@ class Connection(asyncio.Protocol):
         """
         self.phase = CLOSING
         self._table.waiting.pop(self, None)
+        self._set_low_water(1)
         if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
             self._set_deadline(self._loop.time() + self._limits.linger_timeout_s)
             self.flow.resume_reading()

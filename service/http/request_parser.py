@@ -59,6 +59,13 @@ class RequestParser:
         """Whether the body arrived together with the end of the head."""
         return self._body_bytes is not None and self._body_bytes <= self._following_bytes
 
+    @property
+    def least_missing_bytes(self) -> int:
+        """The fewest bytes that can complete the current head or body."""
+        if self._in_request and self._body_bytes is not None:
+            return self._body_bytes
+        return next(missing for missing in range(len(END) + 1) if self._tail.endswith(END[: len(END) - missing]))
+
     def start(self) -> None:
         """Prepares for the next request."""
         self.head_bytes, self._tail = 0, b""
