@@ -11,6 +11,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Final
 from swiftlet_serve.models.errors import ModelError
 
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
+TEXT_FIELDS: Final = ("text", "premise", "hypothesis", "query")  # of lines of JSON
 LABEL: Final = re.compile("[0-9]{1,9}")
 TAG: Final = re.compile("O|[BILUES]-.+")
 
@@ -43,6 +45,15 @@ class Named:
     """A text with the name of its label."""
 
     text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A premise, a hypothesis, and the name of their relation, such as `entailment`."""
+
+    premise: str
+    hypothesis: str
     label: str
 
 
@@ -147,13 +158,30 @@ def _number(text: str) -> float | None:
 def named(path: Path) -> list[Named]:
     """Reads texts with the names of their labels: lines of JSON with `text` and `label`, `.gz` or plain.
 
+    A label may be a list. Texts with another number of labels than one are left out.
+
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
     try:
-        return [Named(str(row["text"]), str(row["label"])) for row in _json_lines(path)]
+        rows = [(str(row["text"]), row["label"]) for row in _json_lines(path)]
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{path.name} does not hold texts with labels: {type(error).__name__}.") from None
+    labels = [label if isinstance(label, list) else [label] for _, label in rows]
+    return [Named(text, str(names[0])) for (text, _), names in zip(rows, labels, strict=True) if len(names) == 1]
+
+
+def inferences(path: Path) -> list[Inference]:
+    """Reads pairs of texts: lines of JSON with `premise`, `hypothesis` and `label`, `.gz` or plain.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form.
+    """
+    try:
+        rows = list(_json_lines(path))
+        return [Inference(str(row["premise"]), str(row["hypothesis"]), str(row["label"])) for row in rows]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{path.name} does not hold premises and hypotheses: {type(error).__name__}.") from None
 
 
 def ranked(path: Path) -> list[Candidates]:
@@ -179,7 +207,7 @@ def ranked(path: Path) -> list[Candidates]:
 def _json_lines(path: Path) -> Iterator[Any]:
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    return map(json.loads, text.splitlines())
+    return (json.loads(line) for line in text.split("\n") if line.strip())
 
 
 def questions(path: Path) -> list[Question]:
@@ -259,37 +287,70 @@ def _tagged(words: Sequence[tuple[str, str]], separator: str) -> Tagged:
 def documents(path: Path) -> Iterator[str]:
     """Reads running text, one document at a time.
 
-    A `.tsv` file is read by `labelled`. In a `.tar.xz` archive, a document is the last column of a line of a `.tsv`
-    file. In other files, plain or `.xz`, a line `= Title =` begins an article, whose paragraphs are joined by line
-    feeds. A file without titles has one document per line.
+    A `.tsv` file is read by `labelled`. Of SQuAD's format (`.json`), the questions and the different contexts are
+    documents; of lines of JSON (`.jsonl`, plain or `.gz`), the texts of the fields in `TEXT_FIELDS`. In a `.tar.xz`
+    archive, a document is the last column of a line of a `.tsv` file. Other files are read by `articles`.
 
     Raises:
         DatasetError: the file is damaged, or no text.
     """
     if path.suffix == ".tsv":
         yield from (one.text for one in labelled(path) if one.text.strip())
-        return
+    elif path.suffix == ".json":
+        asked = questions(path)
+        yield from dict.fromkeys(text for one in asked for text in (one.question, one.context) if text.strip())
+    elif ".jsonl" in path.suffixes:
+        yield from _texts(path)
+    elif path.name.endswith(".tar.xz"):
+        with _readable(path):
+            yield from _archived(path)
+    else:
+        yield from (text for _, text in articles(path))
+
+
+def _texts(path: Path) -> Iterator[str]:
     try:
-        yield from _archived(path) if path.name.endswith(".tar.xz") else _articles(path)
+        rows = list(_json_lines(path))
+        texts = dict.fromkeys(str(row[name]) for row in rows for name in TEXT_FIELDS if row.get(name))
+    except (OSError, EOFError, ValueError, AttributeError, RecursionError) as error:
+        raise DatasetError(f"{path.name} cannot be read as lines of JSON: {type(error).__name__}.") from None
+    yield from (text for text in texts if text.strip())
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (lzma.LZMAError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path.name} cannot be read as text: {type(error).__name__}.") from None
 
 
-def _articles(path: Path) -> Iterator[str]:
-    article: list[str] | None = None
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines:
+def articles(path: Path) -> Iterator[tuple[str, str]]:
+    """Reads titles and texts of articles, plain or `.xz`.
+
+    A line `= Title =` begins an article, whose paragraphs are joined by line feeds. In a file without titles, each line
+    is an article whose title is empty.
+
+    Raises:
+        DatasetError: the file is damaged, or no text.
+    """
+    title, article = None, list[str]()
+    with (
+        _readable(path),
+        lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as lines,
+    ):
         for raw in lines:
             line = raw.strip()
             if line.startswith("= ") and line.endswith(" ="):
                 if article:
-                    yield "\n".join(article)
-                article = []
-            elif line and article is None:
-                yield line
-            elif line and article is not None:
+                    yield title or "", "\n".join(article)
+                title, article = line[2:-2], []
+            elif line and title is None:
+                yield "", line
+            elif line:
                 article.append(line)
     if article:
-        yield "\n".join(article)
+        yield title or "", "\n".join(article)
 
 
 def _archived(path: Path) -> Iterator[str]:

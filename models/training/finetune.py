@@ -6,8 +6,9 @@ If the recipe asks for distillation, the model also learns from a teacher that w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -16,12 +17,23 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
 from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import run_settings
 from swiftlet_serve.models.training.question_examples import read_questions
-from swiftlet_serve.models.training.recipe import Finetuning, Recipe
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
+from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
+from swiftlet_serve.models.training.sentence_vectors import train_on_vectors
 from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
 from swiftlet_serve.models.training.text_examples import read_labelled_texts, read_unlabelled_texts
+
+READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], list[Example]]]] = {
+    "classification": read_labelled_texts,
+    "span": read_questions,
+    "inference": read_inferences,
+    "relevance": read_relevance,
+}
+"""The readers of the training files, by the method of training."""
 
 
 def finetune(
@@ -47,9 +59,12 @@ def finetune(
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
     claim_directory(directory, settings)
     run = Run(directory, device or torch.device("cpu"), report, progress)
-    examples, logits = read_examples(work, data, tokenizer), None
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = add_head(recipe, work, recipe.architecture, config, pretrained.encoder)
+    if work.method == "embedding":
+        train_on_vectors(model, recipe, work, tokenizer, data, run)
+        return model
+    examples, logits = read_examples(work, data, tokenizer), None
     if work.distillation is not None:
         teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
         logits = teacher.predict("logits.npy", examples)
@@ -69,5 +84,4 @@ def read_examples(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Ex
     Raises:
         DatasetError: a file is not in the task's format.
     """
-    read = read_questions if work.method == "span" else read_labelled_texts
-    return read(work, data, tokenizer)
+    return READERS[work.method](work, data, tokenizer)

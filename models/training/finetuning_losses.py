@@ -48,9 +48,11 @@ def task_logits(model: Model, examples: Sequence[Example]) -> Tensor:
 def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
     """Returns the mean cross entropy of the targets, over start and end for answers.
 
-    Unlabelled examples contribute 0 to the mean.
+    With only one label, a target is 1 if the label applies, or else 0. Unlabelled examples contribute 0 to the mean.
     """
     targets = torch.tensor([example.target for example in examples], device=logits.device)  # (B, 1) or (B, 2)
+    if logits.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
     losses = F.cross_entropy(logits, targets.squeeze(1), ignore_index=NO_LABEL, reduction="sum")
     return losses / targets.numel()
 

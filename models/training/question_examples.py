@@ -70,7 +70,7 @@ def make_windows(question: Question, tokenizer: Tokenizer, max_tokens: int) -> l
     size = tokenizer.max_context_tokens(asked, max_tokens)
     if size <= 1:
         return []
-    answer = _answer_span(question)
+    answer = find_answer(question)
     examples = []
     for window in tokenizer.windows(asked, context, 0, size, min(STRIDE, size // 2)):
         spans, first = window.token_spans, window.context_start
@@ -85,7 +85,7 @@ def make_windows(question: Question, tokenizer: Tokenizer, max_tokens: int) -> l
     return examples
 
 
-def _answer_span(question: Question) -> tuple[int, int] | None:
+def find_answer(question: Question) -> tuple[int, int] | None:
     """Returns the first answer's position in the context, in code points, or None if it does not occur."""
     if not question.answers:
         return None

@@ -14,6 +14,7 @@ from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.training.conflicts import find_conflict
 
 MAX_VOCAB_SIZE: Final = 1 << 16  # token ids are stored as uint16
+ENTAILMENT: Final = "entail"  # the beginning of the label of hypotheses that follow from a text
 
 Optimiser = Literal["adamw", "lamb"]
 Precision = Literal["fp32", "bf16"]
@@ -23,8 +24,9 @@ SentenceObjective = Literal["none", "sentence_order", "next_sentence"]
 Objective = Literal["masked_lm", "replaced_token", "causal_lm"]
 InputFormat = Literal["blocks", "segment_pairs", "sentence_pairs", "full_sentences", "document_sentences"]
 TokenizerKind = Literal["wordpiece", "unigram"]
-TrainingMethod = Literal["classification", "span", "masked_lm"]
-"""The training of a task: labels of texts, answers in contexts, or pre-training only."""
+TrainingMethod = Literal["classification", "span", "masked_lm", "inference", "relevance", "embedding"]
+"""The training of a task: labels of texts, answers in contexts, pre-training only, hypotheses about texts, texts for
+queries, or the vectors of a teacher."""
 
 
 class RecipeError(ModelError):
@@ -221,6 +223,9 @@ class Finetuning(Optimisation):
     """Questions to repeat with a context that does not answer them (question answering only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files under the data folder, each with the number of sentences that only the teacher labels."""
+    negatives: int = field(default=1, kw_only=True)
+    """For each text with a named label, the number of wrong labels that become hypotheses (zero-shot). For each query,
+    the number of texts that do not answer it (rerank)."""
     weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -232,8 +237,17 @@ class Finetuning(Optimisation):
         count = self.unanswerable_questions
         if type(count) is not int or count < 0 or (count and self.method != "span"):
             raise RecipeError("unanswerable_questions must be an integer of at least 0, and needs a task like qa.")
-        if self.unlabelled and (self.method != "classification" or self.distillation is None):
+        if self.method == "embedding":
+            if not self.unlabelled or self.train or self.labels or self.distillation is not None:
+                raise RecipeError("a task like embed needs unlabelled, and takes no train, labels or distillation.")
+        elif self.unlabelled and (self.method != "classification" or self.distillation is None):
             raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
+        if type(self.negatives) is not int or self.negatives < 0:
+            raise RecipeError("negatives must be an integer of at least 0.")
+        if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
+            raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
+        if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):
+            raise RecipeError("a task like rerank needs one label, and no distillation table.")
         files = self.also_evaluate
         if not isinstance(files, tuple) or len({Path(file).name for file in files}) < len(files):
             raise RecipeError("also_evaluate must be a list of files with different names.")
@@ -289,6 +303,8 @@ class Recipe:
             raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
         if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
+        if not self.teacher and any(work.method == "embedding" for work in self.finetuning.values()):
+            raise RecipeError("a task like embed needs a teacher, and this recipe names none.")
         objective = self.pretraining.objective
         for name, work in self.finetuning.items():
             if objective != "masked_lm" and work.method == "masked_lm":

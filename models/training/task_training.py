@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from swiftlet_serve.models.artifact import Embedding
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import (
@@ -23,6 +24,8 @@ from swiftlet_serve.models.training.recipe import Finetuning, Recipe, identifyin
 from swiftlet_serve.models.training.schedule import Schedule
 from swiftlet_serve.models.training.trainer import Losses, train
 
+MEAN: Final = Embedding("mean", normalize=True)
+"""How a trained embedding model makes a vector."""
 EVALUATION_FIELDS: Final = frozenset(
     {"evaluate", "evaluate_skip", "evaluate_limit", "licences", "also_evaluate", "weaknesses"}
 )
@@ -50,6 +53,8 @@ def add_head(
     torch.manual_seed(recipe.seed)
     if work.method == "span":
         model = build(architecture, config, "token", 2)  # the start and the end of an answer
+    elif work.method == "embedding":
+        model = build(architecture, config, "embedding", embedding=MEAN)
     else:
         model = build(architecture, config, "classification", len(work.labels))
     model.encoder.load_state_dict(encoder.state_dict())
@@ -65,10 +70,8 @@ def train_on_examples(
     run: Run,
 ) -> None:
     """Trains a model on examples, and on a teacher's logits for them if given."""
-    batches = [batch for epoch in range(work.epochs) for batch in make_batches(examples, work.batch_size, seed + epoch)]
 
-    def compute_losses(number: int) -> Losses:
-        numbers = batches[number % len(batches)]
+    def batch_losses(numbers: Sequence[int]) -> Losses:
         batch = [examples[i] for i in numbers]
         logits = task_logits(model, batch)
         hard: Tensor = label_loss(logits, batch)
@@ -79,10 +82,23 @@ def train_on_examples(
         soft = distillation_loss(logits, theirs, plan.temperature)
         return {"labels": plan.hard_label_weight * hard, "teacher": (1 - plan.hard_label_weight) * soft}
 
+    train_on_batches(model, examples, batch_losses, work, seed, run)
+
+
+def train_on_batches(
+    model: Model,
+    examples: Sequence[Example],
+    batch_losses: Callable[[Sequence[int]], Losses],
+    work: Finetuning,
+    seed: int,
+    run: Run,
+) -> None:
+    """Trains a model on batches of examples. `batch_losses` takes the numbers of a batch's examples."""
+    batches = [batch for epoch in range(work.epochs) for batch in make_batches(examples, work.batch_size, seed + epoch)]
     steps = -(-len(batches) // work.gradient_accumulation_steps)  # the first batches complete the last step
     train(
         model,
-        compute_losses,
+        lambda number: batch_losses(batches[number % len(batches)]),
         Schedule.from_recipe(steps, work),
         run.directory,
         seed=seed,

@@ -32,10 +32,23 @@ def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) ->
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    texts = [text for file, count in work.unlabelled.items() for text in take_evenly(_sentences(data / file), count)]
+    texts = read_sentences(work, data)
     return [Example(encoding, (NO_LABEL,)) for encoding in tokenizer.encode(texts, work.max_tokens)]
 
 
+def read_sentences(work: Finetuning, data: Path) -> list[str]:
+    """Reads the sentences of the unlabelled texts, evenly spaced within each file.
+
+    Raises:
+        DatasetError: a file is damaged or not a text.
+    """
+    return [text for file, count in work.unlabelled.items() for text in take_evenly(_sentences(data / file), count)]
+
+
 def _sentences(path: Path) -> list[str]:
-    sentences = (sentence for text in datasets.documents(path) for sentence in SENTENCE_END.split(text))
-    return [sentence for sentence in sentences if len(sentence.split()) in SENTENCE_WORDS]
+    return [sentence for text in datasets.documents(path) for sentence in split_sentences(text)]
+
+
+def split_sentences(text: str) -> list[str]:
+    """Returns the sentences of a text that are neither very short nor very long."""
+    return [sentence for sentence in SENTENCE_END.split(text) if len(sentence.split()) in SENTENCE_WORDS]

@@ -23,6 +23,7 @@ from swiftlet_serve.models.training.recipe import (
     TrainingMethod,
     read_recipe,
 )
+from swiftlet_serve.models.training.task_training import MEAN
 from swiftlet_serve.models.training.trainer import find_device
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.torch import load_network
@@ -215,12 +216,15 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
         precision="int8",
         max_tokens=model.encoder.max_tokens,
         vocab_size=tokenizer.vocab_size,
-        width=tasks.head_width(definition.OUTPUTS, len(work.labels), tokenizer.vocab_size),
+        width=tasks.head_width(
+            definition.OUTPUTS, len(work.labels), tokenizer.vocab_size, model.encoder.config.hidden_size
+        ),
         labels=work.labels,
-        problem="single_label" if work.method == "classification" else None,
+        problem="single_label" if work.labels else None,
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
         source={"recipe": recipe.name, "seed": recipe.seed, **vocabulary},
+        embedding=MEAN if work.method == "embedding" else None,
         languages=recipe.languages,
     )
 
@@ -247,6 +251,8 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
     if work.distillation is not None:
         teacher = {"taught_by": f"{recipe.teacher}, fine-tuned on the same labelled examples"}
+    elif work.method == "embedding":
+        teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}
     elif work.method == "masked_lm" and plan.has_own_teacher:
         teacher = {"taught_by": plan.teacher_model or f"the pre-trained model of the recipe {plan.teacher_recipe}"}
     pretraining = asdict(recipe.pretraining)

@@ -28,6 +28,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "embedding"
 OUTPUTS: Final = "hidden"
+TRAINING: Final = "embedding"
 
 DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of fp32
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON

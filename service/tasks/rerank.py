@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
+from swiftlet_serve.models.bm25 import BM25
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
@@ -25,6 +26,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
+TRAINING: Final = "relevance"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 CROSS_ENCODER: Final = True
 
@@ -183,8 +185,16 @@ class Evaluator(tasks.Evaluator):
                 yield _case(one)
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        """Returns the score of the order in the file."""
-        return {"the order of the file": metrics.mean([_reciprocal_rank(case.expected) for case in cases])}
+        """Returns the scores of the order in the file, and of BM25 with the words of all texts."""
+        inputs = [case.body["inputs"] for case in cases]
+        bm25 = BM25(text for one in inputs for text in one["texts"])
+        ranks = []
+        for one, case in zip(inputs, cases, strict=True):
+            scores = [bm25.score(one["query"], text) for text in one["texts"]]
+            order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+            ranks.append(_reciprocal_rank([case.expected[i] for i in order]))
+        in_order = [_reciprocal_rank(case.expected) for case in cases]
+        return {"the order of the file": metrics.mean(in_order), "BM25": metrics.mean(ranks)}
 
     def best(self, response: Any) -> str:
         return str(response[0]["index"])

@@ -29,6 +29,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "classification"
 OUTPUTS: Final = "labels"
+TRAINING: Final = "inference"
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
 ENTAILMENT: Final = "entail"  # the beginning of the label, in any case

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
 import tarfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swiftlet_serve.models.datasets import DatasetError, Labelled, Question, documents, labelled, questions
+from swiftlet_serve.models import datasets
+from swiftlet_serve.models.datasets import (
+    DatasetError,
+    Inference,
+    Labelled,
+    Named,
+    Question,
+    documents,
+    labelled,
+    questions,
+)
 from tests.support.paths import DATA
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
@@ -264,3 +276,58 @@ def test_documents_reads_corpora(name):
     assert len(found) == 5
     assert all(len(text) > 20 for text in found)
     assert not any(line.startswith("= ") for text in found for line in text.split("\n"))
+
+
+def write_lines(path: Path, *rows: Any) -> Path:
+    path.write_bytes(gzip.compress("\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()))
+    return path
+
+
+def test_inferences_reads_pairs(tmp_path):
+    row = {"premise": "It rains.\u2028Still.", "hypothesis": "비가 온다.", "label": "entailment"}
+    path = write_lines(tmp_path / "nli.jsonl.gz", row)
+
+    assert datasets.inferences(path) == [Inference(row["premise"], "비가 온다.", "entailment")]
+
+
+def test_inferences_rejects_other_formats(tmp_path):
+    path = write_lines(tmp_path / "labels.jsonl.gz", {"text": "It rains.", "label": "weather"})
+
+    with pytest.raises(DatasetError, match=r"^labels\.jsonl\.gz does not hold premises and hypotheses: KeyError"):
+        datasets.inferences(path)
+
+
+def test_named_leaves_out_texts_without_a_single_label(tmp_path):
+    rows = [{"text": str(i), "label": label} for i, label in enumerate(["calm", ["calm"], ["calm", "joy"], []])]
+    path = write_lines(tmp_path / "moods.jsonl.gz", *rows)
+
+    assert datasets.named(path) == [Named("0", "calm"), Named("1", "calm")]
+
+
+def test_articles_reads_titles(tmp_path):
+    path = tmp_path / "articles.txt"
+    path.write_text("before\n= One =\na\n\nb\n= Two =\n= Three =\nc\n", "utf-8")
+
+    assert list(datasets.articles(path)) == [("", "before"), ("One", "a\nb"), ("Three", "c")]
+
+
+def test_documents_reads_the_texts_of_lines_of_json(tmp_path):
+    rows = [{"premise": "one", "hypothesis": "two", "label": "x"}, {"premise": "one", "hypothesis": " "}, {"text": "3"}]
+
+    assert list(documents(write_lines(tmp_path / "nli.jsonl.gz", *rows))) == ["one", "two", "3"]
+
+
+def test_documents_reads_questions_and_contexts_once(tmp_path):
+    asked = [{"id": name, "question": "What?", "answers": []} for name in "ab"]
+
+    assert list(documents(write(tmp_path / "asked.json", squad(*asked)))) == ["What?", "Rome was not built in a day."]
+
+
+@pytest.mark.parametrize(
+    "content", [b"no JSON", b"[1]", b"\xff", b"[" * 100_000], ids=["text", "list", "bytes", "deep"]
+)
+def test_documents_rejects_other_lines_of_json(tmp_path, content):
+    (tmp_path / "nli.jsonl").write_bytes(content)
+
+    with pytest.raises(DatasetError, match=r"^nli\.jsonl cannot be read as lines of JSON"):
+        list(documents(tmp_path / "nli.jsonl"))

@@ -54,6 +54,15 @@ def save_encoder(
     return SentenceTransformer(str(directory / "model"), device="cpu")
 
 
+def make_sentence_encoder(checkpoint: Path, pooling: str) -> None:
+    """Makes a checkpoint of transformers an embedding model of sentence-transformers."""
+    names = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    kinds = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in names.items()]
+    (checkpoint / "modules.json").write_text(json.dumps(kinds), "utf-8")
+    (checkpoint / "1_Pooling").mkdir()
+    (checkpoint / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": pooling}), "utf-8")
+
+
 def edit(file: Path, **changes: Any) -> None:
     """Changes entries of a JSON object. None removes an entry."""
     document = json.loads(file.read_text("utf-8")) | changes
