@@ -113,10 +113,11 @@ def test_slo_reports_a_server_that_answers_no_request(suffix, body, expected, fi
     assert "No request to" in done.stderr
 
 
-@pytest.mark.parametrize("user", ["OpenLoop", "ClosedLoop"])
-def test_locust_sends_the_same_load(url, user):
+# The open loop ends the run when it has sent all requests. A run of the closed loop ends by the time.
+@pytest.mark.parametrize(("user", "run_time"), [("OpenLoop", "60"), ("ClosedLoop", "3")])
+def test_locust_sends_the_same_load(url, user, run_time):
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", user, "--host", url, "--headless"]
-    options = ["--only-summary", "--rate", "20", "--seconds", "1", "--shape", "burst", "--run-time", "3"]
+    options = ["--only-summary", "--rate", "20", "--seconds", "1", "--shape", "burst", "--run-time", run_time]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False)
 
     assert done.returncode == 0, done.stderr
