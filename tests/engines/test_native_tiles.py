@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import logging
 import os
 import signal
@@ -24,6 +26,11 @@ from tests.support.paths import ROOT
 
 BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(40, [23, 5, 5], 3)])
 
+KERNELS_ON_VECTORS = [name for name in native.KERNELS if name != "amx"]
+
+has_amx_kernel = pytest.mark.skipif(
+    not any(native._libraries("amx")), reason="the kernel for AMX is not compiled on this platform"
+)
 has_amx = pytest.mark.skipif(
     not any(Library(file).supported for file in native.LIBRARIES.glob("amx.*.so")), reason="this CPU has no AMX"
 )
@@ -110,36 +117,42 @@ def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
     }
 
 
-@pytest.fixture
-def amx_obstacle(monkeypatch):
-    """Makes every kernel with tiles unusable in the way that a test names."""
-
-    def obstruct(**properties: object) -> None:
-        for name, value in properties.items():
-            own = getattr(Library, name).fget
-            monkeypatch.setattr(
-                Library, name, property(lambda library, own=own, value=value: value if library.tiles else own(library))
-            )
-
-    return obstruct
-
-
-@has_amx
+@has_amx_kernel
 @pytest.mark.parametrize(
-    ("obstacle", "reason"),
+    ("found", "reason"),
     [
         ({"permitted": False}, "the operating system does not permit AMX tiles"),
-        ({"wrong_sums": 1}, "its self-test found a wrong sum"),
+        ({"permitted": True, "wrong_sums": 1}, "its self-test found a wrong sum"),
     ],
 )
-def test_next_kernel_serves_and_the_title_says_why(amx_obstacle, monkeypatch, obstacle, reason):
+def test_next_kernel_serves_if_the_cpu_lies_about_tiles(monkeypatch, found, reason):
+    """The CPU reports AMX, and the operating system refuses it or the sums are wrong."""
     monkeypatch.delenv(native.CHOICE, raising=False)
-    amx_obstacle(**obstacle)
+    monkeypatch.setattr(native, "_test_once", lambda _: None)
+    next_kernel = next(
+        library for name in KERNELS_ON_VECTORS for library in native._libraries(name) if library.supported
+    )
+    for name, value in {"supported": True, **found}.items():
+        own = getattr(Library, name).fget
+        monkeypatch.setattr(
+            Library, name, property(lambda library, own=own, value=value: value if library.tiles else own(library))
+        )
     library, passed_over = native.select()
 
-    assert library.kernel == "avx512bf16"
+    assert library.kernel == next_kernel.kernel
     assert passed_over == (f"amx: {reason}",)
-    assert Native(library, folded("bert", "qa"), passed_over).title == f"native (avx512bf16; amx: {reason})"
+    title = f"native ({library.kernel}; amx: {reason})"
+    assert Native(library, folded("bert", "qa"), passed_over).title == title
+
+
+def test_named_kernel_whose_instructions_the_cpu_lacks_gives_a_reason(monkeypatch):
+    own = best().kernel
+    monkeypatch.setenv(native.CHOICE, own)
+    monkeypatch.setattr(Library, "supported", property(lambda library: library.kernel not in (own, "amx")))
+    library, passed_over = native.select()
+
+    assert library is None or library.kernel != own
+    assert passed_over == (f"{own}: the CPU lacks its instructions",)
 
 
 @pytest.mark.parametrize(
@@ -191,29 +204,109 @@ def test_refused_permission_selects_the_next_kernel():
     assert result.stdout == "avx512bf16 ('amx: the operating system does not permit AMX tiles',)\n", result.stderr
 
 
-def test_signals_change_no_result():
-    """The operating system saves and restores the tiles around a signal handler."""
+SECCOMP = """
+import ctypes, struct, sys
+from swiftlet_serve.service.engines import native
+
+ARCH_PRCTL, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 158, 38, 22, 2
+program = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x20, 0, 0, 0),  # load the number of the system call
+        (0x15, 0, 1, ARCH_PRCTL),
+        (0x06, 0, 0, 0x00050000 | int(sys.argv[1])),  # return this error
+        (0x06, 0, 0, 0x7FFF0000),  # allow all others
+    )
+)
+memory = ctypes.create_string_buffer(program, len(program))
+descriptor = ctypes.create_string_buffer(struct.pack("HL", len(program) // 8, ctypes.addressof(memory)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+assert libc.prctl(PR_SET_SECCOMP, FILTER, descriptor, 0, 0) == 0, ctypes.get_errno()
+(amx,) = native._libraries("amx")
+print(amx.permitted)
+if not amx.permitted:
+    library, passed_over = native.select()
+    print(library.kernel, passed_over)
+"""
+
+
+@has_amx_kernel
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, 0])
+def test_filter_of_system_calls_decides_on_tiles(error):
+    """With error 0 the filter skips the system call and says that it succeeded: the kernel relies on the answer."""
+    environment = {name: value for name, value in os.environ.items() if name != native.CHOICE}
+    result = subprocess.run(
+        [sys.executable, "-c", SECCOMP, str(error)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    if error:
+        next_kernel = next(one for name in KERNELS_ON_VECTORS for one in native._libraries(name) if one.supported)
+        has = any(one.supported for one in native._libraries("amx"))
+        passed_over = ("amx: the operating system does not permit AMX tiles",) if has else ()
+        assert result.stdout == f"False\n{next_kernel.kernel} {passed_over}\n", result.stderr
+    else:
+        assert result.stdout == "True\n", result.stderr
+
+
+class SignalStack(ctypes.Structure):
+    """`stack_t` in sigaltstack(2)."""
+
+    _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def move(thread: int) -> None:
+    """Moves a thread to another core, if there is one."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        for core in allowed:
+            os.sched_setaffinity(thread, {core})
+        os.sched_setaffinity(thread, allowed)
+    except ProcessLookupError:  # the thread has ended
+        pass
+
+
+@pytest.mark.parametrize("interruption", ["signal", "signal on a stack of its own", "move"])
+def test_interruptions_change_no_result(interruption):
+    """The operating system saves and restores the tiles around a signal handler, and when a thread moves.
+
+    `faulthandler` runs its handlers on a stack of their own.
+    """
     network = Native(best(), folded("bert", "qa"))
     expected = [row.tobytes() for row in network.run(BATCH)]
     results: list[list[bytes]] = []
     finished, released = threading.Event(), threading.Event()
 
+    memory = ctypes.create_string_buffer(1 << 16)  # for the state of every register, also of the tiles
+
     def compute() -> None:
+        if interruption == "signal on a stack of its own":
+            stack = SignalStack(ctypes.addressof(memory), 0, len(memory))
+            assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
         results.extend([row.tobytes() for row in network.run(BATCH)] for _ in range(500))
         finished.set()
         released.wait()  # a signal to a thread that has ended is undefined
 
-    handled = []
+    handled: list[int] = []
+    moves: list[int] = []
     earlier = signal.signal(signal.SIGUSR2, lambda *_: handled.append(1))
     thread = threading.Thread(target=compute, daemon=True)
     try:
         thread.start()
         while not finished.is_set() and thread.is_alive():
-            signal.pthread_kill(thread.ident, signal.SIGUSR2)
+            if interruption == "move":
+                move(thread.native_id)
+                moves.append(1)
+            else:
+                signal.pthread_kill(thread.ident, signal.SIGUSR2)
     finally:
         released.set()
         thread.join()
         signal.signal(signal.SIGUSR2, earlier)
 
-    assert handled
+    assert moves if interruption == "move" else handled
     assert results == [expected] * 500
