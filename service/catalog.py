@@ -8,6 +8,7 @@ for each of several versions.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from swiftlet_serve.service.errors import NotFound, Unavailable
 from swiftlet_serve.service.pipeline import Pipeline
 
 DEFAULT: Final = "default"
+NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 RANDOM: Final = random.Random()  # noqa: S311  # spreads requests, and is not a secret
 
 
@@ -62,7 +64,7 @@ class ServedVersions:
             NotFound: there is no such version or alias.
         """
         if suffix:
-            version = int(suffix) if suffix.isdecimal() and len(suffix) < 20 else self.aliases.get(suffix)
+            version = int(suffix) if NUMBER.fullmatch(suffix) else self.aliases.get(suffix)
         elif route.version is not None:
             version = route.version
         elif self.split:

@@ -94,7 +94,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         credentials = Credentials.read(settings)
         certificate, keys = credentials.certificate, credentials.keys
         public_sockets = bind_public(settings)
-        admin_keys = None if settings.admin_keys_file is None else ApiKeys.read(settings.admin_keys_file)
+        admin_keys = credentials.admin_keys
         admin_socket = None if settings.admin_port is None else bind(settings.admin_host, settings.admin_port)
         observers = Observers.create(settings.traces_endpoint, build_info.version(), logs=settings.access_log)
         if keys is None and not _is_loopback(settings.host):
@@ -238,14 +238,13 @@ class Server:
         await lifespan.startup()
         if lifespan.should_exit:
             raise SetupError("The engines could not be started. The log has the cause.")
-        if self._manager:
-            await self._manager.start()
-        if self._admin:
-            self._admin.start()
-        memory.tune_garbage_collector()
-        if self._grpc:
-            await self._grpc.open()
-        await self._public.serve()
+        try:
+            await self._open()
+        except BaseException:
+            if self._manager:
+                await self._manager.close()
+            await lifespan.shutdown()  # else uvicorn logs its cancellation with a traceback
+            raise
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
         log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
@@ -257,8 +256,10 @@ class Server:
         in_flight = sum(model.in_flight for model in stats.models.values())
         log.info("stopping: %d requests are in progress, new ones for %g s", in_flight, self._settings.drain_s)
         if self._manager:
-            await self._manager.stop()
+            self._manager.stop()
         await self._finish_requests()
+        if self._manager:
+            await self._manager.close()
         try:
             await asyncio.wait_for(lifespan.shutdown(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
         except TimeoutError:
@@ -268,6 +269,21 @@ class Server:
             self._admin.stop()
         counts = _counts((await self._runtime.snapshot()).stats)
         log.info("stopped after %.1f s: %s", time.monotonic() - self.started, counts)
+
+    async def _open(self) -> None:
+        """Loads the models of a repository, and opens the ports.
+
+        Raises:
+            SetupError: a model cannot be served, or a port cannot be opened.
+        """
+        if self._manager:
+            await self._manager.start()
+        if self._admin:
+            self._admin.start()
+        memory.tune_garbage_collector()
+        if self._grpc:
+            await self._grpc.open()
+        await self._public.serve()
 
     def _reload(self) -> None:
         if self.credentials is not None:

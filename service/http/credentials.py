@@ -17,10 +17,22 @@ log = logging.getLogger(__name__)
 class Credentials:
     """What the settings name: both, one of them, or neither."""
 
-    def __init__(self, keys_file: Path | None, keys: ApiKeys | None, certificate: tls.Certificate | None) -> None:
+    def __init__(
+        self,
+        keys_file: Path | None,
+        keys: ApiKeys | None,
+        certificate: tls.Certificate | None,
+        admin_keys_file: Path | None = None,
+        admin_keys: ApiKeys | None = None,
+    ) -> None:
         self.keys = keys
+        self.admin_keys = admin_keys
         self.certificate = certificate
-        self._keys_file = keys_file
+        self._key_files = [
+            (title, path, held)
+            for title, path, held in (("API keys", keys_file, keys), ("admin keys", admin_keys_file, admin_keys))
+            if path is not None and held is not None
+        ]
 
     @classmethod
     def read(cls, settings: Settings) -> Credentials:
@@ -35,7 +47,8 @@ class Credentials:
         else:
             certificate = tls.Certificate(settings.tls_cert, settings.tls_key)
         keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
-        return cls(settings.api_keys_file, keys, certificate)
+        admin_keys = None if settings.admin_keys_file is None else ApiKeys.read(settings.admin_keys_file)
+        return cls(settings.api_keys_file, keys, certificate, settings.admin_keys_file, admin_keys)
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -44,12 +57,12 @@ class Credentials:
 
     def reload(self) -> None:
         """Reads the files anew. What is invalid stays as it was."""
-        if self.keys is not None and self._keys_file is not None:
+        for title, path, held in self._key_files:
             try:
-                self.keys.replace(ApiKeys.read(self._keys_file))
-                log.info("The API keys were read anew.")
+                held.replace(ApiKeys.read(path))
+                log.info("The %s were read anew.", title)
             except SetupError as error:
-                log.warning("The API keys stay as they were. %s", error)
+                log.warning("The %s stay as they were. %s", title, error)
         if self.certificate is not None:
             try:
                 self.certificate.reload()

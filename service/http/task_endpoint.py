@@ -87,11 +87,12 @@ class ModelEndpoint(ABC):
         record.body_bytes = len(body)
         deadline = context.response_deadline
         self.runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
-        try:
-            pipeline, request, render, timeout_s = self.translate(scope, body)
-        except ModelLoading as missing:
-            await self._wait_for_model(missing, context, record)
-            pipeline, request, render, timeout_s = self.translate(scope, body)
+        while True:
+            try:
+                pipeline, request, render, timeout_s = self.translate(scope, body)
+                break
+            except ModelLoading as missing:  # again, if the model has left the memory meanwhile
+                await self._wait_for_model(missing, context, record)
         record.add_stage("parse", started, time.monotonic())
         manifest = pipeline.model.manifest
         record.task, record.model = manifest.task, manifest.name

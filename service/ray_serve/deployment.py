@@ -170,7 +170,7 @@ def _followed_by(manager: ModelManager, lifespan: Any) -> Any:
         async with lifespan(app):
             await manager.start()
             yield
-            await manager.stop()
+            await manager.close()
 
     return both
 

@@ -7,19 +7,25 @@ meanwhile.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from swiftlet_serve.models.artifact import Artifact, ArtifactError, open_artifact
 from swiftlet_serve.service.repository.store import RepositoryError, Store
+
+COPY: Final = re.compile(r"(?P<name>.+)-(?P<version>[1-9][0-9]{0,8})-[0-9a-f]{16}")
+TEMPORARY: Final = ".fetch-"
 
 
 class Cache:
     """Verified copies of versions, in a directory."""
 
     def __init__(self, store: Store, directory: Path | None) -> None:
-        """Opens the cache. Without a directory, it is a temporary one, and copies are removed when they are released.
+        """Opens the cache. Without a directory, it is a temporary one.
 
         Raises:
             OSError: the directory cannot be created.
@@ -28,6 +34,8 @@ class Cache:
         self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="swiftlet-models-")
         self._root = Path(self._temporary.name) if self._temporary else Path(directory or "").resolve()
         self._root.mkdir(parents=True, exist_ok=True)
+        for unfinished in self._root.glob(f"{TEMPORARY}*"):  # of a server that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def fetch(self, name: str, version: int) -> Artifact:
         """Returns the verified copy of a version.
@@ -50,9 +58,15 @@ class Cache:
         return artifact
 
     def release(self, path: Path) -> None:
-        """Removes a copy that is no longer used, unless the cache is kept."""
-        if self._temporary is not None:
-            shutil.rmtree(path, ignore_errors=True)
+        """Removes a copy that is no longer used."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def keep_only(self, versions: Collection[tuple[str, int]]) -> None:
+        """Removes the copies of all other versions, which an earlier start has left. Other files stay."""
+        for path in self._root.iterdir():
+            match = COPY.fullmatch(path.name)
+            if match and (match["name"], int(match["version"])) not in versions:
+                self.release(path)
 
     def close(self) -> None:
         """Removes a temporary cache."""
@@ -61,7 +75,7 @@ class Cache:
 
     def _copy(self, name: str, version: int, path: Path) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self._root) as temporary:
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self._root) as temporary:
                 new = Path(temporary) / "new"
                 new.mkdir()
                 self._store.fetch(name, version, new)

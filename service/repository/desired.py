@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from swiftlet_serve.models.artifact import NAME
+from swiftlet_serve.service.catalog import DEFAULT
 from swiftlet_serve.service.repository.store import DESIRED, RepositoryError
 
 Version = Annotated[int, Field(ge=1, lt=10**9)]
@@ -32,7 +33,7 @@ MAX_BYTES: Final = 1 << 20
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class Shadow(_Strict):
@@ -55,6 +56,17 @@ class DesiredModel(_Strict):
     ] = Field(default_factory=dict)
     shadow: Shadow | None = None
     pinned: Annotated[bool, Field(description="Whether the model stays in memory at any rate.")] = False
+
+    @model_validator(mode="after")
+    def _check_default(self) -> DesiredModel:
+        if self.version is not None and self.aliases.get(DEFAULT, self.version) != self.version:
+            raise ValueError("the version and the alias default differ")
+        return self
+
+    @property
+    def fixed(self) -> int | None:
+        """The default version, or None for the latest. The alias `default` says the same as the field."""
+        return self.version or self.aliases.get(DEFAULT)
 
 
 class _Desired(_Strict):
@@ -93,6 +105,8 @@ def parse(content: bytes) -> Mapping[str, DesiredModel]:
         first = error.errors(include_input=False, include_url=False)[0]
         place = "/".join(map(str, first["loc"])) or "its root"
         raise RepositoryError(f"{DESIRED} is invalid at {place}: {first['msg']}.") from None
+    if not models:
+        raise RepositoryError(f"{DESIRED} names no model.")
     for name in models:
         if not NAME.fullmatch(name):
             raise RepositoryError(f"{DESIRED} is invalid: {name!r} is no name of a model.")
@@ -110,15 +124,15 @@ def resolve(models: Mapping[str, DesiredModel] | None, present: Mapping[str, Seq
         RepositoryError: a version is not in the repository.
     """
     if models is None:
-        models = {name: DesiredModel() for name in present}
+        models = {name: DesiredModel() for name, versions in present.items() if versions}
     wanted = {}
     for name, model in models.items():
         there = present.get(name, [])
         if not there:
             raise RepositoryError(f"The model repository has no version of {name}.")
         wanted[name] = resolved = Wanted(
-            default=model.version or there[-1],
-            aliases=dict(model.aliases),
+            default=model.fixed or there[-1],
+            aliases={alias: version for alias, version in model.aliases.items() if alias != DEFAULT},
             split=tuple(model.split.items()),
             shadow=model.shadow,
             pinned=model.pinned,

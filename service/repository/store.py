@@ -12,6 +12,8 @@ appears complete, by a rename.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
@@ -23,13 +25,23 @@ from typing import Any, Final, Protocol
 from swiftlet_serve.models.artifact import MANIFEST, NAME, OPTIONAL, REQUIRED, Artifact
 from swiftlet_serve.service.errors import SetupError
 
+log = logging.getLogger(__name__)
+
 DESIRED: Final = "desired.json"
 VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 FILES: Final = sorted(REQUIRED | OPTIONAL)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RepositoryError(Exception):
     """Raised when the repository cannot be read or written. The message is one sentence."""
+
+
+class VersionExists(RepositoryError):
+    """Raised when a version that is to be added is there already."""
+
+    def __init__(self) -> None:
+        super().__init__("The repository has a folder of this version already. Push the next version.")
 
 
 class Store(Protocol):
@@ -40,7 +52,10 @@ class Store(Protocol):
         ...
 
     def versions(self) -> Mapping[str, Sequence[int]]:
-        """Returns the versions of each model, lowest first. Names that are no model's or no version's are left out."""
+        """Returns the versions of each model, lowest first. Names that are no model's or no version's are left out.
+
+        A name that is no version's is logged once.
+        """
         ...
 
     def manifest(self, name: str, version: int) -> bytes:
@@ -52,7 +67,7 @@ class Store(Protocol):
         ...
 
     def push(self, artifact: Artifact, version: int) -> None:
-        """Adds a version. It must not exist."""
+        """Adds a version. Raises VersionExists if another one has its number, as far as the store can tell."""
         ...
 
 
@@ -75,6 +90,7 @@ class DirectoryStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
+        self._versions = _Versions()
 
     def desired(self) -> bytes | None:
         try:
@@ -95,7 +111,7 @@ class DirectoryStore:
             }
         except OSError as error:
             raise _unreadable(error) from error
-        return _numbers(found)
+        return self._versions.of(found)
 
     def manifest(self, name: str, version: int) -> bytes:
         try:
@@ -125,6 +141,8 @@ class DirectoryStore:
                 new.rename(model / str(version))  # fails if the version exists: a directory that is not empty
             _sync(model)
         except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise VersionExists from error
             raise RepositoryError(f"The version cannot be written: {error.strerror}.") from error
 
     def _inside(self, file: Path) -> Path:
@@ -152,6 +170,7 @@ class RemoteStore:
             self._fs, self._root = url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise SetupError(f"The model repository cannot be opened: {error}") from error
+        self._versions = _Versions()
 
     def desired(self) -> bytes | None:
         try:
@@ -166,15 +185,14 @@ class RemoteStore:
         try:
             self._fs.invalidate_cache()
             found = {model: self._names(f"{self._root}/{model}") for model in self._names(self._root)}
-            return _numbers(
-                {
-                    model: [one for one in names if self._fs.exists(f"{self._root}/{model}/{one}/{MANIFEST}")]
-                    for model, names in sorted(found.items())
-                    if NAME.fullmatch(model)
-                }
-            )
+            complete = {
+                model: [one for one in names if self._fs.exists(f"{self._root}/{model}/{one}/{MANIFEST}")]
+                for model, names in sorted(found.items())
+                if NAME.fullmatch(model)
+            }
         except Exception as error:  # as above
             raise _unreachable(error) from error
+        return self._versions.of(complete)
 
     def manifest(self, name: str, version: int) -> bytes:
         try:
@@ -228,14 +246,35 @@ def push(store: Store, artifact: Artifact, version: int | None = None) -> tuple[
         message = f"{name} {version} is in the repository with another content. A version never changes: push the next."
         raise RepositoryError(message)
     number = version or (present[-1] + 1 if present else 1)
-    store.push(artifact, number)
-    return number, True
+    while True:
+        try:
+            store.push(artifact, number)
+        except VersionExists:
+            if version is not None:
+                raise
+            number += 1  # another push has just added this one, or an incomplete folder has the number
+        else:
+            return number, True
 
 
-def _numbers(found: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
-    return {
-        model: sorted(int(name) for name in names if VERSION.fullmatch(name)) for model, names in found.items() if names
-    }
+class _Versions:
+    """Reads names as versions."""
+
+    def __init__(self) -> None:
+        self._ignored: set[str] = set()  # that were logged
+
+    def of(self, found: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+        """Returns the versions of each model, given the names of its complete folders."""
+        for model, names in found.items():
+            for path in (f"{model}/{name}" for name in names if not VERSION.fullmatch(name) and name[0] != "."):
+                if path not in self._ignored:
+                    self._ignored.add(path)
+                    log.warning("%a in the model repository is no version. Versions are whole numbers from 1.", path)
+        return {
+            model: sorted(int(name) for name in names if VERSION.fullmatch(name))
+            for model, names in found.items()
+            if names
+        }
 
 
 def _sync(path: Path) -> None:
@@ -247,8 +286,12 @@ def _sync(path: Path) -> None:
 
 
 def _unreadable(error: OSError) -> RepositoryError:
+    if error.errno in FULL:
+        return RepositoryError(f"There is no room for a copy: {error.strerror}.")
     return RepositoryError(f"The model repository cannot be read: {error.strerror}.")
 
 
 def _unreachable(error: Exception) -> RepositoryError:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return _unreadable(error)
     return RepositoryError(f"The model repository cannot be reached: {type(error).__name__}.")

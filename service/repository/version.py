@@ -17,8 +17,8 @@ class Version:
 
     name: str
     number: int
-    task: str
-    size: int  # bytes of its files
+    task: str = ""  # empty until the manifest is read
+    size: int = 0  # bytes of its files
     state: State = "unloaded"
     reason: str = ""  # why it failed
     pipeline: Pipeline | None = None

@@ -58,7 +58,7 @@ def collect(
     )
     yield families.gauge(
         "repository_reachable",
-        "Whether the last look at the model repository succeeded (1) or not (0).",
+        "Whether the last look at the model repository succeeded, and its desired.json is valid (1), or not (0).",
         repository.reachable,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
 from swiftlet_serve.service.errors import NotFound, SetupError
+from swiftlet_serve.service.repository import manager as manager_module
 from swiftlet_serve.service.repository.manager import LoadFailed
 from tests.support.artifacts import reseal
 from tests.support.fakes import PATIENCE_S
@@ -77,7 +79,7 @@ async def test_split_divides_requests_by_their_keys(root):
         assert [(one["version"], one["share"]) for one in versions] == [(1, 0.75), (2, 0.25)]
 
 
-@pytest.mark.parametrize("fault", ["damaged", "golden", "task", "name", "no manifest", "not JSON"])
+@pytest.mark.parametrize("fault", ["damaged", "golden", "task", "name", "no manifest", "not JSON", "nested"])
 @in_event_loop
 async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root, caplog):
     async with served(root, engine="onnx_cpu") as server:
@@ -99,6 +101,8 @@ async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root,
             shutil.rmtree(root / "trees")
         elif fault == "no manifest":
             (version / MANIFEST).unlink()
+        elif fault == "nested":
+            (version / MANIFEST).write_text("[" * 100_000)
         else:
             (version / MANIFEST).write_text("[]")
         await server.manager.look()
@@ -106,9 +110,107 @@ async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root,
         assert await server.version() == 1
         states = {one.version: one.state for one in server.manager.state().versions}
         assert states[1] == "ready"
-        if fault in ("damaged", "golden", "name"):
+        if fault != "no manifest":
             assert states[2] == "failed"
             assert server.manager.loads["flowers", "failed"] == 1
+        shutil.rmtree(version)
+        await server.manager.look()
+        assert {one.version for one in server.manager.state().versions} == {1}
+
+
+@in_event_loop
+async def test_unforeseen_fault_leaves_the_earlier_version(root, caplog, monkeypatch):
+    async with served(root) as server:
+
+        async def fail(*_):
+            raise ZeroDivisionError("secret".upper())
+
+        monkeypatch.setattr(server.runtime, "add_version", fail)
+        make_version(root, "flowers", 2)
+        await server.manager.look()
+        assert await server.version() == 1
+        (failed,) = (one for one in server.manager.state().versions if one.version == 2)
+        assert (failed.state, "ZeroDivisionError" in failed.reason) == ("failed", True)
+        assert "SECRET" not in caplog.text
+
+
+@in_event_loop
+async def test_watcher_outlives_a_look_that_raises(root, monkeypatch):
+    async with served(root) as server:
+        looks, look = [], server.manager.look
+
+        async def fail_once():
+            looks.append(1)
+            if len(looks) == 1:
+                raise ZeroDivisionError
+            await look()
+
+        monkeypatch.setattr(server.manager, "look", fail_once)
+        server.manager._poll_s = 0.001
+        make_version(root, "flowers", 2)
+        watcher = asyncio.create_task(server.manager._watch())
+        async with asyncio.timeout(PATIENCE_S):
+            while await server.version() == 1:
+                await asyncio.sleep(0.01)
+            server.manager.stop()
+            await watcher
+
+
+@in_event_loop
+async def test_folder_that_is_no_version_stops_no_other_model(root, caplog):
+    shutil.copytree(root / "flowers" / "1", root / "trees" / "v1")
+    async with served(root) as server:
+        make_version(root, "flowers", 2)
+        for _ in range(2):
+            await server.manager.look()
+        assert await server.version() == 2
+        assert caplog.text.count("'trees/v1' in the model repository is no version") == 1
+
+
+@in_event_loop
+async def test_default_is_an_alias_like_others(root):
+    make_version(root, "flowers", 2)
+    want(root, flowers={"aliases": {"default": 1, "canary": 2}})
+    async with served(root) as server:
+        for name in (None, "flowers", "flowers@default"):
+            assert await server.version(name) == 1
+        assert await server.version("flowers@canary") == 2
+        await server.manager.load("flowers", 2, "default")
+        assert await server.version() == await server.version("flowers@default") == 2
+        want(root, flowers={"version": 1, "aliases": {"default": 2}})
+        await server.manager.look()
+        assert await server.version() == 2
+        assert not server.manager.reachable
+
+
+@pytest.mark.parametrize("name", ["flowers@01", "flowers@\uff11", "flowers@+1", "flowers@1.0"])
+@in_event_loop
+async def test_version_in_a_name_is_written_in_one_way(root, name):
+    async with served(root) as server:
+        assert (await server.classify(name)).json()["code"] == "unknown_model"
+
+
+@in_event_loop
+async def test_repository_that_stalls_changes_nothing(root, caplog, monkeypatch):
+    async with served(root) as server:
+        goes_on, desired = threading.Event(), server.manager._store.desired
+
+        def stall() -> bytes | None:
+            goes_on.wait(PATIENCE_S)
+            return desired()
+
+        monkeypatch.setattr(manager_module, "LOOK_S", 0.01)
+        monkeypatch.setattr(server.manager._store, "desired", stall)
+        make_version(root, "flowers", 2)
+        for _ in range(3):
+            await server.manager.look()
+        assert (await server.version(), server.manager.reachable) == (1, False)
+        assert caplog.text.count("does not respond") == 1
+        assert threading.active_count() < 20
+        monkeypatch.setattr(manager_module, "LOOK_S", PATIENCE_S)
+        goes_on.set()
+        await server.manager.look()
+        assert (await server.version(), server.manager.reachable) == (2, True)
 
 
 @in_event_loop
@@ -145,6 +247,9 @@ async def test_start_falls_back_from_a_broken_latest_version(root, tmp_path):
         (lambda root: want(root, trees={}), "no version of trees"),
         (lambda root: want(root, flowers={"wersion": 2}), "invalid at models/flowers/wersion"),
         (lambda root: (root / "desired.json").write_text("{"), "invalid at its root"),
+        (lambda root: want(root), "names no model"),
+        (lambda root: want(root, flowers={"version": True}), "invalid at models/flowers/version"),
+        (lambda root: want(root, flowers={"version": 1, "aliases": {"default": 2}}), "alias default differ"),
         (lambda root: (root / "desired.json").write_text('{"models": {"../x": {}}}'), "no name of a model"),
     ],
 )
@@ -159,10 +264,11 @@ async def test_start_fails_without_a_version_that_serves(prepare, message, root)
 @in_event_loop
 async def test_unreadable_repository_changes_nothing(root, caplog):
     async with served(root) as server:
-        for content in ("{", '{"models": {"flowers": {"version": 7}}}'):
+        for content in ("{", '{"models": {}}', '{"models": {"flowers": {"version": 7}}}'):
             (root / "desired.json").write_text(content)
             await server.manager.look()
             assert await server.version() == 1
+            assert not server.manager.reachable
         root.rename(root.with_name("gone"))
         await server.manager.look()
         assert not server.manager.reachable
@@ -291,6 +397,42 @@ async def test_pinned_models_stay(root):
         assert (response.status_code, response.json()["code"]) == (503, "model_unavailable")
         assert int(response.headers["retry-after"]) >= 1
         assert await server.version("flowers") == 1
+        assert list(server.runtime.dispatcher.models) == ["flowers@1"]
+
+
+@in_event_loop
+async def test_model_above_the_limit_is_refused_and_none_makes_room_for_it(root):
+    size = size_of(root / "flowers" / "1")
+    make_version(root, "trees", 1)
+    async with served(root, max_bytes=int(2.5 * size)) as server:
+        version = make_version(root, "weeds", 1)
+        manifest = json.loads((version / MANIFEST).read_text())
+        manifest["files"][CARD]["size"] = 3 * size
+        (version / MANIFEST).write_text(json.dumps(manifest))
+        await server.manager.look()
+        assert list(server.runtime.dispatcher.models) == ["flowers@1", "trees@1"]
+        assert (await server.classify("weeds")).status_code == 404
+        (failed,) = (one for one in server.manager.state().versions if one.model == "weeds")
+        assert "max_models_mb" in failed.reason
+    with pytest.raises(SetupError, match="max_models_mb"):
+        async with served(root, max_bytes=size // 2):
+            pass
+
+
+@in_event_loop
+async def test_version_that_serves_leaves_last_for_its_successor(root):
+    size = size_of(root / "flowers" / "1")
+    make_version(root, "trees", 1)
+    async with served(root, max_bytes=int(2.5 * size)) as server:
+        await server.version("flowers")
+        await server.version("trees")  # flowers was used less recently
+        damage(make_version(root, "flowers", 2))
+        await server.manager.look()
+        shutil.rmtree(root / "flowers" / "2")
+        make_version(root, "flowers", 3)
+        await server.manager.look()
+        assert await server.version("flowers") == 3
+        assert list(server.runtime.dispatcher.models) == ["flowers@3"]
 
 
 @in_event_loop

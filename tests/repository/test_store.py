@@ -103,6 +103,35 @@ def test_interrupted_push_leaves_nothing(tmp_path, artifact, monkeypatch):
     assert list((root / "flowers").iterdir()) == []
 
 
+def test_pushes_at_the_same_moment_add_two_versions(tmp_path, artifact, monkeypatch):
+    (tmp_path / "repository").mkdir()
+    store = DirectoryStore(tmp_path / "repository")
+    push(store, artifact, 1)
+    monkeypatch.setattr(store, "versions", dict)  # as another push saw the repository before
+    assert push(store, artifact) == (2, True)
+    with pytest.raises(RepositoryError, match="Push the next version"):
+        push(store, artifact, 1)
+    monkeypatch.undo()
+    assert store.versions() == {"flowers": [1, 2]}
+
+
+def test_kept_cache_holds_what_is_served_only(tmp_path):
+    for number in (1, 2):
+        make_version(tmp_path / "repository", "flowers", number)
+    store, root = open_store(str(tmp_path / "repository")), tmp_path / "cache"
+    cache = Cache(store, root)
+    copies = [cache.fetch("flowers", number).path for number in (1, 2)]
+    cache.close()
+    assert all(copy.is_dir() for copy in copies)
+    (root / ".fetch-x").mkdir()
+    (root / "notes").mkdir()
+    cache = Cache(store, root)
+    cache.keep_only([("flowers", 2)])
+    assert {path.name for path in root.iterdir()} == {copies[1].name, "notes"}
+    cache.release(copies[1])
+    assert {path.name for path in root.iterdir()} == {"notes"}
+
+
 def test_full_disk_while_fetching_leaves_no_copy(tmp_path, monkeypatch):
     make_version(tmp_path / "repository", "flowers", 1)
     cache = Cache(open_store(str(tmp_path / "repository")), tmp_path / "cache")
@@ -111,7 +140,7 @@ def test_full_disk_while_fetching_leaves_no_copy(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(store_module.shutil, "copyfile", fail)
-    with pytest.raises(RepositoryError, match="No space left on device"):
+    with pytest.raises(RepositoryError, match="no room for a copy: No space left on device"):
         cache.fetch("flowers", 1)
     assert list((tmp_path / "cache").iterdir()) == []
 

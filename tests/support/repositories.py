@@ -97,5 +97,5 @@ async def served(root: Path, *, max_bytes: int | None = None, engine: str = "ech
         await manager.start()
         yield Served(runtime, manager)
     finally:
-        await manager.stop()
+        await manager.close()
         await runtime.close()
