@@ -2,48 +2,66 @@
 # Runs what needs a GPU, step by step: bash loadtest/gpu.sh STEP... with the Python of an environment that has the
 # package, its tests' packages and a torch for CUDA. Each step takes less than ten minutes.
 #
-#   PYTHON=python OUT=loadtest/results bash loadtest/gpu.sh tests bench http accuracy
+#   PYTHON=python OUT=loadtest/results bash loadtest/gpu.sh tests bench http accuracy train
 #
 #   tests      the tests that are skipped without a GPU
 #   bench      the engine beside torch, torch.compile and ONNX Runtime, as OUT/gpu.md
-#   http       requests/s with 1, 4 and 8 fronts, as OUT/gpu_http.md
-#   accuracy   the bundled models in bf16 beside int8 on the CPU, on the data in DATA, as OUT/gpu_accuracy.md
+#   http       requests/s with 1, 4 and 8 fronts, as OUT/gpu_http.md (needs wrk)
+#   accuracy   the bundled models on the GPU beside int8 on the CPU, on the data in DATA, as OUT/gpu_accuracy.md
+#   train      tokens/s and share of the peak of training steps, as OUT/gpu_training.md
 #
-# DEVICE=cpu tries the steps without a GPU; the figures then say nothing.
+# DEVICE=cpu tries the steps without a GPU, on few and small inputs: it takes a few minutes, and the figures say nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-loadtest/results} data=${DATA:-../shared/data} device=${DEVICE:-cuda}
+if [[ $device == cpu ]]; then
+  out=${OUT:-$(mktemp -d)}
+fi
 mkdir -p "$out"
 
 run_tests() {
-  "$python" -m pytest -q tests/models/ragged tests/engines/test_torch.py tests/benchmark/test_device.py
+  local chosen=()
+  [[ $device != cpu ]] || chosen=(-k 'cuda or gpu or graph')
+  "$python" -m pytest -q tests/models/ragged tests/models/training/test_{acceleration,trainer}.py \
+    tests/engines/test_torch.py tests/benchmark/test_device.py "${chosen[@]}"
 }
 
 run_bench() {
   if [[ $device == cpu ]]; then
-    "$python" -m pytest -q tests/benchmark/test_device.py
+    "$python" -c "from pathlib import Path; import torch; from swiftlet_serve.service.benchmark import device, measure
+measure.ROUND_S = 0.0
+print(device.text(device.bench_device(torch.device('cpu'), ['minilm'], Path('runs/bench'), 0.0, print, [(1, 16)], 256)))"
   else
     "$python" -m swiftlet_serve.service bench --device "$device" --seconds "${SECONDS_A_CASE:-8}" --out "$out" --name gpu
   fi
 }
 
 run_http() {
-  "$python" -m loadtest.front_scaling --engine torch --model mobilebert-sst2 --fronts 1 4 8 --connections 512 \
-    --rounds "${ROUNDS:-3}" | tee "$out/gpu_http.md"
+  command -v wrk > /dev/null || { echo 'The step http needs wrk. Install it, or leave the step out.' >&2 && return 1; }
+  local options=(--fronts 1 4 8 --connections 512 --rounds "${ROUNDS:-3}")
+  [[ $device != cpu ]] || options=(--fronts 1 2 --connections 8 --rounds 1 --seconds 1)
+  "$python" -m loadtest.front_scaling --engine torch --model mobilebert-sst2 "${options[@]}" | tee "$out/gpu_http.md"
 }
 
 run_accuracy() {
-  local -A files=([mobilebert-sst2]=sst2/dev.tsv [albert-sst2]=sst2/dev.tsv [albert-cola]=cola/dev.tsv
-    [mobilebert-qa]=squad/squad-v1.1.eval.json [albert-qa]=squad/squad-v1.1.eval.json)
-  for model in "${!files[@]}"; do
+  local limit=${LIMIT:-} files=(mobilebert-sst2 sst2/dev.tsv albert-sst2 sst2/dev.tsv albert-cola cola/in_domain_dev.tsv
+    mobilebert-qa squad/squad-v1.1.eval.json albert-qa squad/squad-v1.1.eval.json)
+  [[ $device != cpu ]] || limit=${LIMIT:-20}
+  for ((i = 0; i < ${#files[@]}; i += 2)); do
     for engine in torch native; do
-      echo "$model, $engine: $("$python" -m swiftlet_serve.service evaluate "$model" "$data/${files[$model]}" \
-        --engine "$engine" ${LIMIT:+--limit "$LIMIT"} 2> /dev/null | tr '\n' ' ')"
+      echo "${files[i]}, $engine: $("$python" -m swiftlet_serve.service evaluate "${files[i]}" "$data/${files[i + 1]}" \
+        --engine "$engine" ${limit:+--limit "$limit"} | tr '\n' ' ')"
     done
   done | tee "$out/gpu_accuracy.md"
 }
 
-(($#)) || set -- tests bench http accuracy
+run_train() {
+  local options=(--steps "${STEPS:-100}")
+  [[ $device != cpu ]] || options=(--models albert-sst2 --steps 40 --batch-size 2 --ways 'bf16, padded' bf16)
+  "$python" -m loadtest.training_speed --device "$device" --data "$data" "${options[@]}" | tee "$out/gpu_training.md"
+}
+
+(($#)) || set -- tests bench http accuracy train
 for step; do
   "run_$step"
 done

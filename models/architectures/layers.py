@@ -30,11 +30,21 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor) -> Tensor:
+class PackedAttention(ABC):
+    """Attention of a batch without padding, in the place of a bias: B is 1, and S the tokens of all sequences."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+        """Returns (1, S, C) for query, key and value (1, S, C)."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor | PackedAttention) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
 
     query, key and value are (B, S, C). bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, C).
     """
+    if isinstance(bias, PackedAttention):
+        return bias.attend(query, key, value, heads)
 
     def split(x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)  # (B, A, S, D)

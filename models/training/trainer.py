@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from swiftlet_serve.models.device_peak import measured_peak
 from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.training.acceleration import TokenCounter, accelerated
 from swiftlet_serve.models.training.checkpoint import State, resume, save_checkpoint, save_snapshot
 from swiftlet_serve.models.training.interrupt import DeferredInterrupt
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, CurvePoint, read_curve, write_curve
@@ -58,6 +60,7 @@ def train(
     evaluate: Callable[[], Losses] | None = None,
     scale_learning_rate: Callable[[int], tuple[float, Iterable[nn.Module]]] | None = None,
     snapshots: Collection[int] = (),
+    accelerate: bool = True,
 ) -> None:
     """Minimises the sum of the losses. Leaves the trained model on the CPU, in evaluation mode.
 
@@ -71,6 +74,7 @@ def train(
     `progress` receives the completed and the total steps. `evaluate` returns further losses for the learning curve; it
     runs without gradients. `scale_learning_rate` takes the number of a step and returns a scale and the modules whose
     learning rate it scales. After each number of steps in `snapshots`, the directory gets a copy of the parameters.
+    `accelerate` allows compiled layers and layers without padding on a GPU.
     """
     directory.mkdir(parents=True, exist_ok=True)
     device = device or torch.device("cpu")
@@ -80,9 +84,12 @@ def train(
     first_step, earlier_seconds = state.step, state.seconds
     # Points after the checkpoint are written again.
     points = [point for point in read_curve(directory / LOSSES_FILE) if point.step <= first_step]
-    started, bf16 = time.monotonic(), schedule.precision == "bf16"
+    bf16 = schedule.precision == "bf16"
+    speed = Speed(model, device, first_step)
+    faster = accelerated(model, device, bf16=bf16) if accelerate else nullcontext()
+    started = time.monotonic()
     model.train()
-    with DeferredInterrupt() as interrupt:
+    with DeferredInterrupt() as interrupt, closing(speed), faster:
         for step in range(first_step, schedule.steps):
             learning_rate = schedule.rate(step)
             for group in optimiser.param_groups:
@@ -91,7 +98,11 @@ def train(
             # Counting takes time, so one step in REPORT_EVERY is counted and stands for the others.
             counter = FlopCounterMode(display=False) if step % REPORT_EVERY == 0 else None
             batches = schedule.gradient_accumulation_steps
-            with counter or nullcontext():
+            with ExitStack() as stack:
+                if counter is not None:
+                    stack.enter_context(counter)
+                    if device.type == "cuda":  # compiled code is not counted
+                        stack.enter_context(torch.compiler.set_stance("force_eager"))
                 for batch in range(step * batches, (step + 1) * batches):
                     torch.manual_seed(seed * 1_000_003 + batch)  # makes dropout a function of the batch number
                     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -112,7 +123,7 @@ def train(
                 seconds = time.monotonic() - started
                 points.append(CurvePoint(state.step, learning_rate, means, earlier_seconds + seconds, state.flops))
                 write_curve(directory / LOSSES_FILE, points)
-                report(_format_progress(state, schedule.steps, means, seconds / (state.step - first_step)))
+                report(_format_progress(state, schedule.steps, means, seconds / (state.step - first_step), speed))
             interrupted = interrupt.signal is not None  # read once, so that a stop always follows a save
             if state.step % save_every == 0 or is_last or interrupted:
                 state.seconds = earlier_seconds + time.monotonic() - started
@@ -151,7 +162,31 @@ def _evaluate(
     return losses
 
 
-def _format_progress(state: State, steps: int, means: dict[str, float], seconds_per_step: float) -> str:
+class Speed:
+    """The speed of the steps since the last report: the first ones also compile."""
+
+    def __init__(self, model: nn.Module, device: torch.device, step: int) -> None:
+        """Starts to count the model's tokens after this number of steps. Measures the peak of a GPU."""
+        self._tokens = TokenCounter(model)
+        self._peak = 2 * measured_peak(device) if device.type == "cuda" else None  # in operations per second
+        self._step, self._time = step, time.monotonic()
+
+    def format(self, state: State) -> str:
+        """Returns the tokens per second, if there are any, and the share of a GPU's peak."""
+        tokens, now = self._tokens.take(), time.monotonic()
+        steps, seconds = state.step - self._step, now - self._time
+        self._step, self._time = state.step, now
+        text = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
+        if self._peak is not None:
+            text += f", {state.flops_per_step * steps / seconds / self._peak:.0%} of the peak"
+        return text
+
+    def close(self) -> None:
+        """Leaves the model as it was."""
+        self._tokens.close()
+
+
+def _format_progress(state: State, steps: int, means: dict[str, float], seconds_per_step: float, speed: Speed) -> str:
     losses = " ".join(f"{name} {value:.3f}" for name, value in means.items())
-    speed = f"{seconds_per_step:.2f} s/step, {state.flops_per_step / seconds_per_step / 1e9:.0f} GFLOP/s"
-    return f"step {state.step}/{steps} {losses} ({speed})"
+    rate = f"{seconds_per_step:.2f} s/step, {state.flops_per_step / seconds_per_step / 1e9:.0f} GFLOP/s"
+    return f"step {state.step}/{steps} {losses} ({rate}{speed.format(state)})"

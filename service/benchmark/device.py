@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from swiftlet_serve.models.device_peak import SIZE, measured_peak
 from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.models.ragged.products import in_int8
 from swiftlet_serve.service.benchmark.baselines import LoadedEngine
@@ -35,8 +36,6 @@ SIZES: Final[Sequence[tuple[int, int]]] = ((1, 32), (1, 384), (64, 128), (42, 38
 MIXED_ROWS: Final = 8  # times the mixed lengths of a batch
 SUBJECT: Final = "swiftlet"
 REFERENCE: Final = "torch"  # the padded network in torch as it is, which `measure` compares the rows with
-PEAK_SIZE: Final = 8192  # of the square matrices whose product gives the peak
-PEAK_CALLS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def bench_device(
         seconds: time for each case.
         progress: called with a line for people.
         sizes: rows and tokens of the batches beside one of mixed lengths. None: `SIZES`.
-        peak_size: width of the matrices for the peak. None: `PEAK_SIZE`.
+        peak_size: width of the matrices for the peak. None: `models.device_peak.SIZE`.
 
     Raises:
         SetupError: there is no such device.
@@ -75,7 +74,7 @@ def bench_device(
     check_device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     setting = f"{name}. {current_environment('torch').description('')}"
-    peak = measured_peak(device, peak_size or PEAK_SIZE)
+    peak = measured_peak(device, peak_size or SIZE)
     results: list[Result] = []
     joules: dict[str, float] = {}
     for shape in shapes:
@@ -144,25 +143,6 @@ def text(benchmark: DeviceBenchmark) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def measured_peak(device: torch.device, size: int) -> float:
-    """Returns the best rate of a square product in bf16, or in fp32 on the CPU, in multiply-adds per second."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    best = 0.0
-    for _ in range(PEAK_CALLS):
-        _synchronize(device)
-        started = time.perf_counter()
-        left @ right
-        _synchronize(device)
-        best = max(best, size**3 / (time.perf_counter() - started))
-    return best
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _engines(network: Network, device: torch.device, progress: Progress) -> Iterator[tuple[str, LoadedEngine]]:

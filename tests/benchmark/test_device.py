@@ -74,7 +74,7 @@ def test_command_refuses_a_device_that_is_not_there():
 
 def test_report_is_also_written_to_a_file(small_network, tmp_path, monkeypatch):
     monkeypatch.setattr(device, "SIZES", [(1, 5)])
-    monkeypatch.setattr(device, "PEAK_SIZE", 64)
+    monkeypatch.setattr(device, "SIZE", 64)
     shown = device.report("cpu", ["albert"], tmp_path, 0.0, lambda _: None, tmp_path / "new", "gpu")
 
     assert (tmp_path / "new/gpu.md").read_text() == shown + "\n"
