@@ -54,6 +54,9 @@ def find(given: str) -> list[Source]:
     if not found:
         known = ", ".join(f".{name}" for name in formats.names())
         raise SetupError(f"There is no input at {given}. Name a file, a folder or a pattern of files ({known}).")
+    for source in found:
+        if not _is_utf8(source.path):  # the plan, which names the files, is UTF-8
+            raise SetupError(f"{os.fsencode(source.path)!r} has a name that is not UTF-8. Rename it.")
     return sorted(found, key=lambda source: source.path)
 
 
@@ -117,6 +120,14 @@ def _is_data(parts: Sequence[str]) -> bool:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_url(path: str) -> bool:

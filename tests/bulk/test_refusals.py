@@ -113,6 +113,23 @@ def test_other_schema_in_the_third_file_is_refused_by_name(model, out, tmp_path)
     assert not (out / "plan.json").exists()
 
 
+def test_parquet_with_two_columns_of_a_name_is_refused(model, out, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), path)
+
+    assert "in.parquet has two columns of the same name. Rename one." in refusal(path, *model, "--out", out)
+
+
+def test_file_name_that_is_not_utf8_is_refused(model, out, tmp_path):
+    (folder := tmp_path / "in").mkdir()
+    write_csv(folder / os.fsdecode(b"in-\xff.csv"), texts(1))
+
+    assert "in-\\xff.csv' has a name that is not UTF-8. Rename it." in refusal(folder, *model, "--out", out)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

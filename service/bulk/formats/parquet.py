@@ -20,7 +20,10 @@ GROUP_PIECES: Final = 100
 
 
 def header(stream: BinaryIO, name: str, delimiter: str) -> Header:  # noqa: ARG001  # all formats share one signature
-    return _header(_open(stream, name))
+    found = _header(_open(stream, name))
+    if len(set(found.columns or ())) < len(found.columns or ()):
+        raise SetupError(f"{name} has two columns of the same name. Rename one.")
+    return found
 
 
 def split(stream: BinaryIO, name: str, delimiter: str, shard_rows: int) -> Iterator[Piece]:  # noqa: ARG001  # as above
