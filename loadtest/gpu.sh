@@ -7,7 +7,7 @@
 #   tests      the tests that are skipped without a GPU
 #   bench      the engine beside torch, torch.compile and ONNX Runtime, as OUT/gpu.md
 #   http       requests/s with 1, 4 and 8 fronts, as OUT/gpu_http.md (needs wrk)
-#   accuracy   the bundled models on the GPU beside int8 on the CPU, on the data in DATA, as OUT/gpu_accuracy.md
+#   accuracy   the bundled models in bf16, fp16, int8 and FP8 beside fp32, on the data in DATA, as OUT/gpu_accuracy.md
 #   train      tokens/s and share of the peak of training steps, as OUT/gpu_training.md
 #
 # DEVICE=cpu tries the steps without a GPU, on few and small inputs: it takes a few minutes, and the figures say nothing.
@@ -44,15 +44,10 @@ run_http() {
 }
 
 run_accuracy() {
-  local limit=${LIMIT:-} files=(mobilebert-sst2 sst2/dev.tsv albert-sst2 sst2/dev.tsv albert-cola cola/in_domain_dev.tsv
-    mobilebert-qa squad/squad-v1.1.eval.json albert-qa squad/squad-v1.1.eval.json)
-  [[ $device != cpu ]] || limit=${LIMIT:-20}
-  for ((i = 0; i < ${#files[@]}; i += 2)); do
-    for engine in torch native; do
-      echo "${files[i]}, $engine: $("$python" -m swiftlet_serve.service evaluate "${files[i]}" "$data/${files[i + 1]}" \
-        --engine "$engine" ${limit:+--limit "$limit"} | tr '\n' ' ')"
-    done
-  done | tee "$out/gpu_accuracy.md"
+  local options=()
+  [[ -z ${LIMIT:-} ]] || options=(--limit "$LIMIT")
+  [[ $device != cpu ]] || options=(--models mobilebert-sst2 albert-qa --limit "${LIMIT:-10}")
+  "$python" -m loadtest.gpu_accuracy --device "$device" --data "$data" "${options[@]}" | tee "$out/gpu_accuracy.md"
 }
 
 run_train() {

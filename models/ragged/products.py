@@ -1,7 +1,7 @@
-"""The products of a network in torch: in floats, or in int8.
+"""The products of a network in torch: in floats, in int8, or in FP8.
 
-A product maps x (T, K) to x W^T + b (T, N). In int8, weights have one scale for each output and activations one for
-each token, as on the CPU, so that a token's result does not depend on its batch.
+A product maps x (T, K) to x W^T + b (T, N). In int8 and FP8, weights have one scale for each output and activations one
+for each token, as on the CPU, so that a token's result does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ read and write the widest activations of a layer again.
 LEAST_ROWS: Final = 32  # cuBLAS multiplies int8 matrices with more than 16 rows
 MULTIPLE: Final = 8  # and widths that are multiples of this
 LARGEST: Final = 127
+FP8: Final = torch.float8_e4m3fn
+FP8_MULTIPLE: Final = 16  # widths that a GPU multiplies in FP8: those since Ada
 
 
 def in_floats(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Multiply:
@@ -63,5 +65,26 @@ def in_int8(product: Product, device: torch.device, dtype: torch.dtype, activati
             small = F.pad(small, (0, 0, 0, LEAST_ROWS - rows))
         sums = torch._int_mm(small, weight)[:rows]  # the only int8 product that torch has
         return activate(sums * step * scales + bias).to(dtype)
+
+    return multiply
+
+
+def in_fp8(product: Product, device: torch.device, dtype: torch.dtype, activation: str | None = None) -> Multiply:
+    """Multiplies in FP8 and adds in fp32. Products whose widths the device does not support stay in floats."""
+    if any(width % FP8_MULTIPLE for width in product.weight.shape):
+        return in_floats(product, device, dtype, activation)
+    floats = torch.tensor(product.weight).float()
+    tiny, largest = torch.finfo(torch.float32).tiny, torch.finfo(FP8).max
+    scales = floats.abs().amax(1, keepdim=True).clamp_(min=tiny) / largest  # (N, 1)
+    weight = (floats / scales).to(FP8).to(device).t()  # (K, N), as the device reads it
+    scales, bias = scales.t().contiguous().to(device), torch.tensor(product.bias).to(device, dtype)
+    activate = ACTIVATIONS[activation] if activation else nn.Identity()
+
+    def multiply(x: Tensor) -> Tensor:
+        wide = x.float()
+        step = wide.abs().amax(1, keepdim=True).clamp(min=tiny) / largest  # (T, 1)
+        small = (wide / step).to(FP8)
+        # torch has no public name for it.
+        return activate(torch._scaled_mm(small, weight, scale_a=step, scale_b=scales, out_dtype=dtype) + bias)
 
     return multiply

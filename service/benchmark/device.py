@@ -1,17 +1,18 @@
 """Compares ways to run a network on a GPU, side by side in one run: `swiftlet bench --device cuda`.
 
-The ways are the torch engine, the same network without CUDA graphs, the padded network in torch as it is and compiled,
-and ONNX Runtime where it has a provider for the device. A call begins with a batch on the host and ends with its rows
-there, so its time includes both copies. The share of the peak relates the multiply-adds that a batch needs to the best
-rate of a large product of the same precision, measured in the same run.
+The ways are the torch engine, with one call and with two in flight, and with other precisions; the same network without
+CUDA graphs; the padded network in torch as it is and compiled; and ONNX Runtime where it has a provider for the device.
+A call begins with a batch on the host and ends with its rows there, so its time includes both copies. The share of the
+peak relates the multiply-adds that a batch needs to the best rate of a large product in bf16, measured in the same run.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +21,19 @@ import torch
 
 from swiftlet_serve.models.device_peak import SIZE, measured_peak
 from swiftlet_serve.models.operations import Operations
-from swiftlet_serve.models.ragged.products import in_int8
-from swiftlet_serve.service.benchmark.baselines import LoadedEngine
-from swiftlet_serve.service.benchmark.measure import Interval, Result, measure
+from swiftlet_serve.service.benchmark.baselines import Call, LoadedEngine
+from swiftlet_serve.service.benchmark.measure import MIN_ROUNDS, Interval, Result, measure, passes_per_s
 from swiftlet_serve.service.benchmark.networks import Network, Progress, batch_of, random_sequences, released_network
 from swiftlet_serve.service.benchmark.plan import MIXED_LENGTHS, Case
 from swiftlet_serve.service.benchmark.report import speed_up
-from swiftlet_serve.service.engines.torch import PaddedTorch, RaggedTorch, load_network, ragged_engine
+from swiftlet_serve.service.engines.torch import (
+    CALLS,
+    PRECISIONS,
+    PaddedTorch,
+    RaggedTorch,
+    load_network,
+    ragged_engine,
+)
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.types import Batch
@@ -35,6 +42,7 @@ SHAPES: Final = ("mobilebert", "albert", "bert")
 SIZES: Final[Sequence[tuple[int, int]]] = ((1, 32), (1, 384), (64, 128), (42, 384))
 MIXED_ROWS: Final = 8  # times the mixed lengths of a batch
 SUBJECT: Final = "swiftlet"
+IN_FLIGHT: Final = "two calls"
 REFERENCE: Final = "torch"  # the padded network in torch as it is, which `measure` compares the rows with
 
 
@@ -87,7 +95,8 @@ def bench_device(
         cases.append(Case(f"{shape} mixed lengths", network, [Batch.of(random_sequences(mixed))]))
         for case in cases:
             progress(case.name)
-            results += measure(case, engines, operations, seconds, clock=time.perf_counter)
+            found = list(measure(case, engines, operations, seconds, clock=time.perf_counter))
+            results += [_in_flight(found[0], engines[SUBJECT].call, case, seconds / 4), *found]
             used = _energy_j(device, partial(engines[SUBJECT].call, case.batches[0]), seconds / 4)
             if used is not None:
                 joules[case.name] = used / case.rows
@@ -151,9 +160,15 @@ def _engines(network: Network, device: torch.device, progress: Progress) -> Iter
     if engine is None:
         raise SetupError(f"The network {artifact.manifest.name} cannot be folded.")
     yield SUBJECT, LoadedEngine("swiftlet", engine.run)
-    in_eight_bits = ragged_engine(artifact, load_network(artifact), device, in_int8)
-    if in_eight_bits is not None:
-        yield "int8", LoadedEngine("swiftlet, int8 products", in_eight_bits.run)
+    for precision in [name for name in PRECISIONS if name != "bf16"]:
+        try:
+            other = ragged_engine(artifact, load_network(artifact), device, precision)
+            assert other is not None  # noqa: S101  # for the type checker
+            other.run(batch_of(2, 8))
+        except RuntimeError as error:  # the device has no such products
+            progress(f"{precision} is left out: {error}")
+        else:
+            yield precision, LoadedEngine(f"swiftlet, {precision}", other.run)
     plain = RaggedTorch(engine.network, device, engine.longest)
     yield "without graphs", LoadedEngine("swiftlet, without graphs", plain.run)
     padded = PaddedTorch(load_network(artifact), device)
@@ -167,10 +182,10 @@ def _engines(network: Network, device: torch.device, progress: Progress) -> Iter
     else:
         yield "torch.compile", LoadedEngine("torch.compile, padded", compiled.run)
     with suppress(ImportError):
-        yield from _onnx_runtime(network, device)
+        yield from _onnx_runtime(network, device, progress)
 
 
-def _onnx_runtime(network: Network, device: torch.device) -> Iterator[tuple[str, LoadedEngine]]:
+def _onnx_runtime(network: Network, device: torch.device, progress: Progress) -> Iterator[tuple[str, LoadedEngine]]:
     """Yields ONNX Runtime's providers for CUDA devices, with the fp32 graph. TensorRT computes in fp16 where it can."""
     import onnxruntime as ort
 
@@ -178,13 +193,29 @@ def _onnx_runtime(network: Network, device: torch.device) -> Iterator[tuple[str,
         "TensorrtExecutionProvider": {"trt_fp16_enable": True},
         "CUDAExecutionProvider": {"use_tf32": 1},
     }
-    for name in options.keys() & set(ort.get_available_providers()) if device.type == "cuda" else ():
+    for name in sorted(options.keys() & set(ort.get_available_providers())) if device.type == "cuda" else ():
         session = ort.InferenceSession(network.graph, providers=[(name, dict(options[name]))])
+        if name not in session.get_providers():  # it falls back to the CPU if the provider's libraries are missing
+            progress(f"ONNX Runtime's {name} is left out: it cannot be loaded")
+            continue
 
         def call(batch: Batch, session: Any = session) -> Sequence[Any]:
             return [session.run(["rows"], batch.padded()._asdict())[0]]
 
         yield name, LoadedEngine(name.removesuffix("ExecutionProvider"), call)
+
+
+def _in_flight(alone: Result, call: Call, case: Case, seconds: float) -> Result:
+    """Measures an engine with as many calls in flight as a server keeps. `alone` is its result with one."""
+    rates = [passes_per_s(call, case.batches, CALLS, seconds / MIN_ROUNDS) for _ in range(MIN_ROUNDS)]
+    call_ms = 1e3 * CALLS / statistics.median(rates) / len(case.batches)
+    title = f"{alone.title}, {CALLS} calls in flight"
+    return replace(alone, engine=IN_FLIGHT, title=title, rounds=tuple(1 / rate for rate in rates), call_ms=call_ms)
+
+
+def _uuid(device: torch.device) -> str:
+    """Returns the name of a GPU in NVML. Raises an exception if the device is none."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _energy_j(device: torch.device, call: Callable[[], object], seconds: float) -> float | None:
@@ -193,7 +224,7 @@ def _energy_j(device: torch.device, call: Callable[[], object], seconds: float) 
         import pynvml  # of the package nvidia-ml-py
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(device))  # NVML numbers devices in another order
         before, calls, ends = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), 0, time.monotonic() + seconds
         while time.monotonic() < ends or not calls:
             call()

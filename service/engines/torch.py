@@ -29,7 +29,7 @@ from swiftlet_serve.models.ragged.buckets import buckets
 from swiftlet_serve.models.ragged.fusion import use_triton
 from swiftlet_serve.models.ragged.layout import Layout
 from swiftlet_serve.models.ragged.network import Network
-from swiftlet_serve.models.ragged.products import MakeProduct, in_floats
+from swiftlet_serve.models.ragged.products import MakeProduct, in_floats, in_fp8, in_int8
 from swiftlet_serve.models.ragged.ranking import rows_of
 from swiftlet_serve.models.ragged.static import StaticRunner
 from swiftlet_serve.service.devices import CUDA_VISIBLE_DEVICES, NAME
@@ -42,6 +42,13 @@ AMPERE: Final = (8, 0)  # capability of the first GPUs with bf16 and flash atten
 CALLS: Final = 2  # in flight on a GPU: the ids of one are copied, and its rows, while the other one computes
 GRAPH_MEMORY_SHARE: Final = 0.25  # of a GPU's free memory, for the CUDA graphs of one model
 ON_GPU: Final = Cost(padded=False, call_tokens=1024, max_tokens=16384, max_rows=512, max_calls=CALLS)
+PRECISIONS: Final[Mapping[str, tuple[torch.dtype, MakeProduct]]] = {
+    "bf16": (torch.bfloat16, in_floats),
+    "fp16": (torch.float16, in_floats),
+    "int8": (torch.bfloat16, in_int8),
+    "fp8": (torch.bfloat16, in_fp8),
+}
+"""The type of the activations on a GPU, and the products. On the CPU, activations are in fp32."""
 # A call costs as much as 24 tokens on the CPU, like a graph in `onnx_cpu`.
 ON_CPU: Final = Cost(padded=False, call_tokens=24, max_tokens=512, max_rows=64)
 
@@ -245,9 +252,12 @@ def create(artifact: Artifact, threads: int) -> Engine:
 
 @torch.inference_mode()
 def ragged_engine(
-    artifact: Artifact, model: Model, device: torch.device, make_product: MakeProduct = in_floats
+    artifact: Artifact, model: Model, device: torch.device, precision: str = "bf16"
 ) -> RaggedTorch | None:
-    """Returns the ragged form of a loaded network on a device, or None if folding does not support it."""
+    """Returns the ragged form of a loaded network on a device, or None if folding does not support it.
+
+    `precision` is one of `PRECISIONS`. A server uses bf16; the others are for comparison.
+    """
     manifest = artifact.manifest
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     try:
@@ -258,7 +268,9 @@ def ragged_engine(
     if device.type == "cuda" and not has_ragged_kernels(device):
         log.warning("model %s runs on padded batches in fp32, because the GPU is older than Ampere", manifest.name)
         return None
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype, make_product = PRECISIONS[precision]
+    if device.type != "cuda":
+        dtype = torch.float32
     network, longest = Network(folded, device, dtype, make_product), model.encoder.max_tokens
     use_triton(network, device)
     runners = []
