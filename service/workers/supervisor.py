@@ -8,16 +8,17 @@ If a process finds a wrong sum in its own work, it goes on without the part of t
 that start later must not trust that part either, so they are told. A spare that was not told is replaced.
 
 Models come and go while the processes run. A new model is loaded by the spare first, so that a model that crashes its
-process or fails its golden answers costs no call.
+process or fails its golden answers costs no call. The spare then takes the calls while the other process loads the
+model, because a load delays the calls of its own process: both need the interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -135,14 +136,27 @@ class Supervisor:
                 if self.spare is not None:
                     await self.spare.load_model(index, path)
                 self.models[index] = path  # processes that start from now on have it
-                serving = await self.wait_until_serving()
-                while without := [one for one in (serving, self.spare) if one and index not in one.reports]:
-                    await without[0].load_model(index, path)
+                with self._exchanged():
                     serving = await self.wait_until_serving()
+                    while without := [one for one in (serving, self.spare) if one and index not in one.reports]:
+                        await without[0].load_model(index, path)
+                        serving = await self.wait_until_serving()
             except BaseException:
                 self._forget(index)
                 raise
             return serving.reports[index]
+
+    @contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        """Lets the spare serve during the block. Afterwards each has its role again, unless one was lost."""
+        before = self.serving, self.spare
+        if self.spare is not None:
+            self.serving, self.spare = self.spare, self.serving
+        try:
+            yield
+        finally:
+            if (self.spare, self.serving) == before:
+                self.serving, self.spare = before
 
     async def remove_model(self, index: int) -> None:
         """Releases a model whose last call has ended."""

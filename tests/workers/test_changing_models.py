@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.workers import worker_process
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.service.workers.worker_process import WorkerProcess
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S, encoding
 from tests.support.workers import MODEL, ask, opened, pid, rows, start, until
@@ -46,6 +48,62 @@ def test_added_model_answers_beside_the_first_and_can_be_removed(spare, director
             for process in processes:
                 await until(lambda process=process: len(process.reports) == 1)
             assert executor.restarts == 0
+
+    asyncio.run(scenario())
+
+
+def test_process_that_loads_runs_no_calls(directory, other, monkeypatch):
+    """Only without a spare, a process loads a model beside its calls."""
+
+    async def scenario():
+        async with opened(start(directory, spare=True)) as executor:
+            supervisor = executor.supervisor
+            await until(lambda: supervisor.spare)
+            serving, spare = supervisor.serving, supervisor.spare
+            loaded, load = [], WorkerProcess.load_model
+
+            async def observed(process: WorkerProcess, *args: Any) -> None:
+                loaded.append(process)
+                assert process is not supervisor.serving
+                await load(process, *args)
+                assert await ask(executor, 1) == rows(1)
+
+            monkeypatch.setattr(WorkerProcess, "load_model", observed)
+            await executor.add_model("other@2", other / "other")
+
+            assert loaded == [spare, serving]
+            assert (supervisor.serving, supervisor.spare) == (serving, spare)
+            assert await ask_other(executor, 5) == rows(5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("lost", ["serving", "spare"])
+def test_process_that_is_lost_while_models_change_is_replaced(lost, directory, other, monkeypatch):
+    async def scenario():
+        async with opened(start(directory, spare=True)) as executor:
+            supervisor = executor.supervisor
+            await until(lambda: supervisor.spare)
+            victim, load = getattr(supervisor, lost), WorkerProcess.load_model
+
+            async def observed(process: WorkerProcess, *args: Any) -> None:
+                if process is not before[1]:  # the second load
+                    victim.kill()
+                    monkeypatch.undo()
+                await load(process, *args)
+
+            before = supervisor.serving, supervisor.spare
+            monkeypatch.setattr(WorkerProcess, "load_model", observed)
+            try:
+                await executor.add_model("other@2", other / "other")
+            except SetupError:  # the process that loaded was lost
+                assert lost == "serving"
+                await executor.add_model("other@2", other / "other")
+
+            await until(lambda: executor.ready and supervisor.spare)
+            assert victim not in (supervisor.serving, supervisor.spare)
+            assert await ask_other(executor, 5) == rows(5)
+            assert await ask(executor, 1) == rows(1)
 
     asyncio.run(scenario())
 
