@@ -22,6 +22,7 @@ from swiftlet_serve.models.errors import ModelError
 TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
 TEXT_FIELDS: Final = ("text", "premise", "hypothesis", "query")  # of lines of JSON
 LABEL: Final = re.compile("[0-9]{1,9}")
+WORD_BORDER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|[_/]+")  # in names of labels
 TAG: Final = re.compile("O|[BILUES]-.+")
 
 Span = tuple[int, int, str]
@@ -169,6 +170,11 @@ def named(path: Path) -> list[Named]:
         raise DatasetError(f"{path.name} does not hold texts with labels: {type(error).__name__}.") from None
     labels = [label if isinstance(label, list) else [label] for _, label in rows]
     return [Named(text, str(names[0])) for (text, _), names in zip(rows, labels, strict=True) if len(names) == 1]
+
+
+def label_words(label: str) -> str:
+    """Returns the words of a label such as `PlayMusic` or `alarm_query`, as people write them."""
+    return " ".join(WORD_BORDER.sub(" ", label).split())
 
 
 def inferences(path: Path) -> list[Inference]:

@@ -7,7 +7,6 @@ are texts of which the title is the label.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,6 @@ from swiftlet_serve.models.training.text_examples import split_sentences
 TEMPLATES: Final = ("This example is {}.", "This example is {}.", "This text is about {}.", "{}")
 ENTAILED: Final = ("entail", "support")  # the beginnings of the names of this relation, in lower case
 OTHER: Final = "not_entailment"
-WORD_BORDER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|[_/]+")
 
 
 def read_inferences(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
@@ -80,10 +78,5 @@ def make_hypotheses(texts: Sequence[Named], negatives: int) -> list[Inference]:
         wrong = [label for label in taken if label != one.label][:negatives]
         for label in (one.label, *wrong):
             relation = ENTAILMENT if label == one.label else OTHER
-            pairs.append(Inference(one.text, template.format(readable(label)), relation))
+            pairs.append(Inference(one.text, template.format(datasets.label_words(label)), relation))
     return pairs
-
-
-def readable(label: str) -> str:
-    """Returns the words of a label such as `PlayMusic` or `alarm_query`."""
-    return " ".join(WORD_BORDER.sub(" ", label).split())

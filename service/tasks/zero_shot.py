@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
@@ -32,6 +31,7 @@ OUTPUTS: Final = "labels"
 TRAINING: Final = "inference"
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
+MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
 ENTAILMENT: Final = "entail"  # the beginning of the label, in any case
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
 LABELS: Final = "/parameters/candidate_labels"
@@ -209,17 +209,21 @@ def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[st
 
 
 class Evaluator(tasks.Evaluator):
-    """Measures accuracy on texts with the names of their labels. Every label of the file is a candidate."""
+    """Measures accuracy on texts with the names of their labels.
+
+    Candidates are all labels of the file, or the right one and nine others if there are more than ten.
+    """
 
     def __init__(self, task: ZeroShot):
         del task
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        examples = datasets.named(data)
-        labels = sorted({one.label for one in examples})
-        if len(labels) > MAX_PAIRS:
-            raise DatasetError(f"{data.name} has more than {MAX_PAIRS} labels.")
-        return [_case(one.text, one.label, labels) for one in examples[skip:stop] if one.text.strip()]
+        examples = [(one.text, datasets.label_words(one.label)) for one in datasets.named(data) if one.text.strip()]
+        labels = sorted({label for _, label in examples})
+        for number, (text, label) in list(enumerate(examples))[skip:stop]:
+            others = np.array([other for other in labels if other != label])
+            chosen = np.random.default_rng(number).permutation(len(others))[: MAX_CANDIDATES - 1]
+            yield _case(text, label, sorted([label, *others[chosen].tolist()]))
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         right = [case.expected[0] for case in cases]

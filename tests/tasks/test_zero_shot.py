@@ -201,10 +201,22 @@ def test_evaluator_refuses_other_files(task: zero_shot.ZeroShot, tmp_path: Path)
     data = tmp_path / "texts.tsv"
     data.write_text("label\tsentence\n0\tgood\n")
     with pytest.raises(DatasetError, match=r"texts\.tsv does not hold texts with labels"):
-        zero_shot.Evaluator(task).cases(data, 0, None)
-    data.write_text("\n".join(json.dumps({"text": "a", "label": str(i)}) for i in range(257)))
-    with pytest.raises(DatasetError, match="more than 256 labels"):
-        zero_shot.Evaluator(task).cases(data, 0, None)
+        list(zero_shot.Evaluator(task).cases(data, 0, None))
+
+
+def test_evaluator_offers_the_right_label_and_nine_others(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
+    data = tmp_path / "intents.jsonl"
+    data.write_text("\n".join(json.dumps({"text": str(i), "label": f"PlayMusic_{i % 30}"}) for i in range(60)))
+    cases = list(zero_shot.Evaluator(task).cases(data, 0, None))
+    offered = [case.body["parameters"]["candidate_labels"] for case in cases]
+
+    assert all(
+        len(set(labels)) == 10 and case.expected[0] in labels for labels, case in zip(offered, cases, strict=True)
+    )
+    assert offered[0] != offered[30]  # of two texts with one label
+    assert cases[7].expected == ("Play Music 7",)
+    (last,) = zero_shot.Evaluator(task).cases(data, 59, 60)
+    assert last.body == cases[59].body
 
 
 def test_rows_of_a_text_do_not_depend_on_the_others(task: zero_shot.ZeroShot) -> None:

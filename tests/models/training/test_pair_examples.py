@@ -9,7 +9,7 @@ import pytest
 
 from swiftlet_serve.models.datasets import DatasetError, Named
 from swiftlet_serve.models.training.finetune import read_examples
-from swiftlet_serve.models.training.pair_examples import find_target, make_hypotheses, readable
+from swiftlet_serve.models.training.pair_examples import find_target, make_hypotheses
 from swiftlet_serve.models.training.recipe import Finetuning
 from tests.support.artifacts import make_tokenizer
 
@@ -47,20 +47,6 @@ def decode(example) -> str:
 )
 def test_find_target_maps_the_relations_of_data_sets(labels, relation, target):
     assert find_target(relation, labels) == target
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("PlayMusic", "Play Music"),
-        ("alarm_query", "alarm query"),
-        ("it's", "it's"),
-        ("서울_날씨", "서울 날씨"),
-        ("USA", "USA"),
-    ],
-)
-def test_readable_splits_labels_into_words(label, words):
-    assert readable(label) == words
 
 
 def test_make_hypotheses_pairs_each_text_with_its_label_and_wrong_ones():
