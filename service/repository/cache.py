@@ -76,7 +76,7 @@ class Cache:
     def _copy(self, name: str, version: int, path: Path) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self._root) as temporary:
-                new = Path(temporary) / "new"
+                new = Path(temporary, f"{name}-{version}")  # errors name it
                 new.mkdir()
                 self._store.fetch(name, version, new)
                 open_artifact(new)
