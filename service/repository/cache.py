@@ -31,7 +31,11 @@ class Cache:
             OSError: the directory cannot be created.
         """
         self._store = store
-        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="swiftlet-models-")
+        # A fetch that stalled may still write to a temporary directory while it is removed.
+        temporary = (
+            None if directory else tempfile.TemporaryDirectory("", "swiftlet-models-", ignore_cleanup_errors=True)
+        )
+        self._temporary = temporary
         self._root = Path(self._temporary.name) if self._temporary else Path(directory or "").resolve()
         self._root.mkdir(parents=True, exist_ok=True)
         for unfinished in self._root.glob(f"{TEMPORARY}*"):  # of a server that was killed

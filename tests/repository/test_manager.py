@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +189,31 @@ async def test_default_is_an_alias_like_others(root):
 async def test_version_in_a_name_is_written_in_one_way(root, name):
     async with served(root) as server:
         assert (await server.classify(name)).json()["code"] == "unknown_model"
+
+
+@in_event_loop
+async def test_fetch_that_stalls_delays_neither_requests_nor_the_end(root, monkeypatch):
+    started, goes_on = threading.Event(), threading.Event()
+    async with served(root) as server:
+        fetch = server.manager._store.fetch
+
+        def stall(*args: Any) -> None:
+            started.set()
+            goes_on.wait(PATIENCE_S)
+            fetch(*args)
+
+        monkeypatch.setattr(server.manager._store, "fetch", stall)
+        make_version(root, "flowers", 2)
+        looking = asyncio.create_task(server.manager.look())
+        await asyncio.to_thread(started.wait, PATIENCE_S)
+        assert await server.version() == 1
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        assert await server.version() == 1
+        async with asyncio.timeout(PATIENCE_S):
+            await server.manager.close()
+        assert not goes_on.is_set()
+    goes_on.set()
 
 
 @in_event_loop
