@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,9 @@ def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
             assert process.stdout is not None
             yield process, int((process.stdout.readline().strip() or ":0").rpartition(":")[2])
         finally:
+            process.terminate()  # it removes its copies
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=PATIENCE_S)
             process.kill()
 
 
