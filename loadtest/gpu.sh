@@ -29,7 +29,7 @@ run_tests() {
 run_bench() {
   if [[ $device == cpu ]]; then
     "$python" -c "from pathlib import Path; import torch; from swiftlet_serve.service.benchmark import device, measure
-measure.ROUND_S = 0.0
+measure.ROUND_S, measure.MIN_ROUNDS, device.MIXED_ROWS, device.MIXED_LENGTHS = 0.0, 2, 1, [8, 16]
 print(device.text(device.bench_device(torch.device('cpu'), ['minilm'], Path('runs/bench'), 0.0, print, [(1, 16)], 256)))"
   else
     "$python" -m swiftlet_serve.service bench --device "$device" --seconds "${SECONDS_A_CASE:-8}" --out "$out" --name gpu

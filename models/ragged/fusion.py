@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
@@ -16,6 +19,7 @@ from swiftlet_serve.models.ragged.network import Network
 
 log = logging.getLogger(__name__)
 
+LAUNCHER: Final = Path(sys.prefix) / "lib" / "triton_launcher.so"  # docker/Dockerfile builds it
 TOLERANCE: Final = 0.05  # of the largest output: bf16 has 8 significant bits
 LENGTHS: Final = (1, 7, 19)
 """Lengths of the sequences of an example. Further examples have more of them, for kernels that depend on the tokens."""
@@ -61,7 +65,15 @@ def _triton_kernels() -> ModuleType | None:
     except ImportError:
         log.warning("the network runs without Triton kernels, because the package triton is not installed")
         return None
+    _use_prebuilt_launcher()
     return kernels
+
+
+def _use_prebuilt_launcher() -> None:
+    """Gives Triton the module that launches its kernels, if it is there: Triton would need a C compiler to build it."""
+    if LAUNCHER.is_file():
+        knobs = import_module("triton.knobs")
+        knobs.build.impl = lambda *_: str(LAUNCHER)
 
 
 class Example(NamedTuple):

@@ -22,7 +22,7 @@ import torch
 from swiftlet_serve.models.device_peak import SIZE, measured_peak
 from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.service.benchmark.baselines import Call, LoadedEngine
-from swiftlet_serve.service.benchmark.measure import MIN_ROUNDS, Interval, Result, measure, passes_per_s
+from swiftlet_serve.service.benchmark.measure import Interval, Result, measure, passes_per_s
 from swiftlet_serve.service.benchmark.networks import Network, Progress, batch_of, random_sequences, released_network
 from swiftlet_serve.service.benchmark.plan import MIXED_LENGTHS, Case
 from swiftlet_serve.service.benchmark.report import speed_up
@@ -207,7 +207,8 @@ def _onnx_runtime(network: Network, device: torch.device, progress: Progress) ->
 
 def _in_flight(alone: Result, call: Call, case: Case, seconds: float) -> Result:
     """Measures an engine with as many calls in flight as a server keeps. `alone` is its result with one."""
-    rates = [passes_per_s(call, case.batches, CALLS, seconds / MIN_ROUNDS) for _ in range(MIN_ROUNDS)]
+    count = len(alone.rounds)  # a ratio of two ways needs as many rounds of each
+    rates = [passes_per_s(call, case.batches, CALLS, seconds / count) for _ in range(count)]
     call_ms = 1e3 * CALLS / statistics.median(rates) / len(case.batches)
     title = f"{alone.title}, {CALLS} calls in flight"
     return replace(alone, engine=IN_FLIGHT, title=title, rounds=tuple(1 / rate for rate in rates), call_ms=call_ms)

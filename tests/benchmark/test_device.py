@@ -28,6 +28,7 @@ def small_network(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "released_network", lambda *_: network)
     monkeypatch.setattr(device, "MIXED_LENGTHS", [3, 9])
     monkeypatch.setattr(measure, "ROUND_S", 0.0)
+    monkeypatch.setattr(measure, "MIN_ROUNDS", 3)
     monkeypatch.setattr(device.PaddedTorch, "compile", lambda _: None)  # it takes a minute
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import triton
 
 from swiftlet_serve.models.ragged import fusion, in_torch, kernels
 from swiftlet_serve.models.ragged.feed_forward import FeedForward
@@ -171,6 +172,21 @@ class TestUse:
         monkeypatch.delattr("swiftlet_serve.models.ragged.kernels")
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert "triton is not installed" in caplog.text
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_launcher_of_the_image_is_used_in_place_of_a_compiler(is_there, tmp_path, monkeypatch):
+    launcher = tmp_path / "launcher.so"
+    if is_there:
+        launcher.write_bytes(b"module")
+    monkeypatch.setattr(fusion, "LAUNCHER", launcher)
+    monkeypatch.setattr(triton.knobs.build, "impl", None)
+
+    assert fusion._triton_kernels() is kernels
+    found = triton.knobs.build.impl
+    assert (found is not None and found("cuda_utils", "driver.c", "/tmp", [], [], [])) == (
+        str(launcher) if is_there else False
+    )
 
 
 @on_cuda
