@@ -6,7 +6,7 @@ If the recipe asks for distillation, the model also learns from a teacher that w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
+from swiftlet_serve.models.training.entity_examples import entity_loss, read_entities
 from swiftlet_serve.models.training.examples import Example
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import run_settings
@@ -24,14 +25,22 @@ from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMe
 from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
 from swiftlet_serve.models.training.sentence_vectors import train_on_vectors
-from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
+from swiftlet_serve.models.training.task_training import (
+    Run,
+    add_head,
+    finetuning_settings,
+    train_on_batches,
+    train_on_examples,
+)
 from swiftlet_serve.models.training.text_examples import read_labelled_texts, read_unlabelled_texts
+from swiftlet_serve.models.training.trainer import Losses
 
 READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], list[Example]]]] = {
     "classification": read_labelled_texts,
     "span": read_questions,
     "inference": read_inferences,
     "relevance": read_relevance,
+    "entities": read_entities,
 }
 """The readers of the training files, by the method of training."""
 
@@ -65,6 +74,13 @@ def finetune(
         train_on_vectors(model, recipe, work, tokenizer, data, run)
         return model
     examples, logits = read_examples(work, data, tokenizer), None
+    if work.method == "entities":
+
+        def entity_losses(numbers: Sequence[int]) -> Losses:
+            return {"loss": entity_loss(model, [examples[i] for i in numbers])}
+
+        train_on_batches(model, examples, entity_losses, work, recipe.seed, run)
+        return model
     if work.distillation is not None:
         teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
         logits = teacher.predict("logits.npy", examples)

@@ -24,9 +24,9 @@ SentenceObjective = Literal["none", "sentence_order", "next_sentence"]
 Objective = Literal["masked_lm", "replaced_token", "causal_lm"]
 InputFormat = Literal["blocks", "segment_pairs", "sentence_pairs", "full_sentences", "document_sentences"]
 TokenizerKind = Literal["wordpiece", "unigram"]
-TrainingMethod = Literal["classification", "span", "masked_lm", "inference", "relevance", "embedding"]
+TrainingMethod = Literal["classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding"]
 """The training of a task: labels of texts, answers in contexts, pre-training only, hypotheses about texts, texts for
-queries, or the vectors of a teacher."""
+queries, labels of tokens, or the vectors of a teacher."""
 
 
 class RecipeError(ModelError):
@@ -226,6 +226,9 @@ class Finetuning(Optimisation):
     negatives: int = field(default=1, kw_only=True)
     """For each text with a named label, the number of wrong labels that become hypotheses (zero-shot). For each query,
     the number of texts that do not answer it (rerank)."""
+    entity_kinds: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """The kinds of entities in the training files, each with its kind in the labels; an empty text if its tokens get no
+    label (entities only). Spans of other kinds are no entities."""
     weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -246,6 +249,10 @@ class Finetuning(Optimisation):
             raise RecipeError("negatives must be an integer of at least 0.")
         if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
             raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
+        if (self.method == "entities") != bool(self.entity_kinds):
+            raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
+        if self.method == "entities" and self.distillation is not None:
+            raise RecipeError("a task like entities takes no distillation table.")
         if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):
             raise RecipeError("a task like rerank needs one label, and no distillation table.")
         files = self.also_evaluate

@@ -53,6 +53,8 @@ def add_head(
     torch.manual_seed(recipe.seed)
     if work.method == "span":
         model = build(architecture, config, "token", 2)  # the start and the end of an answer
+    elif work.method == "entities":
+        model = build(architecture, config, "token", len(work.labels))
     elif work.method == "embedding":
         model = build(architecture, config, "embedding", embedding=MEAN)
     else:

@@ -28,6 +28,7 @@ from swiftlet_serve.service.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
+TRAINING: Final = "entities"
 
 MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them takes about 0.25 s
 MAX_SEQUENCES: Final = 256  # of one request

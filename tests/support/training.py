@@ -37,6 +37,7 @@ BODIES = {
     "qa": {"inputs": {"question": "the mill", "context": "snow lies over the quiet town"}},
     "fill-mask": {"inputs": "the [MASK] falls on the old mill"},
     "embed": {"inputs": "the rain falls on the old mill"},
+    "entities": {"inputs": "the rain falls on the old mill"},
     "zero-shot": {"inputs": "the rain falls", "parameters": {"candidate_labels": ["rain", "snow"]}},
     "rerank": {"inputs": {"query": "the mill", "texts": ["the old mill", "snow lies over the town"]}},
 }

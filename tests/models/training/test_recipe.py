@@ -152,7 +152,7 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (('task = "qa"', 'task = "qa"\nunanswerable_questions = -1'), "must be an integer of at least 0"),
         (
             ('task = "qa"', 'task = "sing"'),
-            "task must be one of classify, embed, fill-mask, qa, rerank, zero-shot, not 'sing'",
+            "task must be one of classify, embed, entities, fill-mask, qa, rerank, zero-shot, not 'sing'",
         ),
         (('task = "qa"', 'task = "qa"\nmethod = "span"'), "unknown field 'method' in finetuning"),
         (("a/three", "c/two"), "also_evaluate must be a list of files with different names"),

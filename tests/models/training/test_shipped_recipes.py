@@ -61,6 +61,7 @@ EVALUATION_FILES = {
     "labels/dbpedia14.test_5k.jsonl.gz",
     "labels/snips.test.jsonl.gz",
     "retrieval/wikiqa.dev.jsonl.gz",
+    "ner/uner_ewt.dev.iob2.gz",
 }
 
 
@@ -92,7 +93,13 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
     }
     sources |= {"nli/snli": "SNLI", "nli/mnli": "MultiNLI", "nli/fever": "FEVER", "nli/conjnli": "ConjNLI"}
     sources |= {"nli/counterfactual_snli": "Counterfactual SNLI", "retrieval/wikiqa": "WikiQA"}
-    sources |= {"labels/clinc150": "CLINC150", "labels/hwu64": "HWU64", "labels/snips": "Snips"}
+    sources |= {"ner/broad_twitter": "Broad Twitter Corpus", "ner/crossner": "CrossNER", "ner/wnut17": "WNUT 17"}
+    sources |= {
+        "ner/sec_filings": "SEC filings",
+        "labels/clinc150": "CLINC150",
+        "labels/hwu64": "HWU64",
+        "labels/snips": "Snips",
+    }
     sources |= {
         "labels/goemotions": "GoEmotions",
         "qa/fairytale": "Fairytale",
@@ -230,6 +237,9 @@ def write_data(folder: Path) -> None:
             path.write_text(asked(), "utf-8")
         elif ".jsonl" in name:
             path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows(name)).encode()))
+        elif name.startswith("ner/"):
+            words = [("1\t" if ".iob2" in name else "") + f"{word}\tB-PER\n" for word in sentences(1).split()]
+            path.write_bytes(gzip.compress("\n".join("".join(words) for _ in range(12)).encode()))
         elif name.endswith(".csv"):
             path.write_text("".join(f"{sentences(1)},{sentences(1)},{number % 5}\n" for number in range(8)), "utf-8")
         elif name.startswith("cola/"):
@@ -279,6 +289,8 @@ def test_shipped_recipes_make_artifacts_that_can_be_served(trained, name):
                 assert {one["label"] for one in answer} == {"rain", "snow"}
             case "rerank":
                 assert sorted(one["index"] for one in answer) == [0, 1]
+            case "entities":
+                assert {one["entity_group"] for one in answer} <= {"PER", "ORG", "LOC"}
             case _:
                 assert answer
 
