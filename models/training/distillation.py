@@ -1,6 +1,7 @@
-"""The teacher of a fine-tuning: the recipe's teacher, fine-tuned on the same examples.
+"""The teacher of a fine-tuning: the recipe's teacher or a task teacher, fine-tuned on the same examples.
 
-Its logits for each example are computed once and kept in its directory.
+The recipe's teacher has the student's vocabulary, and a task teacher its own. The logits for each example are computed
+once and kept in the teacher's directory.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class TaskTeacher:
     recipe: Recipe
     work: Finetuning
     """The teacher's own settings."""
-    kept: list[int]
-    """The teacher's id of each of the student's pieces."""
+    checkpoint: str
+    """The package or directory that it starts from."""
+    kept: list[int] | None
+    """The teacher's id of each of the student's pieces; None if it reads texts with its own tokenizer."""
     examples: Sequence[Example]
     run: Run
 
@@ -44,16 +47,42 @@ class TaskTeacher:
     def prepare(
         cls, recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], run: Run
     ) -> TaskTeacher:
-        """Claims the teacher's directory, the folder `teacher` of the run's.
+        """Claims the directory of the recipe's teacher, the folder `teacher` of the run's.
 
         Raises:
             RecipeError: the directory holds another run, or the teacher lacks some of the student's pieces.
         """
+        kept = find_kept_pieces(recipe, tokenizer)
+        return cls._claim("teacher", recipe, work, recipe.teacher, kept, examples, run)
+
+    @classmethod
+    def prepare_other(
+        cls, recipe: Recipe, work: Finetuning, checkpoint: str, examples: Sequence[Example], run: Run
+    ) -> TaskTeacher:
+        """Claims the directory of a task teacher, the folder `task_teacher` of the run's.
+
+        `examples` are those of the task, encoded by the teacher's own tokenizer.
+
+        Raises:
+            RecipeError: the directory holds another run.
+        """
+        return cls._claim("task_teacher", recipe, work, checkpoint, None, examples, run)
+
+    @classmethod
+    def _claim(
+        cls,
+        folder: str,
+        recipe: Recipe,
+        work: Finetuning,
+        checkpoint: str,
+        kept: list[int] | None,
+        examples: Sequence[Example],
+        run: Run,
+    ) -> TaskTeacher:
         plan = work.distillation
         assert plan is not None  # noqa: S101  # for the type checker
-        teacher_run = replace(
-            run, directory=run.directory / "teacher", report=lambda text: run.report(f"teacher: {text}")
-        )
+        name = folder.replace("_", " ")
+        teacher_run = replace(run, directory=run.directory / folder, report=lambda text: run.report(f"{name}: {text}"))
         work = replace(
             work,
             epochs=plan.teacher_epochs,
@@ -61,18 +90,17 @@ class TaskTeacher:
             distillation=None,
             unlabelled={},
         )
-        kept = find_kept_pieces(recipe, tokenizer)
         claim_directory(
             teacher_run.directory,
             {
-                "teacher": recipe.teacher,
+                "teacher": checkpoint,
                 "vocabulary": hashlib.sha256(json.dumps(kept).encode()).hexdigest(),
                 "seed": recipe.seed,
                 "finetuning": finetuning_settings(work),
                 "examples": hash_examples(examples),
             },
         )
-        return cls(recipe, work, kept, examples, teacher_run)
+        return cls(recipe, work, checkpoint, kept, examples, teacher_run)
 
     def load(self) -> Model:
         """Returns the fine-tuned teacher, and trains it first if necessary.
@@ -80,7 +108,7 @@ class TaskTeacher:
         Raises:
             RecipeError: the teacher's maximum length is too small.
         """
-        model = make_task_teacher(self.recipe, self.work, self.kept)
+        model = make_task_teacher(self.recipe, self.work, self.kept, self.checkpoint)
         train_on_examples(model, self.examples, None, self.work, self.recipe.seed, self.run)
         return model
 
@@ -114,18 +142,26 @@ def find_kept_pieces(recipe: Recipe, tokenizer: Tokenizer) -> list[int]:
     return kept
 
 
-def make_task_teacher(recipe: Recipe, work: Finetuning, kept: Sequence[int]) -> Model:
-    """Makes a teacher with an untrained head and the student's vocabulary.
+def make_task_teacher(
+    recipe: Recipe, work: Finetuning, kept: Sequence[int] | None, checkpoint: str | None = None
+) -> Model:
+    """Makes a teacher with an untrained head.
+
+    It has the student's vocabulary, or its own if `kept` is None. It starts from the package or directory `checkpoint`,
+    by default from the recipe's teacher.
 
     Raises:
         RecipeError: the teacher's maximum length is too small.
     """
-    teacher = load_teacher(recipe.teacher)
-    config: Any = teacher.encoder.config
-    if config.max_position_embeddings < work.max_tokens:
-        raise RecipeError(f"the teacher reads at most {config.max_position_embeddings} tokens: lower max_tokens.")
-    prune_embeddings(teacher.encoder, kept)
-    return add_head(recipe, work, teacher.architecture, vars(config) | {"vocab_size": len(kept)}, teacher.encoder)
+    teacher = load_teacher(checkpoint or recipe.teacher)
+    longest = teacher.encoder.max_tokens
+    if longest < work.max_tokens:
+        raise RecipeError(f"the teacher reads at most {longest} tokens: lower max_tokens.")
+    config: dict[str, Any] = dict(vars(teacher.encoder.config))
+    if kept is not None:
+        prune_embeddings(teacher.encoder, kept)
+        config["vocab_size"] = len(kept)
+    return add_head(recipe, work, teacher.architecture, config, teacher.encoder)
 
 
 @torch.no_grad()

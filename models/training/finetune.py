@@ -32,6 +32,7 @@ from swiftlet_serve.models.training.task_training import (
     train_on_batches,
     train_on_examples,
 )
+from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
 from swiftlet_serve.models.training.text_examples import read_labelled_texts, read_unlabelled_texts
 from swiftlet_serve.models.training.trainer import Losses
 
@@ -59,7 +60,8 @@ def finetune(
 ) -> Model:
     """Fine-tunes the pre-trained encoder with a new head on the task of the artifact `name`. Returns it on the CPU.
 
-    A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory.
+    A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
+    teacher in `task_teacher`.
 
     Raises:
         RecipeError: a directory holds another run, or the teacher cannot read the student's input.
@@ -82,14 +84,18 @@ def finetune(
         train_on_batches(model, examples, entity_losses, work, recipe.seed, run)
         return model
     if work.distillation is not None:
+        plan, read, taught = work.distillation, tokenizer, examples
         teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
-        logits = teacher.predict("logits.npy", examples)
-        if work.distillation.init_from_teacher and not has_checkpoint(directory):
+        if plan.init_from_teacher and not has_checkpoint(directory):
             initialise_from_task_teacher(model, recipe, teacher.load(), examples)
+        if plan.task_teacher:
+            read = load_own_tokenizer(plan.task_teacher)
+            taught = read_examples(work, data, read)
+            teacher = TaskTeacher.prepare_other(recipe, work, plan.task_teacher, taught, run)
+        logits = teacher.predict("logits.npy", taught)
         if work.unlabelled:
-            unlabelled = read_unlabelled_texts(work, data, tokenizer)
-            logits += teacher.predict_unlabelled(unlabelled)
-            examples = [*examples, *unlabelled]
+            examples = [*examples, *read_unlabelled_texts(work, data, tokenizer)]
+            logits += teacher.predict_unlabelled(read_unlabelled_texts(work, data, read))
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
 

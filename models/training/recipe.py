@@ -168,6 +168,9 @@ class Distillation:
     teacher_learning_rate: float = 5e-5
     init_from_teacher: bool = field(default=False, kw_only=True)
     """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
+    task_teacher: str = field(default="", kw_only=True)
+    """Another teacher, whose predictions take the place of those of the recipe's teacher: an installed package, or the
+    directory of a checkpoint. It reads the texts with a tokenizer of its own."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
@@ -249,6 +252,9 @@ class Finetuning(Optimisation):
             raise RecipeError("negatives must be an integer of at least 0.")
         if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
             raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
+        has_task_teacher = self.distillation is not None and self.distillation.task_teacher
+        if has_task_teacher and self.method not in ("classification", "inference"):
+            raise RecipeError("task_teacher needs a task like classify or zero-shot: it has tokens of its own.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "entities" and self.distillation is not None:

@@ -1,4 +1,4 @@
-"""The recipe's teacher: a BERT checkpoint in an installed package."""
+"""The checkpoints of teachers: encoders with layers like BERT's, in installed packages or in directories."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from swiftlet_serve.models import convert
 from swiftlet_serve.models.architectures.layers import Encoder
+from swiftlet_serve.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,7 @@ class TeacherCheckpoint:
 
 
 def load_teacher(package: str) -> TeacherCheckpoint:
-    """Loads the encoder of a teacher.
+    """Loads the encoder of a teacher. `package` may also be a directory.
 
     Raises:
         convert.ConversionError: the package is not installed, or holds no checkpoint with layers like BERT's.
@@ -46,12 +47,26 @@ def load_teacher_tokenizer(package: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(find_checkpoint(package) / "tokenizer.json"))
 
 
+def load_own_tokenizer(package: str) -> Tokenizer:
+    """Loads the tokenizer with which a teacher reads texts, whole and as a task does.
+
+    Raises:
+        convert.ConversionError: the package is not installed.
+        TokenizerError: the tokenizer is not supported.
+    """
+    return Tokenizer.from_directory(find_checkpoint(package))
+
+
 def find_checkpoint(package: str) -> Path:
-    """Returns the folder `model/` of an installed package.
+    """Returns the folder `model/` of an installed package, or the directory if `package` is one.
 
     Raises:
         convert.ConversionError: the package is not installed.
     """
+    if "/" in package:
+        if not Path(package).is_dir():
+            raise convert.ConversionError(f"there is no directory {package}, which should hold a teacher.")
+        return Path(package)
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise convert.ConversionError(f"the teacher's package {package} is not installed.")

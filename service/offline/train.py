@@ -239,7 +239,8 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
         compute |= _compute(load_recipe(other), "", runs)
     stages = {recipe.name: runs / recipe.name}
     if name:
-        stages |= {f"{name}'s teacher": runs / recipe.name / name / "teacher", name: runs / recipe.name / name}
+        run = runs / recipe.name / name
+        stages |= {f"{name}'s teacher": run / "teacher", f"{name}'s task teacher": run / "task_teacher", name: run}
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]
@@ -250,7 +251,8 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
     if work.distillation is not None:
-        teacher = {"taught_by": f"{recipe.teacher}, fine-tuned on the same labelled examples"}
+        checkpoint = work.distillation.task_teacher.rsplit("/", 1)[-1] or recipe.teacher
+        teacher = {"taught_by": f"{checkpoint}, fine-tuned on the same labelled examples"}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}
     elif work.method == "masked_lm" and plan.has_own_teacher:

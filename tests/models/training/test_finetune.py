@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from swiftlet_serve.models import datasets
+from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training import distillation, task_training, trainer
@@ -28,6 +29,7 @@ from swiftlet_serve.models.training.recipe import (
     Recipe,
     RecipeError,
 )
+from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
 from swiftlet_serve.models.training.text_examples import read_unlabelled_texts
 from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
 
@@ -39,6 +41,7 @@ PLAN = Distillation(hard_label_weight=0.5, temperature=2.0, teacher_epochs=6, te
 
 
 TEACHER = "teacher_of_the_finetuning_tests"
+OTHER = "other_teacher_of_the_finetuning_tests"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,7 @@ def folder(tmp_path_factory):
         data / "asked.json", *((str(i), "the mill", text, [text.split()[1]]) for i, text in enumerate(contexts * 3))
     )
     teacher_package(data / "packages", TEACHER)
+    teacher_package(data / "packages", OTHER)
     sys.path.insert(0, str(data / "packages"))
     yield data
     sys.path.remove(str(data / "packages"))
@@ -187,6 +191,51 @@ def test_finetune_learns_unlabelled_texts_from_the_teacher(folder, tokenizer, tm
     (folder / "more.txt").write_text("the rain falls on the quiet town. the river lies on the old mill.\n" * 3, "utf-8")
     run_finetuning(plan, tokenizer, folder, tmp_path / "more")
     assert len([*(tmp_path / "more/teacher").glob("unlabelled-*.npy")]) == 2  # other texts need other logits
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_finetune_takes_the_predictions_of_a_task_teacher(folder, tokenizer, tmp_path, is_directory):
+    """The task teacher reads the texts with its own tokenizer, which has more pieces than the student's."""
+    (folder / "more.txt").write_text("the quiet rain on the old town. the snow lies on the river.\n" * 3, "utf-8")
+    name = str(folder / "packages" / OTHER / "model") if is_directory else OTHER
+    plan = recipe(distillation=replace(PLAN, task_teacher=name), unlabelled={"more.txt": 4})
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+    work, own = plan.finetuning["work"], load_own_tokenizer(name)
+    teacher = make_task_teacher(plan, work, None, name)
+    teacher.load_state_dict(torch.load(tmp_path / "task_teacher/checkpoint.pt", weights_only=True)["model"])
+    teacher.eval()
+
+    assert own.vocab_size > tokenizer.vocab_size
+    assert reports[0].startswith("task teacher: step ")
+    for examples, pattern in (
+        (read_examples(work, folder, own), "logits.npy"),
+        (read_unlabelled_texts(work, folder, own), "unlabelled-*.npy"),
+    ):
+        (file,) = (tmp_path / "task_teacher").glob(pattern)
+        expected = torch.cat([logits_alone(teacher, row).T for row in examples])
+        assert torch.allclose(torch.from_numpy(np.load(file)), expected, atol=1e-5)
+    assert not (tmp_path / "teacher/checkpoint.pt").exists()  # the recipe's teacher is not needed
+
+
+def test_finetune_initialises_from_one_teacher_and_learns_from_another(folder, tokenizer, tmp_path):
+    plan = recipe(distillation=replace(PLAN, task_teacher=OTHER, init_from_teacher=True))
+    run_finetuning(plan, tokenizer, folder, tmp_path)
+
+    assert (tmp_path / "teacher/checkpoint.pt").is_file()
+    assert not (tmp_path / "teacher/logits.npy").exists()
+    assert (tmp_path / "task_teacher/logits.npy").is_file()
+
+
+def test_finetune_rejects_a_missing_task_teacher(folder, tokenizer, tmp_path):
+    plan = recipe(distillation=replace(PLAN, task_teacher="./nowhere"))
+    with pytest.raises(ConversionError, match=r"there is no directory \./nowhere, which should hold a teacher"):
+        run_finetuning(plan, tokenizer, folder, tmp_path)
+
+
+def test_recipe_rejects_a_task_teacher_of_answers():
+    with pytest.raises(RecipeError, match="task_teacher needs a task like classify or zero-shot"):
+        recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER))
 
 
 class Interrupted(Exception):

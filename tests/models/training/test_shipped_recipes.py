@@ -192,7 +192,10 @@ def _short(work: Finetuning) -> Finetuning:
         max_tokens=48,
         evaluate_skip=min(work.evaluate_skip, 20),
         evaluate_limit=4,
-        distillation=work.distillation and replace(work.distillation, teacher_epochs=1),
+        distillation=work.distillation
+        and replace(
+            work.distillation, teacher_epochs=1, task_teacher=TEACHER if work.distillation.task_teacher else ""
+        ),
     )
 
 
