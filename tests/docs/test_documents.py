@@ -31,7 +31,7 @@ EXAMPLES = [
     pytest.param(path, example, id=f"{path.stem}-{example.route}-{number}")
     for path in CODE_PAGES
     for number, example in enumerate(examples(text_of(path)))
-    if example.route.strip("/") not in {"embed", "rerank", "score"}  # no bundled model answers them
+    if example.route.strip("/") not in {"rerank", "score"}  # no bundled model answers them
     if "login page" not in example.body  # the tutorial's own model; tests/docs/test_tutorial.py asks it
 ]
 README_MAX_LINES = 150
