@@ -91,7 +91,7 @@ def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, pr
         "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
     ] * 2
     plan = {"hard_label_weight": 0.25, "temperature": 2.0, "teacher_epochs": 2, "teacher_learning_rate": 1e-3}
-    assert moods["finetuning"]["distillation"] == plan | {"init_from_teacher": False}
+    assert moods["finetuning"]["distillation"] == plan | {"init_from_teacher": False, "task_teacher": ""}
     assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
     assert moods["also"]["moods.tsv"]["scores"]["accuracy"]["n"] == 3
     assert "moods.tsv" not in moods["trained_on"]
