@@ -28,7 +28,7 @@ from tests.support.connections import (
 
 pytestmark = pytest.mark.usefixtures("clean_log")
 
-PAUSE_S = 0.003  # after which the server has read what it is going to read
+PAUSE_S = 0.003  # between the bytes of a slow client
 BODY = b"0123456789" * 5
 WITH_LENGTH = POST + b"Content-Length: 50\r\n\r\n" + BODY
 
@@ -63,7 +63,7 @@ def test_slow_body_costs_two_reads(reads):
         async with serving() as service:
             client = await service.client()
             client.send(WITH_LENGTH[:-40])
-            await asyncio.sleep(PAUSE_S)
+            await until(lambda: len(reads) == 1)
             await send_slowly(client, WITH_LENGTH[-40:])
             assert (await client.response())[2].endswith(BODY)
 
@@ -78,7 +78,7 @@ def test_slow_bytes_without_a_known_end_are_read_by_four(reads, request_bytes):
         async with serving() as service:
             client = await service.client()
             client.send(request_bytes[:-20])
-            await asyncio.sleep(PAUSE_S)
+            await until(lambda: len(reads) == 1)
             await send_slowly(client, request_bytes[-20:])
 
     run(scenario())
@@ -119,12 +119,12 @@ def test_request_in_two_pieces_is_answered_when_the_second_arrives(reads, reques
     run(scenario())
 
 
-def test_large_body_arrives_whole_and_leaves_no_low_water_mark():
+def test_large_body_arrives_whole_and_leaves_no_low_water_mark(reads):
     async def scenario() -> None:
         async with serving() as service:
             client = await service.client()
             client.send(POST + b"Content-Length: 3000000\r\n\r\n")
-            await asyncio.sleep(PAUSE_S)
+            await until(lambda: len(reads) == 1)
             assert low_water(service) == MAX_LOW_WATER_BYTES
             client.send(b"a" * 3_000_000)
             assert (await client.response())[2].endswith(b"a" * 3_000_000)
@@ -133,12 +133,12 @@ def test_large_body_arrives_whole_and_leaves_no_low_water_mark():
     run(scenario())
 
 
-def test_slow_request_times_out_although_its_bytes_are_unread():
+def test_slow_request_times_out_although_its_bytes_are_unread(reads):
     async def scenario() -> None:
         async with serving(request_timeout_s=SHORT_S) as service:
             client = await service.client()
             client.send(WITH_LENGTH[:-40])
-            await asyncio.sleep(PAUSE_S)
+            await until(lambda: len(reads) == 1)
             client.send(b"5")
             await client.assert_refused(408, "receive_timeout")
 
@@ -146,12 +146,12 @@ def test_slow_request_times_out_although_its_bytes_are_unread():
 
 
 @pytest.mark.parametrize("sent", [GET[:20], WITH_LENGTH[:-40]])
-def test_disconnect_of_a_slow_client_is_noticed_at_once(sent):
+def test_disconnect_of_a_slow_client_is_noticed_at_once(reads, sent):
     async def scenario() -> None:
         async with serving() as service:
             client = await service.client()
             client.send(sent)
-            await asyncio.sleep(PAUSE_S)
+            await until(lambda: len(reads) == 1)
             client.send(b"5")
             client.writer.close()
             await service.until_settled()
