@@ -1,4 +1,4 @@
-"""BM25 (Robertson and Zaragoza 2009), the score of texts for a query by the words that they share.
+"""Scores texts for a query by the words that they share: BM25 (Robertson and Zaragoza 2009).
 
 It is the baseline that a model for reranking has to beat.
 """

@@ -30,7 +30,7 @@ def announce(addresses: Addresses, runtime: Runtime) -> None:
         else:
             click.echo("\n".join(_banner(addresses, runtime)))
         sys.stdout.flush()
-    except OSError:  # nobody reads it, which must not end the server, now or when it exits
+    except OSError:  # its reader has gone, which must not end the server, now or when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -14,7 +14,7 @@ SHARD_BYTES: Final = 1 << 26  # a shard of fewer rows ends here
 
 
 class Piece(NamedTuple):
-    """The part of a file that a shard holds."""
+    """A part of a file that belongs to one shard."""
 
     start: int  # the first byte, or the first row for formats with row numbers
     stop: int

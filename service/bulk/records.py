@@ -43,7 +43,7 @@ class Chunk:
         return replace(self, records=self.records[start:stop], table=table)
 
     def kept(self, columns: Sequence[str] | None) -> list[Mapping[str, Any]]:
-        """Returns the values of the kept columns of each row. None keeps all columns."""
+        """Returns the values of each row in `columns`, or in all columns if that is None."""
         if self.table is not None:
             rows: list[Mapping[str, Any]] = self.table.to_pylist()
             return rows

@@ -1,4 +1,4 @@
-"""Answers rows on an engine of this process, without the queues of a server: nobody waits for a single row.
+"""Answers rows on an engine of this process. No client waits for a single row, so there are no queues.
 
 The calling thread reads, encodes and decodes, while other threads run batches. A row takes the steps of a request: it
 is validated as strictly, has the same limits, and a failing batch is halved until only the failing row has no answer.

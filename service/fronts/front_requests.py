@@ -1,4 +1,4 @@
-"""The requests of one front, as the coordinator admits and runs them."""
+"""Admits and runs the requests of one front in the coordinator."""
 
 from __future__ import annotations
 

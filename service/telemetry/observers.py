@@ -1,4 +1,4 @@
-"""The observers of finished requests that the settings ask for: traces and the access log."""
+"""Observers of finished requests: traces and the access log, if the settings ask for them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_server_that_cannot_start_says_why_in_one_sentence(root):
 
 def test_server_stops_though_its_repository_stalls(root):
     with serving(root) as (process, _):
-        os.mkfifo(root / "desired.json")  # which nobody writes
+        os.mkfifo(root / "desired.json")  # a FIFO without a writer
         with (root / "desired.json").open("w"):  # returns once the server reads
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=PATIENCE_S)

@@ -20,7 +20,7 @@ DOOMED = "SWIFTLET_TEST_DOOMED_NODE"  # environment variable of a node that is k
 
 
 class Doomed(BatchScorer):
-    """Answers, but on a doomed node: there it announces its first batch and waits for the end."""
+    """Scores batches. On the node that the test kills, it announces its first batch and blocks until the kill."""
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         if DOOMED in os.environ:
@@ -31,7 +31,7 @@ class Doomed(BatchScorer):
 
 
 def run(address: str, source: str, out: str, checkpoints: str, model: dict[str, Any]) -> None:
-    """Scores files with two actors, on a node each. A job that is started again leaves out the rows of earlier ones.
+    """Scores files with two actors, one on each node. A restarted job skips the rows that earlier runs finished.
 
     Args:
         address: the address of the head node.
