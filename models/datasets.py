@@ -164,10 +164,8 @@ def named(path: Path) -> list[Named]:
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
-    try:
+    with _lines_of(path, "does not hold texts with labels"):
         rows = [(str(row["text"]), row["label"]) for row in _json_lines(path)]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{path.name} does not hold texts with labels: {type(error).__name__}.") from None
     labels = [label if isinstance(label, list) else [label] for _, label in rows]
     return [Named(text, str(names[0])) for (text, _), names in zip(rows, labels, strict=True) if len(names) == 1]
 
@@ -183,11 +181,9 @@ def inferences(path: Path) -> list[Inference]:
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
-    try:
+    with _lines_of(path, "does not hold premises and hypotheses"):
         rows = list(_json_lines(path))
         return [Inference(str(row["premise"]), str(row["hypothesis"]), str(row["label"])) for row in rows]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{path.name} does not hold premises and hypotheses: {type(error).__name__}.") from None
 
 
 def ranked(path: Path) -> list[Candidates]:
@@ -198,7 +194,7 @@ def ranked(path: Path) -> list[Candidates]:
     Raises:
         DatasetError: the file is damaged, or a line is not of this form.
     """
-    try:
+    with _lines_of(path, "does not hold queries with texts"):
         grouped = [
             (str(query), list(group)) for query, group in groupby(_json_lines(path), key=lambda row: row["query"])
         ]
@@ -206,8 +202,15 @@ def ranked(path: Path) -> list[Candidates]:
             Candidates(query, tuple(str(row["text"]) for row in group), tuple(int(row["label"]) > 0 for row in group))
             for query, group in grouped
         ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{path.name} does not hold queries with texts: {type(error).__name__}.") from None
+
+
+@contextmanager
+def _lines_of(path: Path, fault: str) -> Iterator[None]:
+    """Turns the errors of damaged or other lines of JSON into a DatasetError. `fault` says what the file lacks."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+        raise DatasetError(f"{path.name} {fault}: {type(error).__name__}.") from None
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
@@ -315,11 +318,9 @@ def documents(path: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    try:
+    with _lines_of(path, "cannot be read as lines of JSON"):
         rows = list(_json_lines(path))
         texts = dict.fromkeys(str(row[name]) for row in rows for name in TEXT_FIELDS if row.get(name))
-    except (OSError, EOFError, ValueError, AttributeError, RecursionError) as error:
-        raise DatasetError(f"{path.name} cannot be read as lines of JSON: {type(error).__name__}.") from None
     yield from (text for text in texts if text.strip())
 
 

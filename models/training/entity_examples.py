@@ -16,6 +16,8 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Encoding, TokenizedText, Tokenizer
 from swiftlet_serve.models.training.examples import NO_LABEL, Example, collate, take_evenly
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
+from swiftlet_serve.models.training.task_training import Run, train_on_batches
+from swiftlet_serve.models.training.trainer import Losses
 
 OUTSIDE: Final = "O"
 
@@ -60,6 +62,15 @@ def find_labels(
     for start, end in tokens.offsets:
         label = labels[start] if end > start else OUTSIDE
         yield NO_LABEL if label is None else numbers[label]
+
+
+def train_on_entities(model: Model, examples: Sequence[Example], work: Finetuning, seed: int, run: Run) -> None:
+    """Trains a model on the labels of tokens."""
+
+    def batch_losses(numbers: Sequence[int]) -> Losses:
+        return {"loss": entity_loss(model, [examples[i] for i in numbers])}
+
+    train_on_batches(model, examples, batch_losses, work, seed, run)
 
 
 def entity_loss(model: Model, examples: Sequence[Example]) -> Tensor:

@@ -30,6 +30,11 @@ class Example:
     """The positions that an answer may take."""
 
 
+def unlabelled(encodings: Sequence[Encoding]) -> list[Example]:
+    """Returns examples that only a teacher labels."""
+    return [Example(encoding, (NO_LABEL,)) for encoding in encodings]
+
+
 def take_evenly(items: Sequence[T], count: int) -> list[T]:
     """Returns at most `count` of the items, evenly spaced."""
     return [items[i] for i in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)]

@@ -6,7 +6,7 @@ If the recipe asks for distillation, the model also learns from a teacher that w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
-from swiftlet_serve.models.training.entity_examples import entity_loss, read_entities
+from swiftlet_serve.models.training.entity_examples import read_entities, train_on_entities
 from swiftlet_serve.models.training.examples import Example
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import run_settings
@@ -29,12 +29,10 @@ from swiftlet_serve.models.training.task_training import (
     Run,
     add_head,
     finetuning_settings,
-    train_on_batches,
     train_on_examples,
 )
 from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
 from swiftlet_serve.models.training.text_examples import read_labelled_texts, read_unlabelled_texts
-from swiftlet_serve.models.training.trainer import Losses
 
 READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], list[Example]]]] = {
     "classification": read_labelled_texts,
@@ -77,11 +75,7 @@ def finetune(
         return model
     examples, logits = read_examples(work, data, tokenizer), None
     if work.method == "entities":
-
-        def entity_losses(numbers: Sequence[int]) -> Losses:
-            return {"loss": entity_loss(model, [examples[i] for i in numbers])}
-
-        train_on_batches(model, examples, entity_losses, work, recipe.seed, run)
+        train_on_entities(model, examples, work, recipe.seed, run)
         return model
     if work.distillation is not None:
         plan, read, taught = work.distillation, tokenizer, examples
@@ -94,8 +88,9 @@ def finetune(
             teacher = TaskTeacher.prepare_other(recipe, work, plan.task_teacher, taught, run)
         logits = teacher.predict("logits.npy", taught)
         if work.unlabelled:
-            examples = [*examples, *read_unlabelled_texts(work, data, tokenizer)]
-            logits += teacher.predict_unlabelled(read_unlabelled_texts(work, data, read))
+            more = read_unlabelled_texts(work, data, tokenizer)
+            examples = [*examples, *more]
+            logits += teacher.predict_unlabelled(more if read is tokenizer else read_unlabelled_texts(work, data, read))
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
 

@@ -20,6 +20,7 @@ from swiftlet_serve.models.training.examples import Example, take_evenly
 from swiftlet_serve.models.training.recipe import ENTAILMENT, Finetuning
 from swiftlet_serve.models.training.text_examples import split_sentences
 
+# The first is the default of /zero-shot, so half of the texts have it.
 TEMPLATES: Final = ("This example is {}.", "This example is {}.", "This text is about {}.", "{}")
 ENTAILED: Final = ("entail", "support")  # the beginnings of the names of this relation, in lower case
 OTHER: Final = "not_entailment"

@@ -14,7 +14,7 @@ from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.training.conflicts import find_conflict
 
 MAX_VOCAB_SIZE: Final = 1 << 16  # token ids are stored as uint16
-ENTAILMENT: Final = "entail"  # the beginning of the label of hypotheses that follow from a text
+ENTAILMENT: Final = "entail"  # the beginning, in any case, of the label of hypotheses that follow from a text
 
 Optimiser = Literal["adamw", "lamb"]
 Precision = Literal["fp32", "bf16"]

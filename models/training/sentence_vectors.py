@@ -6,6 +6,7 @@ directory.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,11 +20,11 @@ from torch import Tensor
 from swiftlet_serve.models import convert
 from swiftlet_serve.models import sentence_transformers as sentences
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.models.training.examples import NO_LABEL, Example, make_batches
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import Example, make_batches, unlabelled
 from swiftlet_serve.models.training.finetuning_losses import task_logits
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.run_directory import write_atomically
+from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
 from swiftlet_serve.models.training.task_training import Run, train_on_batches
 from swiftlet_serve.models.training.teacher_checkpoint import find_checkpoint
 from swiftlet_serve.models.training.text_examples import read_sentences
@@ -47,7 +48,7 @@ def train_on_vectors(
     vectors = teacher_vectors(recipe.teacher, texts, work, run)
     if vectors.shape[1] != model.encoder.config.hidden_size:
         raise RecipeError(f"the teacher's vectors have {vectors.shape[1]} numbers: set hidden_size to that.")
-    examples = as_examples(tokenizer.encode(texts, work.max_tokens))
+    examples = unlabelled(tokenizer.encode(texts, work.max_tokens))
 
     def batch_losses(numbers: Sequence[int]) -> Losses:
         ours = task_logits(model, [examples[i] for i in numbers])
@@ -62,25 +63,21 @@ def vector_distance(ours: Tensor, theirs: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(ours, theirs).mean()
 
 
-def as_examples(encodings: Sequence[Encoding]) -> list[Example]:
-    """Returns examples without labels."""
-    return [Example(encoding, (NO_LABEL,)) for encoding in encodings]
-
-
 def teacher_vectors(package: str, texts: Sequence[str], work: Finetuning, run: Run) -> Vectors:
     """Returns the teacher's vector of each text, from the run's directory if it has them.
 
     Raises:
-        RecipeError: the teacher is no embedding model.
+        RecipeError: the teacher is no embedding model, or the directory holds the vectors of other texts.
     """
+    digest = hashlib.sha256("\0".join(texts).encode())
+    claim_directory(run.directory / "teacher", {"teacher": package, "texts": digest.hexdigest()})
     path = run.directory / "teacher" / VECTORS_FILE
     if not path.is_file():
         model, tokenizer, max_tokens = load_sentence_teacher(package)
         run.report(f"teacher: computing the vectors of {len(texts)} sentences")
-        examples = as_examples(tokenizer.encode(texts, min(max_tokens, work.max_tokens)))
+        examples = unlabelled(tokenizer.encode(texts, min(max_tokens, work.max_tokens)))
         with torch.autocast(run.device.type, torch.bfloat16, enabled=work.precision == "bf16"):
             vectors = compute_vectors(model, examples, work.batch_size, run)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.save(file, vectors))
     found: Vectors = np.load(path, mmap_mode="r")
     return found
@@ -100,21 +97,19 @@ def load_sentence_teacher(package: str) -> tuple[Model, Tokenizer, int]:
         encoder.checkpoint, "embedding", "hidden", embedding=encoder.embedding, parameters=encoder.dense
     )
     model = converted.model
-    limit = (
-        model.encoder.max_tokens if encoder.max_tokens is None else min(model.encoder.max_tokens, encoder.max_tokens)
-    )
-    return model, Tokenizer.from_directory(encoder.checkpoint), limit
+    max_tokens = min(model.encoder.max_tokens, encoder.max_tokens or model.encoder.max_tokens)
+    return model, Tokenizer.from_directory(encoder.checkpoint), max_tokens
 
 
 @torch.inference_mode()
 def compute_vectors(model: Model, examples: Sequence[Example], batch_size: int, run: Run) -> Vectors:
     """Returns the vectors of examples, (N, H), with length 1."""
     model.to(run.device).eval()
-    vectors = np.empty((len(examples), model.encoder.config.hidden_size), np.float16)
+    vectors: dict[int, Vectors] = {}
     batches = make_batches(examples, batch_size, seed=0)
     for done, numbers in enumerate(batches, start=1):
         rows = task_logits(model, [examples[i] for i in numbers])
-        vectors[numbers] = F.normalize(rows.float()).cpu().numpy()
+        vectors |= zip(numbers, F.normalize(rows.float()).half().cpu().numpy(), strict=True)
         if run.progress is not None:
             run.progress(done, len(batches))
-    return vectors
+    return np.stack([vectors[i] for i in range(len(examples))])

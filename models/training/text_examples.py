@@ -8,7 +8,7 @@ from typing import Final
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples import NO_LABEL, Example, take_evenly
+from swiftlet_serve.models.training.examples import Example, take_evenly, unlabelled
 from swiftlet_serve.models.training.recipe import Finetuning
 
 SENTENCE_WORDS: Final = range(4, 61)
@@ -32,8 +32,7 @@ def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) ->
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    texts = read_sentences(work, data)
-    return [Example(encoding, (NO_LABEL,)) for encoding in tokenizer.encode(texts, work.max_tokens)]
+    return unlabelled(tokenizer.encode(read_sentences(work, data), work.max_tokens))
 
 
 def read_sentences(work: Finetuning, data: Path) -> list[str]:

@@ -21,6 +21,7 @@ from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_serve.models.training.recipe import ENTAILMENT
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
@@ -32,7 +33,6 @@ TRAINING: Final = "inference"
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
-ENTAILMENT: Final = "entail"  # the beginning of the label, in any case
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
 LABELS: Final = "/parameters/candidate_labels"
 TEMPLATE: Final = "/parameters/hypothesis_template"

@@ -16,11 +16,11 @@ from sentence_transformers import SentenceTransformer
 
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.examples import Example, unlabelled
 from swiftlet_serve.models.training.finetune import finetune
 from swiftlet_serve.models.training.finetuning_losses import task_logits
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
-from swiftlet_serve.models.training.sentence_vectors import VECTORS_FILE, as_examples, load_sentence_teacher
+from swiftlet_serve.models.training.sentence_vectors import VECTORS_FILE, load_sentence_teacher
 from swiftlet_serve.models.training.text_examples import read_sentences
 from tests.support.sentence_checkpoints import save_encoder
 from tests.support.training import SILENT, teacher_package, wordpiece
@@ -93,7 +93,7 @@ def test_finetune_learns_the_vectors_of_the_teacher(folder, tokenizer, width, tm
     reports: list[str] = []
     model = run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
     sentences = read_sentences(plan.finetuning["work"], folder)
-    examples = as_examples(tokenizer.encode(sentences, 32))
+    examples = unlabelled(tokenizer.encode(sentences, 32))
     vectors = np.load(tmp_path / "teacher" / VECTORS_FILE)
 
     assert reports[0] == "teacher: computing the vectors of 100 sentences"
@@ -124,6 +124,13 @@ def test_finetune_computes_vectors_once(folder, tokenizer, width, tmp_path, monk
 
     ours, theirs = first.state_dict(), second.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_finetune_rejects_the_vectors_of_other_texts(folder, tokenizer, width, tmp_path):
+    run_finetuning(recipe(width), tokenizer, folder, tmp_path)
+    (tmp_path / "text.txt").write_text((folder / "text.txt").read_text("utf-8").replace("rain", "snow"), "utf-8")
+    with pytest.raises(RecipeError, match="teacher holds a run of a different recipe"):
+        run_finetuning(recipe(width), tokenizer, tmp_path, tmp_path)
 
 
 def test_finetune_rejects_vectors_of_another_width(folder, tokenizer, width, tmp_path):
