@@ -358,10 +358,7 @@ def native_files() -> str:
 
 
 def recipe(name: str) -> str:
-    """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields.
-
-    `method` is no key: the task sets it.
-    """
+    """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields."""
     tree = ast.parse(RECIPE.read_text("utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
@@ -371,7 +368,7 @@ def recipe(name: str) -> str:
 
 def _keys(node: ast.ClassDef) -> Iterator[tuple[str, list[str]]]:
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id != "method":
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             description = " ".join(str(text).split()) or SELF_EXPLANATORY.get(field.target.id, "")
             choices = CHOICES.get(ast.unparse(field.annotation))

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from swiftlet_serve.models.training.examples import Example, collate, hash_examp
 from swiftlet_serve.models.training.finetuning_losses import Logits, task_logits
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
-from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError
+from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
 from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
 from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
@@ -40,8 +41,11 @@ class TaskTeacher:
     """The package or directory that it starts from."""
     kept: list[int] | None
     """The teacher's id of each of the student's pieces; None if it reads texts with its own tokenizer."""
+    tokenizer: Tokenizer
     examples: Sequence[Example]
     run: Run
+    engine: str
+    """The engine for the predictions; PyTorch if empty."""
 
     @classmethod
     def prepare(
@@ -53,43 +57,45 @@ class TaskTeacher:
             RecipeError: the directory holds another run, or the teacher lacks some of the student's pieces.
         """
         kept = find_kept_pieces(recipe, tokenizer)
-        return cls._claim("teacher", recipe, work, recipe.teacher, kept, examples, run)
+        plan = _plan(work)
+        work = replace(work, epochs=plan.teacher_epochs, learning_rate=plan.teacher_learning_rate)
+        return cls._claim(run.directory / "teacher", recipe, work, recipe.teacher, kept, tokenizer, examples, run)
 
     @classmethod
     def prepare_other(
-        cls, recipe: Recipe, work: Finetuning, checkpoint: str, examples: Sequence[Example], run: Run
+        cls, recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], run: Run
     ) -> TaskTeacher:
-        """Claims the directory of a task teacher, the folder `task_teacher` of the run's.
+        """Claims the directory of a task teacher: that of a shared run, or the folder `task_teacher` of this run's.
 
-        `examples` are those of the task, encoded by the teacher's own tokenizer.
+        `examples` are those of the task, encoded by `tokenizer`, which is the teacher's own.
 
         Raises:
             RecipeError: the directory holds another run.
         """
-        return cls._claim("task_teacher", recipe, work, checkpoint, None, examples, run)
+        plan = _plan(work)
+        work = replace(work, epochs=plan.task_teacher_epochs, learning_rate=plan.task_teacher_learning_rate)
+        directory = run.directory / "task_teacher"
+        if plan.task_teacher_run and run.teachers is not None:
+            directory = run.teachers / plan.task_teacher_run
+        return cls._claim(directory, recipe, work, plan.task_teacher, None, tokenizer, examples, run)
 
     @classmethod
     def _claim(
         cls,
-        folder: str,
+        directory: Path,
         recipe: Recipe,
         work: Finetuning,
         checkpoint: str,
         kept: list[int] | None,
+        tokenizer: Tokenizer,
         examples: Sequence[Example],
         run: Run,
     ) -> TaskTeacher:
-        plan = work.distillation
-        assert plan is not None  # noqa: S101  # for the type checker
-        name = folder.replace("_", " ")
-        teacher_run = replace(run, directory=run.directory / folder, report=lambda text: run.report(f"{name}: {text}"))
-        work = replace(
-            work,
-            epochs=plan.teacher_epochs,
-            learning_rate=plan.teacher_learning_rate,
-            distillation=None,
-            unlabelled={},
-        )
+        name = "task teacher" if kept is None else "teacher"
+        engine = _plan(work).teacher_engine
+        teacher_run = replace(run, directory=directory, report=lambda text: run.report(f"{name}: {text}"))
+        longest = Finetuning.longest_unlabelled
+        work = replace(work, distillation=None, unlabelled={}, corrupted=0.0, longest_unlabelled=longest)
         claim_directory(
             teacher_run.directory,
             {
@@ -100,7 +106,7 @@ class TaskTeacher:
                 "examples": hash_examples(examples),
             },
         )
-        return cls(recipe, work, checkpoint, kept, examples, teacher_run)
+        return cls(recipe, work, checkpoint, kept, tokenizer, examples, teacher_run, engine)
 
     def load(self) -> Model:
         """Returns the fine-tuned teacher, and trains it first if necessary.
@@ -113,20 +119,46 @@ class TaskTeacher:
         return model
 
     def predict(self, file_name: str, examples: Sequence[Example]) -> list[Logits]:
-        """Returns the teacher's logits for each example, from the file if it exists."""
-        run, path = self.run, self.run.directory / file_name
+        """Returns the teacher's logits for each example, from the file if it exists.
+
+        Raises:
+            RecipeError: the recipe names an engine, and this run cannot use one.
+        """
+        run, path = self.run, self.run.directory / f"{self.engine}{'-' if self.engine else ''}{file_name}"
         if not path.is_file():
             model = self.load()
             run.report(f"computing the logits of {len(examples)} examples")
-            with torch.autocast(run.device.type, torch.bfloat16, enabled=self.work.precision == "bf16"):
-                logits = np.concatenate(compute_logits(model, examples, self.work.batch_size, run.device))
+            logits = np.concatenate(self._compute_logits(model, examples))
             write_atomically(path, lambda file: np.save(file, logits))
         ends = np.cumsum([len(example.encoding.focus) for example in examples])
         return np.split(np.load(path), ends[:-1])
 
+    def _compute_logits(self, model: Model, examples: Sequence[Example]) -> list[Logits]:
+        run = self.run
+        if not self.engine:
+            with torch.autocast(run.device.type, torch.bfloat16, enabled=self.work.precision == "bf16"):
+                return compute_logits(model, examples, self.work.batch_size, run.device)
+        if run.predict is None:
+            raise RecipeError("teacher_engine cannot be used here: leave it out.")
+        return run.predict(
+            self.engine,
+            run.directory / "artifact",
+            load_teacher(self.checkpoint).architecture,
+            model.eval(),
+            self.tokenizer,
+            self.work.labels,
+            examples,
+            run.progress,
+        )
+
     def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:
         """Returns the teacher's logits for unlabelled examples. The file's name depends on the examples."""
         return self.predict(f"unlabelled-{hash_examples(examples)[:16]}.npy", examples)
+
+
+def _plan(work: Finetuning) -> Distillation:
+    assert work.distillation is not None  # noqa: S101  # for the type checker
+    return work.distillation
 
 
 def find_kept_pieces(recipe: Recipe, tokenizer: Tokenizer) -> list[int]:

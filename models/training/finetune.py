@@ -15,6 +15,7 @@ import torch
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
+from swiftlet_serve.models.training.contrastive import train_on_pairs
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
 from swiftlet_serve.models.training.entity_examples import read_entities, train_on_entities
 from swiftlet_serve.models.training.examples import Example
@@ -26,6 +27,7 @@ from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
 from swiftlet_serve.models.training.sentence_vectors import train_on_vectors
 from swiftlet_serve.models.training.task_training import (
+    Predict,
     Run,
     add_head,
     finetuning_settings,
@@ -55,11 +57,15 @@ def finetune(
     *,
     device: torch.device | None = None,
     progress: Callable[[int, int], None] | None = None,
+    predict: Predict | None = None,
+    teachers: Path | None = None,
 ) -> Model:
     """Fine-tunes the pre-trained encoder with a new head on the task of the artifact `name`. Returns it on the CPU.
 
+    `pretrained` is the model of another artifact if the task continues its training.
+
     A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
-    teacher in `task_teacher`.
+    teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run.
 
     Raises:
         RecipeError: a directory holds another run, or the teacher cannot read the student's input.
@@ -67,11 +73,14 @@ def finetune(
     work = recipe.finetuning[name]
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
     claim_directory(directory, settings)
-    run = Run(directory, device or torch.device("cpu"), report, progress)
+    run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = add_head(recipe, work, recipe.architecture, config, pretrained.encoder)
     if work.method == "embedding":
         train_on_vectors(model, recipe, work, tokenizer, data, run)
+        return model
+    if work.method == "contrastive":
+        train_on_pairs(model, recipe, work, tokenizer, data, run)
         return model
     examples, logits = read_examples(work, data, tokenizer), None
     if work.method == "entities":
@@ -85,7 +94,7 @@ def finetune(
         if plan.task_teacher:
             read = load_own_tokenizer(plan.task_teacher)
             taught = read_examples(work, data, read)
-            teacher = TaskTeacher.prepare_other(recipe, work, plan.task_teacher, taught, run)
+            teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
         logits = teacher.predict("logits.npy", taught)
         if work.unlabelled:
             more = read_unlabelled_texts(work, data, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -14,6 +14,7 @@ from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.training.conflicts import find_conflict
 
 MAX_VOCAB_SIZE: Final = 1 << 16  # token ids are stored as uint16
+SHORTEST: Final = 4  # words of an unlabelled sentence
 ENTAILMENT: Final = "entail"  # the beginning, in any case, of the label of hypotheses that follow from a text
 
 Optimiser = Literal["adamw", "lamb"]
@@ -24,9 +25,13 @@ SentenceObjective = Literal["none", "sentence_order", "next_sentence"]
 Objective = Literal["masked_lm", "replaced_token", "causal_lm"]
 InputFormat = Literal["blocks", "segment_pairs", "sentence_pairs", "full_sentences", "document_sentences"]
 TokenizerKind = Literal["wordpiece", "unigram"]
-TrainingMethod = Literal["classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding"]
+TrainingMethod = Literal[
+    "classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding", "contrastive"
+]
 """The training of a task: labels of texts, answers in contexts, pre-training only, hypotheses about texts, texts for
-queries, labels of tokens, or the vectors of a teacher."""
+queries, labels of tokens, the vectors of a teacher, or vectors that are close for texts that belong together."""
+EMBEDDING_METHODS: Final[Collection[TrainingMethod]] = ("embedding", "contrastive")
+"""The methods whose model makes vectors."""
 
 
 class RecipeError(ModelError):
@@ -171,14 +176,27 @@ class Distillation:
     task_teacher: str = field(default="", kw_only=True)
     """Another teacher, whose predictions take the place of those of the recipe's teacher: an installed package, or the
     directory of a checkpoint. It reads the texts with a tokenizer of its own."""
+    task_teacher_run: str = field(default="", kw_only=True)
+    """The name of the task teacher's run, which recipes with the same teacher, task and examples share; by default each
+    has its own."""
+    task_teacher_epochs: int = field(default=1, kw_only=True)
+    """The passes of the task teacher over the training files."""
+    task_teacher_learning_rate: float = field(default=3e-5, kw_only=True)
+    """The highest learning rate of the task teacher."""
+    teacher_engine: str = field(default="", kw_only=True)
+    """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
+    default PyTorch, in the precision of the training."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
             raise RecipeError("hard_label_weight must be between 0 and 1, and temperature at least 1.")
-        if type(self.teacher_epochs) is not int or self.teacher_epochs < 1:
-            raise RecipeError("teacher_epochs must be an integer of at least 1.")
-        if not 0 < self.teacher_learning_rate < math.inf:
-            raise RecipeError("teacher_learning_rate must be above 0.")
+        for name in ("teacher_epochs", "task_teacher_epochs"):
+            epochs = getattr(self, name)
+            if type(epochs) is not int or epochs < 1:
+                raise RecipeError(f"{name} must be an integer of at least 1.")
+        for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise RecipeError(f"{name} must be above 0.")
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,10 @@ class Finetuning(Optimisation):
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
     method: TrainingMethod = field(kw_only=True)
-    """Set by the task, and not a field of the TOML file."""
+    """How the task is trained; by default the task's own way. Models for `rerank` and `zero-shot` can also be trained by
+    `contrastive`, and then make vectors."""
+    init_from: str = field(default="", kw_only=True)
+    """The artifact of this recipe whose training this one continues."""
     distillation: Distillation | None = field(default=None, kw_only=True)
     also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
     """Further evaluation files, under the data folder."""
@@ -226,6 +247,10 @@ class Finetuning(Optimisation):
     """Questions to repeat with a context that does not answer them (question answering only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files under the data folder, each with the number of sentences that only the teacher labels."""
+    corrupted: float = field(default=0.0, kw_only=True)
+    """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected."""
+    longest_unlabelled: int = field(default=60, kw_only=True)
+    """The words that a sentence of those files has at most."""
     negatives: int = field(default=1, kw_only=True)
     """For each text with a named label, the number of wrong labels that become hypotheses (zero-shot). For each query,
     the number of texts that do not answer it (rerank)."""
@@ -243,11 +268,17 @@ class Finetuning(Optimisation):
         count = self.unanswerable_questions
         if type(count) is not int or count < 0 or (count and self.method != "span"):
             raise RecipeError("unanswerable_questions must be an integer of at least 0, and needs a task like qa.")
+        if self.method == "contrastive" and (self.labels or self.distillation is not None):
+            raise RecipeError("the method contrastive takes no labels and no distillation.")
         if self.method == "embedding":
             if not self.unlabelled or self.train or self.labels or self.distillation is not None:
                 raise RecipeError("a task like embed needs unlabelled, and takes no train, labels or distillation.")
         elif self.unlabelled and (self.method != "classification" or self.distillation is None):
             raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
+        if not 0 <= self.corrupted <= 1 or (self.corrupted and not self.unlabelled):
+            raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled.")
+        if type(self.longest_unlabelled) is not int or self.longest_unlabelled < SHORTEST:
+            raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
         if type(self.negatives) is not int or self.negatives < 0:
             raise RecipeError("negatives must be an integer of at least 0.")
         if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
@@ -255,6 +286,8 @@ class Finetuning(Optimisation):
         has_task_teacher = self.distillation is not None and self.distillation.task_teacher
         if has_task_teacher and self.method not in ("classification", "inference"):
             raise RecipeError("task_teacher needs a task like classify or zero-shot: it has tokens of its own.")
+        if self.distillation is not None and self.distillation.teacher_engine and self.method == "span":
+            raise RecipeError("teacher_engine needs a task like classify or zero-shot.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "entities" and self.distillation is not None:
@@ -318,10 +351,26 @@ class Recipe:
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
         if not self.teacher and any(work.method == "embedding" for work in self.finetuning.values()):
             raise RecipeError("a task like embed needs a teacher, and this recipe names none.")
+        for name, work in self.finetuning.items():
+            if work.init_from and not self._can_continue(work):
+                raise RecipeError(
+                    f"{name} cannot continue {work.init_from!r}: name an artifact of this recipe with the same kind of "
+                    "network, which continues no other itself."
+                )
         objective = self.pretraining.objective
         for name, work in self.finetuning.items():
             if objective != "masked_lm" and work.method == "masked_lm":
                 raise RecipeError(f"the objective {objective} trains no masked-LM head, which {name} needs.")
+
+    def _can_continue(self, work: Finetuning) -> bool:
+        """Returns whether the artifact that a fine-tuning continues makes vectors as it does."""
+        before = self.finetuning.get(work.init_from)
+        return (
+            before is not None
+            and not before.init_from
+            and work.method in EMBEDDING_METHODS
+            and before.method in EMBEDDING_METHODS
+        )
 
     def has_same_vocabulary(self, other: Recipe) -> bool:
         """Returns whether the other recipe builds the same vocabulary."""
@@ -353,8 +402,8 @@ def identifying_settings(work: Pretraining | Finetuning | KnowledgeTransfer | Di
     return found | nested
 
 
-def read_recipe(path: Path, methods: Mapping[str, TrainingMethod]) -> Recipe:
-    """Reads a recipe from a TOML file. `methods` holds the training method of each task.
+def read_recipe(path: Path, methods: Mapping[str, Sequence[TrainingMethod]]) -> Recipe:
+    """Reads a recipe from a TOML file. `methods` holds the training methods of each task, the default one first.
 
     Raises:
         RecipeError: the file is not valid TOML, a field is missing or unknown, or a value is invalid.
@@ -366,8 +415,9 @@ def read_recipe(path: Path, methods: Mapping[str, TrainingMethod]) -> Recipe:
     return parse_recipe(document, methods)
 
 
-def parse_recipe(document: Mapping[str, Any], methods: Mapping[str, TrainingMethod]) -> Recipe:
-    """Builds a recipe from a parsed TOML document. `methods` holds the training method of each task.
+def parse_recipe(document: Mapping[str, Any], methods: Mapping[str, Sequence[TrainingMethod]]) -> Recipe:
+    """Builds a recipe from a parsed TOML document. `methods` holds the training methods of each task, the default one
+    first.
 
     Raises:
         RecipeError: a field is missing or unknown, or a value is invalid.
@@ -387,13 +437,15 @@ def _parse_pretraining(table: Any) -> Any:
     return _build(Pretraining, "pretraining", table)
 
 
-def _parse_finetuning(table: Any, methods: Mapping[str, TrainingMethod]) -> Any:
-    if isinstance(table, Mapping) and "method" in table:
-        raise RecipeError("unknown field 'method' in finetuning.")
+def _parse_finetuning(table: Any, methods: Mapping[str, Sequence[TrainingMethod]]) -> Any:
     if isinstance(table, Mapping) and "task" in table:
         if table["task"] not in methods:
             raise RecipeError(f"task must be one of {', '.join(sorted(methods))}, not {table['task']!r}.")
-        table = {**table, "method": methods[table["task"]]}
+        known = methods[table["task"]]
+        method = table.get("method", known[0])
+        if method not in known:
+            raise RecipeError(f"method must be one of {', '.join(known)} for this task, not {method!r}.")
+        table = {**table, "method": method}
     if isinstance(table, Mapping) and "distillation" in table:
         table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
     if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):

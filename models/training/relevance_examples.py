@@ -64,10 +64,14 @@ def judge_answers(questions: list[Question], negatives: int) -> list[Judged]:
     """
     paragraphs = [Judged(one.question, one.context, RELEVANT) for one in questions]
     others = [Judged(one.question, one.context, IRRELEVANT) for one in make_unanswerable(questions, len(questions))]
-    return [*paragraphs, *others, *(judged for one in questions for judged in _judge_sentences(one, negatives))]
+    return [*paragraphs, *others, *(judged for one in questions for judged in judge_sentences(one, negatives))]
 
 
-def _judge_sentences(question: Question, negatives: int) -> Iterator[Judged]:
+def judge_sentences(question: Question, negatives: int) -> Iterator[Judged]:
+    """Yields the question with the sentence of its paragraph that has the answer, and with at most `negatives` others.
+
+    Yields nothing if the answer is not in the paragraph.
+    """
     answer = find_answer(question)
     if answer is None:
         return

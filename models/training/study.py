@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,7 @@ class Downstream:
         return [round(part * recipe.pretraining.steps) for part in self.checkpoints]
 
 
-def read_study(path: Path, methods: Mapping[str, TrainingMethod]) -> Study:
+def read_study(path: Path, methods: Mapping[str, Sequence[TrainingMethod]]) -> Study:
     """Reads a study from a TOML file. `methods` holds the training method of each task.
 
     The file has a `name`, a `question`, a `recipe`, and `variants`: tables of the settings that differ. With a table

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swiftlet_serve.models.artifact import Embedding
 from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import (
     Logits,
@@ -20,7 +21,7 @@ from swiftlet_serve.models.training.finetuning_losses import (
     stack_logits,
     task_logits,
 )
-from swiftlet_serve.models.training.recipe import Finetuning, Recipe, identifying_settings
+from swiftlet_serve.models.training.recipe import EMBEDDING_METHODS, Finetuning, Recipe, identifying_settings
 from swiftlet_serve.models.training.schedule import Schedule
 from swiftlet_serve.models.training.trainer import Losses, train
 
@@ -31,6 +32,22 @@ EVALUATION_FIELDS: Final = frozenset(
 )
 
 
+class Predict(Protocol):
+    """Computes a classifier's logits for each example on an engine, from an int8 artifact in `directory`."""
+
+    def __call__(
+        self,
+        engine: str,
+        directory: Path,
+        architecture: str,
+        model: Model,
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        examples: Sequence[Example],
+        progress: Callable[[int, int], None] | None,
+    ) -> list[Logits]: ...
+
+
 @dataclass(frozen=True)
 class Run:
     """The directory and device of a training, and the callbacks that report its progress."""
@@ -39,6 +56,10 @@ class Run:
     device: torch.device
     report: Callable[[str], None]
     progress: Callable[[int, int], None] | None
+    predict: Predict | None = None
+    """Computes a classifier's logits on an engine; None if there is none."""
+    teachers: Path | None = None
+    """The folder of the task teachers that recipes share; None if there is none."""
 
 
 def finetuning_settings(work: Finetuning) -> dict[str, Any]:
@@ -55,7 +76,7 @@ def add_head(
         model = build(architecture, config, "token", 2)  # the start and the end of an answer
     elif work.method == "entities":
         model = build(architecture, config, "token", len(work.labels))
-    elif work.method == "embedding":
+    elif work.method in EMBEDDING_METHODS:
         model = build(architecture, config, "embedding", embedding=MEAN)
     else:
         model = build(architecture, config, "classification", len(work.labels))

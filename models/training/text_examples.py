@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.corruption import corrupt
 from swiftlet_serve.models.training.examples import Example, take_evenly, unlabelled
-from swiftlet_serve.models.training.recipe import Finetuning
+from swiftlet_serve.models.training.recipe import SHORTEST, Finetuning
 
-SENTENCE_WORDS: Final = range(4, 61)
 SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -36,18 +38,24 @@ def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) ->
 
 
 def read_sentences(work: Finetuning, data: Path) -> list[str]:
-    """Reads the sentences of the unlabelled texts, evenly spaced within each file.
+    """Reads the sentences of the unlabelled texts, evenly spaced within each file, and corrupts some of them.
 
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    return [text for file, count in work.unlabelled.items() for text in take_evenly(_sentences(data / file), count)]
+    found = []
+    for file, count in work.unlabelled.items():
+        sentences = take_evenly(_sentences(data / file, work.longest_unlabelled), count)
+        chance = np.random.default_rng(count)
+        found += [corrupt(one, chance) if chance.random() < work.corrupted else one for one in sentences]
+    return found
 
 
-def _sentences(path: Path) -> list[str]:
-    return [sentence for text in datasets.documents(path) for sentence in split_sentences(text)]
+def _sentences(path: Path, longest: int) -> list[str]:
+    return [sentence for text in datasets.documents(path) for sentence in split_sentences(text, longest)]
 
 
-def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text that are neither very short nor very long."""
-    return [sentence for sentence in SENTENCE_END.split(text) if len(sentence.split()) in SENTENCE_WORDS]
+def split_sentences(text: str, longest: int = Finetuning.longest_unlabelled) -> list[str]:
+    """Returns the sentences of a text that are neither very short nor very long, in words."""
+    words = range(SHORTEST, longest + 1)
+    return [sentence for sentence in SENTENCE_END.split(text) if len(sentence.split()) in words]

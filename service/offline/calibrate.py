@@ -45,7 +45,7 @@ def calibrate(model: LoadedModel, data: Path, *, limit: int | None = None) -> Ca
     """
     if model.manifest.task not in READERS:
         raise SetupError(f"Models for {model.manifest.task} answer no decisions. Calibrate a classifier.")
-    if model.manifest.problem != "single_label":
+    if model.manifest.embedding is None and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
     parameters, read = READERS[model.manifest.task]
     cases = list(tasks.load(model.manifest.task).Evaluator(model.task).cases(data, 0, limit))

@@ -16,6 +16,7 @@ from swiftlet_serve.models.training.finetune import finetune
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import (
+    EMBEDDING_METHODS,
     Finetuning,
     KnowledgeTransfer,
     Recipe,
@@ -31,9 +32,11 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import locate
 from swiftlet_serve.service.offline.environment import processor
 from swiftlet_serve.service.offline.evaluate import Progress
+from swiftlet_serve.service.offline.prediction import predict
 from swiftlet_serve.service.offline.release import Draft, Measure, release
 
 RECIPES: Final = Path(swiftlet_serve.models.training.__file__).parent / "recipes"
+TEACHERS: Final = "task-teachers"  # the folder of shared runs of task teachers, under that of the runs
 
 T = TypeVar("T")
 
@@ -68,15 +71,18 @@ def run_recipe(
     tokenizer = Tokenizer.load(tokenizer_file)
     artifacts = []
     for name in only or recipe.finetuning:
-        work, directory = recipe.finetuning[name], runs / recipe.name / name
+        work = recipe.finetuning[name]
         report_task = partial(report_with_prefix, report, name)
         model = pretrained
-        if work.method != "masked_lm":
-            model = finetune(
-                *(recipe, name, pretrained, tokenizer, data, directory, report_task),
-                device=torch_device,
-                progress=progress,
-            )
+        for stage in (work.init_from, name):
+            if stage and work.method != "masked_lm":
+                model = finetune(
+                    *(recipe, stage, model, tokenizer, data, runs / recipe.name / stage, report_task),
+                    device=torch_device,
+                    progress=progress,
+                    predict=predict,
+                    teachers=runs / TEACHERS,
+                )
         card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
         artifacts.append(
@@ -166,11 +172,14 @@ def load_recipe(name: str) -> Recipe:
     return read_named("recipe", name, RECIPES, partial(read_recipe, methods=training_methods()))
 
 
-def training_methods() -> dict[str, TrainingMethod]:
-    """Returns the training method of each task that declares one."""
+def training_methods() -> dict[str, Sequence[TrainingMethod]]:
+    """Returns the training methods of each task that declares one, the default one first."""
     definitions = {name: tasks.load(name) for name in tasks.names()}
-    methods = {name: getattr(task, "TRAINING", None) for name, task in definitions.items()}
-    return {name: method for name, method in methods.items() if method is not None}
+    return {
+        name: (task.TRAINING, *getattr(task, "OTHER_TRAINING", ()))
+        for name, task in definitions.items()
+        if hasattr(task, "TRAINING")
+    }
 
 
 def read_named(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
@@ -198,7 +207,8 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
 
 def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Returns all data files of a recipe, which are checked before hours of training."""
-    works = [recipe.finetuning[name] for name in names]
+    named = [recipe.finetuning[name] for name in names]
+    works = [*named, *(recipe.finetuning[work.init_from] for work in named if work.init_from)]
     files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))
     return [*recipe.pretraining.corpora, *files]
 
@@ -206,25 +216,26 @@ def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
 def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> Manifest:
     work = recipe.finetuning[name]
     definition = tasks.load(work.task)
+    head, outputs = definition.HEAD, definition.OUTPUTS
+    if work.method in EMBEDDING_METHODS:
+        head, outputs = "embedding", "hidden"
     vocabulary = {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
     return Manifest(
         name=name,
         version=recipe.version,
         architecture=recipe.architecture,
         task=work.task,
-        head=definition.HEAD,
+        head=head,
         precision="int8",
         max_tokens=model.encoder.max_tokens,
         vocab_size=tokenizer.vocab_size,
-        width=tasks.head_width(
-            definition.OUTPUTS, len(work.labels), tokenizer.vocab_size, model.encoder.config.hidden_size
-        ),
+        width=tasks.head_width(outputs, len(work.labels), tokenizer.vocab_size, model.encoder.config.hidden_size),
         labels=work.labels,
         problem="single_label" if work.labels else None,
         tolerance=1.0,
         config={**recipe.config, "vocab_size": tokenizer.vocab_size},
         source={"recipe": recipe.name, "seed": recipe.seed, **vocabulary},
-        embedding=MEAN if work.method == "embedding" else None,
+        embedding=MEAN if work.method in EMBEDDING_METHODS else None,
         languages=recipe.languages,
     )
 
@@ -240,12 +251,22 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
     stages = {recipe.name: runs / recipe.name}
     if name:
         run = runs / recipe.name / name
-        stages |= {f"{name}'s teacher": run / "teacher", f"{name}'s task teacher": run / "task_teacher", name: run}
+        if before := recipe.finetuning[name].init_from:
+            stages[before] = runs / recipe.name / before
+        plan_of_task = recipe.finetuning[name].distillation
+        shared = plan_of_task.task_teacher_run if plan_of_task is not None else ""
+        task_teacher = runs / TEACHERS / shared if shared else run / "task_teacher"
+        stages |= {f"{name}'s teacher": run / "teacher", f"{name}'s task teacher": task_teacher, name: run}
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]
             compute[stage] = {"steps": last.step, "hours": round(last.seconds / 3600, 2), "tflop": last.flops // 1e12}
     return compute
+
+
+def _training_files(recipe: Recipe, work: Finetuning) -> list[str]:
+    works = [work, recipe.finetuning[work.init_from]] if work.init_from else [work]
+    return sorted({*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))})
 
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
@@ -263,7 +284,7 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     elsewhere = {"weaknesses", "method"}  # in other parts of the artifact
     return {
         "summary": recipe.summary,
-        "trained_on": sorted({*recipe.pretraining.corpora, *work.train, *work.unlabelled}),
+        "trained_on": _training_files(recipe, work),
         "licences": list(work.licences),
         "pretraining": pretraining,
         "finetuning": {name: value for name, value in asdict(work).items() if name not in elsewhere},

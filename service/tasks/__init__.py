@@ -46,6 +46,8 @@ class Definition(Protocol):
     """The head's outputs per position: a number, or one for each label or vocabulary token."""
     TRAINING: TrainingMethod
     """How recipes train the task. Optional: without it no recipe can."""
+    OTHER_TRAINING: Sequence[TrainingMethod]
+    """Other ways to train it, for a recipe that names one. Optional: without it there is none."""
     OTHER_HEADS: Mapping[Head, Outputs]
     """Other heads that the task can use, with their outputs. Optional: without it there is none."""
     CROSS_ENCODER: bool

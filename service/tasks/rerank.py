@@ -28,6 +28,7 @@ HEAD: Final[Head] = "classification"
 OUTPUTS: Final[Outputs] = "labels"
 TRAINING: Final = "relevance"
 OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+OTHER_TRAINING: Final = ("contrastive",)
 CROSS_ENCODER: Final = True
 
 MAX_TEXTS: Final = 1000

@@ -1,8 +1,12 @@
-"""Zero-shot classification: labels that the request names, scored by a model of natural language inference (NLI).
+"""Zero-shot classification: labels that the request names.
 
-Each label becomes a hypothesis ("This example is sports."), and the model says whether the text entails it. The
-semantics are those of `ZeroShotClassificationPipeline` in transformers 4.57.1. The response is a list of labels with
-scores, best first, as of the hosted Inference API. (The pipeline returns labels and scores as two lists.)
+With a model of natural language inference (NLI), each label becomes a hypothesis ("This example is sports."), and the
+model says whether the text entails it. The semantics are those of `ZeroShotClassificationPipeline` in transformers
+4.57.1. With an embedding model, the score grows with the cosine of the text's vector and the label's. It reads each
+label once, and each text once. The manifest's head tells which of the two an artifact is.
+
+The response is a list of labels with scores, best first, as of the hosted Inference API. (The pipeline returns labels
+and scores as two lists.)
 """
 
 from __future__ import annotations
@@ -11,29 +15,36 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
-from swiftlet_serve.models.artifact import Manifest
+from swiftlet_serve.models.artifact import Head, Manifest, Outputs
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.models.training.recipe import ENTAILMENT
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import invalid_value
+from swiftlet_serve.service.errors import Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.service.tasks.embed import normalized
 from swiftlet_serve.service.types import Row
 
-HEAD: Final = "classification"
-OUTPUTS: Final = "labels"
+HEAD: Final[Head] = "classification"
+OUTPUTS: Final[Outputs] = "labels"
 TRAINING: Final = "inference"
+OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+OTHER_TRAINING: Final = ("contrastive",)
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
+# The log-odds of a label, given the cosine of its vector and the text's: SCALE * (cosine - THRESHOLD). With this scale,
+# the bundled model's probabilities are calibrated for sets of labels that it never saw (docs/benchmarks/defaults.md).
+SCALE: Final = 20.0
+THRESHOLD: Final = 0.3
 LABELS: Final = "/parameters/candidate_labels"
 TEMPLATE: Final = "/parameters/hypothesis_template"
 
@@ -48,7 +59,12 @@ class ZeroShotParameters(Strict):
         Field(description="The labels: a list, or a text with commas between them."),
     ]
     hypothesis_template: Annotated[
-        str, Field(description="The hypothesis, with {} in the place of the label.", max_length=1000)
+        str,
+        Field(
+            description="The hypothesis, with {} in the place of the label. An embedding model uses a template only if "
+            "the request has one, and reads the label alone otherwise.",
+            max_length=1000,
+        ),
     ] = "This example is {}."
     multi_label: Annotated[
         bool,
@@ -90,14 +106,16 @@ class ScoredLabel(BaseModel):
 Ranking = list[ScoredLabel]
 
 
-def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot:
+def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZeroShot:
     """Makes the task of one artifact.
 
     Raises:
-        ValueError: the artifact is not a model of natural language inference.
+        ValueError: the artifact is neither a model of natural language inference nor an embedding model.
     """
+    if manifest.embedding is not None:
+        return EmbeddingZeroShot(tokenizer, manifest)
     if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
-        raise ValueError("zero-shot needs an encoder that classifies pairs of texts.")
+        raise ValueError("zero-shot needs an encoder that classifies pairs of texts, or an embedding model.")
     entailment = next((i for i, label in enumerate(manifest.labels) if label.lower().startswith(ENTAILMENT)), None)
     if entailment is None:
         raise ValueError("zero-shot needs a label that begins with 'entail'. Name the labels in config.json.")
@@ -115,15 +133,38 @@ def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all
     )
 
 
-class ZeroShot:
-    """One sequence for each text with each hypothesis. Its row holds the logits of the NLI labels, (1, labels)."""
+class _Shared:
+    """The parts that do not depend on the kind of model."""
 
     Request = ZeroShotRequest
     Response = Ranking | list[Ranking | Failure]
 
-    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, entailment: int):
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
+
+    def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
+        """Returns one request for each text."""
+        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
+
+    def single(self, response: Any) -> Any:
+        """Returns the labels of the only text."""
+        return response
+
+    def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
+        """Returns the error of a text, or of a hypothesis, whose indices follow those of the texts."""
+        pointers = tasks.pointers(request.inputs)
+        if index < len(pointers):
+            return tasks.too_many_tokens(pointers[index], self.max_tokens)
+        detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
+        return tasks.input_too_long(LABELS, detail, self.max_tokens)
+
+
+class ZeroShot(_Shared):
+    """One sequence for each text with each hypothesis. Its row holds the logits of the NLI labels, (1, labels)."""
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, entailment: int):
+        super().__init__(tokenizer, manifest)
         self._entailment = entailment
         self._contradiction = -1 if entailment == 0 else 0  # as the pipeline has it
 
@@ -134,24 +175,13 @@ class ZeroShot:
             Unprocessable: a text is empty or too long, there are no labels or too many, a label is too long, or the
                 template has no place for a label.
         """
-        parameters, texts, labels = request.parameters, _texts(request), _labels(request)
-        pointers = tasks.pointers(request.inputs)
-        for text, pointer in zip(texts, pointers, strict=True):
-            if not text.strip():
-                raise tasks.empty_input(pointer)
-        if not labels:
-            raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
-        if len(texts) * len(labels) > MAX_PAIRS:
-            detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
-            raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
-        hypotheses = [fill(parameters.hypothesis_template, label) for label in labels]
+        texts, labels = _checked(request)
+        hypotheses = [fill(request.parameters.hypothesis_template, label) for label in labels]
+        truncate = request.parameters.truncation
         try:
-            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=parameters.truncation)
+            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=truncate)
         except TextTooLong as error:
-            if error.index < len(texts):
-                raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
-            detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
-            raise tasks.input_too_long(LABELS, detail, self.max_tokens) from None
+            raise self._too_long(request, error.index) from None
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
@@ -163,16 +193,71 @@ class ZeroShot:
             scores = tasks.softmax(logits[..., [self._contradiction, self._entailment]])[..., 1]
         else:
             scores = tasks.softmax(logits[..., self._entailment])
-        rankings = [_ranking(labels, each) for each in scores]
-        return rankings if isinstance(request.inputs, list) else rankings[0]
+        return _answer(request, labels, scores)
 
-    def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
-        """Returns one request for each text."""
-        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
 
-    def single(self, response: Any) -> Any:
-        """Returns the labels of the only text."""
-        return response
+class EmbeddingZeroShot(_Shared):
+    """One sequence for each text, then one for each label. Its row holds a vector, (1, D)."""
+
+    max_sequences: ClassVar[int] = MAX_PAIRS + 1  # of one text with all labels
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        super().__init__(tokenizer, manifest)
+        assert manifest.embedding is not None  # noqa: S101  # for the type checker
+        prompts, default = manifest.embedding.prompts, manifest.embedding.default_prompt
+        self._prompt = prompts[default] if default else ""
+
+    def encode(self, request: ZeroShotRequest) -> list[Encoding]:
+        """Encodes the texts and the labels.
+
+        Raises:
+            Unprocessable: as with an NLI model.
+        """
+        texts, labels = _checked(request)
+        if "hypothesis_template" in request.parameters.model_fields_set:
+            labels = [fill(request.parameters.hypothesis_template, label) for label in labels]
+        count, truncate = len(texts), request.parameters.truncation
+        try:
+            encodings = self.tokenizer.encode(
+                [self._prompt + text for text in texts], self.max_tokens, truncate=truncate
+            )
+        except TextTooLong as error:
+            raise self._too_long(request, error.index) from None
+        try:
+            more = self.tokenizer.encode([self._prompt + label for label in labels], self.max_tokens, truncate=False)
+        except TextTooLong as error:
+            raise self._too_long(request, count + error.index) from None
+        return [*encodings, *more]
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
+        del encodings
+        labels = _labels(request)
+        vectors = np.array([normalized(row[0].astype(np.float64)) for row in rows])
+        logits = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
+        if request.parameters.multi_label or len(labels) == 1:
+            scores = tasks.softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
+        else:
+            scores = tasks.softmax(logits)
+        return _answer(request, labels, scores)
+
+
+def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:
+    """Returns the texts and the labels of a request.
+
+    Raises:
+        Unprocessable: a text is empty, or there are no labels or too many.
+    """
+    texts, labels = _texts(request), _labels(request)
+    for text, pointer in zip(texts, tasks.pointers(request.inputs), strict=True):
+        if not text.strip():
+            raise tasks.empty_input(pointer)
+    if not labels:
+        raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
+    if len(texts) * len(labels) > MAX_PAIRS:
+        detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
+        raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
+    return texts, labels
 
 
 def fill(template: str, label: str) -> str:
@@ -202,6 +287,12 @@ def _labels(request: ZeroShotRequest) -> list[str]:
     return labels if isinstance(labels, list) else [label.strip() for label in labels.split(",") if label.strip()]
 
 
+def _answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:
+    """Returns the ranking of each text from scores (N, labels); that of the only text if `inputs` is a text."""
+    rankings = [_ranking(labels, each) for each in scores]
+    return rankings if isinstance(request.inputs, list) else rankings[0]
+
+
 def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[str, Any]]:
     """Returns the labels, best first. Of equal scores, the last label is first, as in the pipeline."""
     order = np.argsort(scores, kind="stable")[::-1]
@@ -214,7 +305,7 @@ class Evaluator(tasks.Evaluator):
     Candidates are all labels of the file, or the right one and nine others if there are more than ten.
     """
 
-    def __init__(self, task: ZeroShot):
+    def __init__(self, task: ZeroShot | EmbeddingZeroShot):
         del task
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:

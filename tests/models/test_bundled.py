@@ -27,7 +27,13 @@ from tests.support.paths import ROOT
 
 PATHS = list(find_artifacts(BUNDLED))
 NAMES = [path.name for path in PATHS]
-TASKS = {"classify": ("sst2", "cola"), "qa": ("qa",), "fill-mask": ("fill-mask",), "embed": ("embed",)}
+TASKS = {
+    "classify": ("sst2", "cola"),
+    "qa": ("qa",),
+    "fill-mask": ("fill-mask",),
+    "embed": ("embed",),
+    "zero-shot": ("zero-shot",),
+}
 OF_BOTH = ("classify", "qa", "fill-mask")  # tasks that have a model of both architectures
 MAX_BYTES = 60_000_000
 MAX_BYTES_EACH = 8_000_000
@@ -39,6 +45,7 @@ MIN_SCORES = {
     "mobilebert-fill-mask": ("top_1", 28),  # the goal is 30, for which the ALBERT trained seven hours
     "cola": ("matthews", 10),
     "embed": ("spearman", 80),
+    "zero-shot": ("accuracy", 70),  # of ten labels that it never saw
 }
 BATCH_TOLERANCE = 1e-5  # relative error between a row in a batch and the row alone; measured: 0
 
@@ -82,7 +89,7 @@ def ask(name: str, *bodies: dict) -> list:
 
 def test_bundled_models_cover_both_architectures_and_all_tasks():
     every = {f"{architecture}-{TASKS[task][0]}" for architecture in ("albert", "mobilebert") for task in OF_BOTH}
-    assert {*NAMES} == every | {"albert-cola", "mobilebert-embed"}
+    assert {*NAMES} == every | {"albert-cola", "mobilebert-embed", "mobilebert-zero-shot"}
     for name in NAMES:
         manifest = artifact(name).manifest
         assert manifest.name == name
@@ -124,7 +131,9 @@ def test_card_matches_its_recipe(name):
     assert manifest.config == {**recipe.config, "vocab_size": manifest.vocab_size}
     for table, settings in (("pretraining", recipe.pretraining), ("finetuning", work)):
         assert card[table] == select(json.loads(json.dumps(asdict(settings))), card[table])
-    assert card["trained_on"] == sorted({*recipe.pretraining.corpora, *work.train, *work.unlabelled})
+    works = [work, recipe.finetuning[work.init_from]] if work.init_from else [work]
+    files = {file for one in works for file in (*one.train, *one.unlabelled)}
+    assert card["trained_on"] == sorted({*recipe.pretraining.corpora, *files})
     assert set(card["licences"]) == set(work.licences)
 
 
@@ -276,6 +285,26 @@ def test_embed_puts_texts_of_one_meaning_close_together(name):
 
     assert np.allclose(np.diag(cosines), 1)
     assert min(cosines[0, 1], cosines[2, 3]) > cosines[:2, 2:].max() + 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "best"),
+    [
+        ("The new phone has a better camera and a larger screen.", ["technology", "cooking", "politics"], "technology"),
+        ("Chop the onions and fry them in butter.", ["sports", "cooking", "the weather"], "cooking"),
+        ("I was charged twice for my order.", ["billing", "delivery", "praise", "spam"], "billing"),
+        ("It will rain until the evening.", ["the weather", "music", "travel"], "the weather"),
+    ],
+)
+def test_zero_shot_chooses_the_fitting_label(text, labels, best):
+    (found,) = ask("mobilebert-zero-shot", {"inputs": text, "parameters": {"candidate_labels": labels}})
+
+    assert found[0]["label"] == best
+    assert sum(one["score"] for one in found) == pytest.approx(1)
+
+
+def test_zero_shot_is_calibrated_on_labels_that_it_never_saw():
+    assert artifact("mobilebert-zero-shot").card()["calibration"]["calibrated_error"] <= 0.05
 
 
 def test_bundled_folder_is_that_of_the_package():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
+from swiftlet_serve.models.artifact import Embedding, seal
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service.errors import Unprocessable
@@ -224,3 +226,92 @@ def test_rows_of_a_text_do_not_depend_on_the_others(task: zero_shot.ZeroShot) ->
     alone: list[Encoding] = [one for text in ("ab", "c") for one in task.encode(request(text, ["x", "y"]))]
 
     assert [one.input_ids.tolist() for one in many] == [one.input_ids.tolist() for one in alone]
+
+
+def embedding_task(tokenizer: Tokenizer, **prompts: Any) -> Any:
+    embedding = Embedding("mean", normalize=True, **prompts)
+    return zero_shot.create(tokenizer, replace(manifest("zero-shot", 4), head="embedding", embedding=embedding))
+
+
+@pytest.fixture(scope="module")
+def embedder(tokenizer: Tokenizer) -> Any:
+    return embedding_task(tokenizer)
+
+
+TEXT, OTHER_TEXT = [1.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]
+NEAR, FAR = [3.0, 4.0, 0.0, 0.0], [0.0, 0.0, 0.0, -1.0]  # cosines with TEXT: 0.6 and 0
+
+
+def test_embedding_model_reads_texts_and_labels_alone(embedder: Any, tokenizer: Tokenizer) -> None:
+    encodings = embedder.encode(request(["ab", "c"], ["x", "y", "z"]))
+
+    expected = tokenizer.encode(["ab", "c", "x", "y", "z"], 512)
+    assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
+
+
+def test_embedding_model_uses_a_template_of_the_request_only(embedder: Any, tokenizer: Tokenizer) -> None:
+    (_, label) = embedder.encode(request("ab", ["x"], hypothesis_template="is {}"))
+
+    assert label.input_ids.tolist() == tokenizer.encode(["is x"], 512)[0].input_ids.tolist()
+
+
+def test_embedding_model_puts_the_prompt_before_texts_and_labels(tokenizer: Tokenizer) -> None:
+    task = embedding_task(tokenizer, prompts={"topic": "about "}, default_prompt="topic")
+
+    encodings = task.encode(request("ab", ["x"]))
+    expected = tokenizer.encode(["about ab", "about x"], 512)
+    assert [one.input_ids.tolist() for one in encodings] == [one.input_ids.tolist() for one in expected]
+
+
+def test_scores_of_an_embedding_model_grow_with_the_cosine(embedder: Any) -> None:
+    made = request(["a", "b"], ["far", "near"])
+    one, other = answer(embedder, made, [TEXT, OTHER_TEXT, FAR, NEAR])
+
+    assert [label["label"] for label in one] == [label["label"] for label in other] == ["near", "far"]
+    odds = [np.exp(zero_shot.SCALE * cosine) for cosine in (0.6, 0.0)]
+    assert [label["score"] for label in one] == pytest.approx(np.array(odds) / sum(odds))
+    assert other[0]["score"] > one[0]["score"]
+
+
+def test_labels_of_an_embedding_model_have_probabilities_of_their_own(embedder: Any) -> None:
+    logits = [zero_shot.SCALE * (cosine - zero_shot.THRESHOLD) for cosine in (0.6, 0.0)]
+    expected = [1 / (1 + np.exp(-logit)) for logit in logits]
+
+    several = answer(embedder, request("a", ["far", "near"], multi_label=True), [TEXT, FAR, NEAR])
+    assert [label["score"] for label in several] == pytest.approx(expected)
+    (single,) = answer(embedder, request("a", ["near"]), [TEXT, NEAR])
+    assert single["score"] == pytest.approx(expected[0])
+    (nothing,) = answer(embedder, request("a", ["near"]), [[0.0] * 4, NEAR])
+    assert nothing["score"] == pytest.approx(1 / (1 + np.exp(zero_shot.SCALE * zero_shot.THRESHOLD)))
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "pointer"),
+    [
+        (request(["a", " \n"], ["x"]), "empty_input", "/inputs/1"),
+        (request("a", " , ,"), "validation_failed", "/parameters/candidate_labels"),
+        (request(["a"] * 64, ["x"] * 5), "validation_failed", "/parameters/candidate_labels"),
+        (request("a", ["y", "xy " * 300]), "input_too_long", "/parameters/candidate_labels"),
+        (request(["b", "a " * 600], ["x"], truncation=False), "input_too_long", "/inputs/1"),
+        (request("a", ["x"], hypothesis_template="no place"), "validation_failed", "/parameters/hypothesis_template"),
+    ],
+)
+def test_embedding_model_refuses_the_same_requests(
+    made: zero_shot.ZeroShotRequest, code: str, pointer: str, embedder: Any
+) -> None:
+    with pytest.raises(Unprocessable) as refused:
+        embedder.encode(made)
+    assert refused.value.code == code
+    assert [error.pointer for error in refused.value.field_errors] == [pointer]
+
+
+def test_embedding_model_answers_one_text_with_as_many_labels_as_pairs_are_allowed(tmp_path: Path) -> None:
+    made = make_artifact(tmp_path, "embed")
+    seal(made.path, replace(made.manifest, task="zero-shot"))
+    labels = [f"label {number}" for number in range(zero_shot.MAX_PAIRS)]
+    with TestClient(create_app(Runtime.load(Settings(models=(str(made.path),), engine="onnx_cpu")))) as client:
+        body = {"inputs": "some text", "parameters": {"candidate_labels": labels}}
+        found = client.post("/zero-shot", json=body)
+    assert found.status_code == 200
+    assert len(found.json()) == zero_shot.MAX_PAIRS
+    assert sum(label["score"] for label in found.json()) == pytest.approx(1)

@@ -30,7 +30,7 @@ from swiftlet_serve.models.training.recipe import (
     RecipeError,
 )
 from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
-from swiftlet_serve.models.training.text_examples import read_unlabelled_texts
+from swiftlet_serve.models.training.text_examples import read_sentences, read_unlabelled_texts
 from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
 
 BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -225,6 +225,70 @@ def test_finetune_initialises_from_one_teacher_and_learns_from_another(folder, t
     assert (tmp_path / "teacher/checkpoint.pt").is_file()
     assert not (tmp_path / "teacher/logits.npy").exists()
     assert (tmp_path / "task_teacher/logits.npy").is_file()
+
+
+def test_finetune_rejects_an_engine_that_it_was_not_given(folder, tokenizer, tmp_path):
+    with pytest.raises(RecipeError, match="teacher_engine cannot be used here"):
+        run_finetuning(recipe(distillation=replace(PLAN, teacher_engine="native")), tokenizer, folder, tmp_path)
+
+
+def test_finetune_resumes_after_a_failure_of_the_engine(folder, tokenizer, tmp_path):
+    plan = recipe(distillation=replace(PLAN, teacher_engine="native"))
+    given = []
+
+    def predict(engine, directory, architecture, model, own, labels, examples, progress):
+        given.append((engine, directory, architecture, own, tuple(labels)))
+        if len(given) == 1:
+            raise Interrupted
+        return [np.zeros((1, 2), np.float32) for _ in examples]
+
+    def run():
+        return finetune(
+            plan, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path, reports.append, predict=predict
+        )
+
+    reports: list[str] = []
+    with pytest.raises(Interrupted):
+        run()
+    assert not (tmp_path / "teacher/native-logits.npy").exists()
+    reports.clear()
+    assert run()
+    assert given == [("native", tmp_path / "teacher/artifact", "bert", tokenizer, ("QUIET", "LOUD"))] * 2
+    assert not any("teacher: step" in line for line in reports)
+    assert not np.load(tmp_path / "teacher/native-logits.npy").any()
+
+
+def test_finetune_shares_the_run_of_a_task_teacher(folder, tokenizer, tmp_path):
+    plan = recipe(distillation=replace(PLAN, task_teacher=OTHER, task_teacher_run="moods"))
+    for name in ("one", "other"):
+        reports: list[str] = []
+        finetune(
+            *(plan, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path / name, reports.append),
+            teachers=tmp_path / "teachers",
+        )
+        assert any("task teacher: step" in line for line in reports) == (name == "one")
+    assert (tmp_path / "teachers/moods/checkpoint.pt").is_file()
+    assert not (tmp_path / "one/task_teacher").exists()
+    changed = recipe(distillation=replace(PLAN, task_teacher=OTHER, task_teacher_run="moods", task_teacher_epochs=3))
+    with pytest.raises(RecipeError, match="moods holds a run of a different recipe"):
+        finetune(
+            *(changed, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path / "third", SILENT),
+            teachers=tmp_path / "teachers",
+        )
+
+
+def test_corrupted_sentences_are_for_the_students_only(folder, tokenizer, tmp_path):
+    """The teacher's run is that of the labelled examples, whatever a student reads beside them."""
+    (folder / "long.txt").write_text("the rain falls on the old mill and the river. snow lies on it.\n" * 20, "utf-8")
+    plan = recipe(unlabelled={"long.txt": 20}, corrupted=1.0, longest_unlabelled=6)
+    work = plan.finetuning["work"]
+    run_finetuning(plan, tokenizer, folder, tmp_path / "one")
+    found, plain = (read_sentences(one, folder) for one in (work, replace(work, corrupted=0.0)))
+
+    assert set(plain) == {"snow lies on it."}
+    assert sum(sentence != "snow lies on it." for sentence in found) > 10
+    shutil.copytree(tmp_path / "one/teacher", tmp_path / "other/teacher")
+    run_finetuning(recipe(), tokenizer, folder, tmp_path / "other")
 
 
 def test_finetune_rejects_a_missing_task_teacher(folder, tokenizer, tmp_path):

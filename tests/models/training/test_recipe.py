@@ -138,6 +138,23 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("licences = []", "licences = []\nunlabelled = { texts = 9 }"), "unlabelled needs a task like classify"),
         (("hard_label_weight = 0.25", "teacher_epochs = 1.5"), "teacher_epochs must be an integer"),
         (("hard_label_weight = 0.25", "teacher_learning_rate = 0"), "teacher_learning_rate must be above 0"),
+        (("hard_label_weight = 0.25", "task_teacher_epochs = 0"), "task_teacher_epochs must be an integer"),
+        (("hard_label_weight = 0.25", "task_teacher_learning_rate = nan"), "task_teacher_learning_rate must be above"),
+        (("hard_label_weight = 0.25", 'teacher_engine = "native"'), "teacher_engine needs a task like classify"),
+        (
+            ("licences = []", "licences = []\ncorrupted = 0.5"),
+            "corrupted must be between 0 and 1, and needs",
+        ),
+        (
+            ("licences = []", "licences = []\nlongest_unlabelled = 3"),
+            "longest_unlabelled must be an integer of",
+        ),
+        (
+            ("licences = []", 'licences = []\nmethod = "contrastive"'),
+            "method must be one of span for this task",
+        ),
+        (("licences = []", "licences = []\nmethod = 3"), "method must be one of span for this task, not 3"),
+        (("licences = []", 'licences = []\ninit_from = "r"'), "r cannot continue 'r'"),
         (("hard_label_weight = 0.25", "soft = 1"), "unknown field 'soft' in distillation"),
         (
             ("[finetuning.r.distillation]\nhard_label_weight = 0.25", "distillation = 3"),
@@ -154,7 +171,6 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             ('task = "qa"', 'task = "sing"'),
             "task must be one of classify, embed, entities, fill-mask, qa, rerank, zero-shot, not 'sing'",
         ),
-        (('task = "qa"', 'task = "qa"\nmethod = "span"'), "unknown field 'method' in finetuning"),
         (("a/three", "c/two"), "also_evaluate must be a list of files with different names"),
         (('["b/two.json", "a/three.json"]', '"b/two.json"'), "also_evaluate must be a list of files"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -13,7 +15,9 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.training.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline import train as offline_train
+from swiftlet_serve.service.offline.evaluate import evaluate
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.train import run_recipe
 from tests.support.training import BODIES, SILENT, answer_requests
@@ -91,7 +95,8 @@ def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, pr
         "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
     ] * 2
     plan = {"hard_label_weight": 0.25, "temperature": 2.0, "teacher_epochs": 2, "teacher_learning_rate": 1e-3}
-    assert moods["finetuning"]["distillation"] == plan | {"init_from_teacher": False, "task_teacher": ""}
+    assert moods["finetuning"]["distillation"].items() >= plan.items()
+    assert not any(moods["finetuning"]["distillation"][name] for name in ("init_from_teacher", "task_teacher"))
     assert moods["scores"]["int8"]["accuracy"]["value"] >= 80
     assert moods["also"]["moods.tsv"]["scores"]["accuracy"]["n"] == 3
     assert "moods.tsv" not in moods["trained_on"]
@@ -101,6 +106,85 @@ def test_run_recipe_distils_tasks_and_does_not_repeat_completed_runs(trained, pr
     monkeypatch.setattr(offline_train, "release", lambda *_, **named: None)  # only training can be repeated
     run_recipe(str(tmp_path / "tiny.toml"), *arguments, again.append)
     assert not any("step" in line or "logits" in line for line in again)
+
+
+def test_run_recipe_shares_a_task_teacher_whose_engine_labels_the_texts(trained, project, tmp_path, monkeypatch):
+    """Two students learn from one teacher, which is trained once and can be evaluated."""
+    text = (project / "tiny.toml").read_text("utf-8")
+    table = """
+[finetuning.tiny-mood.distillation]
+hard_label_weight = 0.25
+task_teacher = "tiny_teacher_of_the_tests"
+task_teacher_run = "moods"
+task_teacher_epochs = 8
+task_teacher_learning_rate = 3e-3
+teacher_engine = "native"
+"""
+    (tmp_path / "tiny.toml").write_text(text + table, "utf-8")
+    second = text.replace('name = "tiny"', 'name = "second"').replace("learning_rate = 1e-3", "learning_rate = 2e-3")
+    (tmp_path / "second.toml").write_text(second + table, "utf-8")
+    reports: list[str] = []
+    arguments = (("tiny-mood",), project / "data", tmp_path / "runs", tmp_path / "out", reports.append)
+    (first,) = run_recipe(str(tmp_path / "tiny.toml"), *arguments)
+    stages = first.card()["compute"]["stages"]
+    assert any("task teacher: step" in line for line in reports)
+    reports.clear()
+    (other,) = run_recipe(str(tmp_path / "second.toml"), *arguments)
+
+    assert not any("task teacher" in line for line in reports)
+    assert stages["tiny-mood's task teacher"] == other.card()["compute"]["stages"]["tiny-mood's task teacher"]
+    teacher = load_model(tmp_path / "runs/task-teachers/moods/artifact", "onnx_cpu")
+    assert teacher.manifest.labels == first.manifest.labels
+    assert evaluate(teacher, project / "data/mood.tsv").main.value >= 90
+    logits = np.load(tmp_path / "runs/task-teachers/moods/native-logits.npy")
+    assert logits.shape[1] == len(first.manifest.labels)
+
+
+def test_run_recipe_continues_the_model_of_another_artifact(project, tmp_path):
+    """An embedding model becomes one that ranks, and one for labels, each with the head of the first."""
+    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text += """
+[finetuning.near]
+task = "zero-shot"
+method = "contrastive"
+evaluate = "moods.jsonl"
+licences = []
+train = { "moods.jsonl" = 40 }
+epochs = 4
+batch_size = 8
+learning_rate = 1e-3
+max_tokens = 32
+
+[finetuning.nearer]
+task = "rerank"
+method = "contrastive"
+init_from = "near"
+evaluate = "asked.jsonl"
+licences = []
+train = { "moods.jsonl" = 40 }
+batch_size = 8
+max_tokens = 32
+"""
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    data = tmp_path / "data"
+    shutil.copytree(project / "data", data)
+    texts = [{"text": f"the {word} falls on the mill", "label": word} for word in ("rain", "snow") for _ in range(20)]
+    (data / "moods.jsonl").write_text("".join(json.dumps(one) + "\n" for one in texts), "utf-8")
+    asked = [{"query": "rain", "text": text, "label": int("rain" in text)} for text in ("the snow", "the rain")]
+    (data / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked), "utf-8")
+    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
+    (nearer,) = run_recipe(str(tmp_path / "tiny.toml"), ("nearer",), *arguments)
+    (near,) = run_recipe(str(tmp_path / "tiny.toml"), ("near",), *arguments)
+
+    for artifact, task in ((near, "zero-shot"), (nearer, "rerank")):
+        manifest = artifact.manifest
+        assert (manifest.task, manifest.head, manifest.labels, manifest.problem) == (task, "embedding", (), None)
+        assert manifest.embedding is not None
+        assert "moods.jsonl" in artifact.card()["trained_on"]
+    assert near.card()["scores"]["int8"]["accuracy"]["value"] == 100
+    assert nearer.card()["scores"]["int8"]["mrr_10"]["n"] == 1
+    assert list(nearer.card()["compute"]["stages"]) == ["tiny", "near", "nearer"]
+    assert "taught_by" not in nearer.card()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""The predictions of a teacher on a serving engine, in int8: several times as fast as in PyTorch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from swiftlet_serve.models import artifact as artifacts
+from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
+from swiftlet_serve.models.graphs.export import export, golden
+from swiftlet_serve.models.graphs.quantize import quantize
+from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import Example, make_batches
+from swiftlet_serve.models.training.finetuning_losses import Logits
+from swiftlet_serve.service.offline.release import golden_encodings
+from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.workers.hosted_model import host_model
+
+BATCH_SIZE: Final = 64
+
+
+def predict(
+    engine: str,
+    directory: Path,
+    architecture: str,
+    model: Model,
+    tokenizer: Tokenizer,
+    labels: Sequence[str],
+    examples: Sequence[Example],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Logits]:
+    """Returns a classifier's logits for each example, (1, O), computed in int8.
+
+    Keeps the artifact in `directory`, so that `swiftlet evaluate` can measure the teacher.
+
+    Raises:
+        ArtifactError: the engine does not reproduce the network's outputs.
+        SetupError: there is no such engine, or a package that it needs is not installed.
+    """
+    if not (directory / MANIFEST).is_file():
+        _write(directory, architecture, model, tokenizer, labels)
+    hosted, _ = host_model(artifacts.open_artifact(directory), engine)
+    logits: dict[int, Logits] = {}
+    batches = make_batches(examples, BATCH_SIZE, seed=0)
+    for done, numbers in enumerate(batches, start=1):
+        rows = hosted.engine.run(Batch.of([examples[i].encoding for i in numbers]))
+        logits |= zip(numbers, rows, strict=True)
+        if progress is not None:
+            progress(done, len(batches))
+    hosted.engine.close()
+    return [logits[i] for i in range(len(examples))]
+
+
+def _write(directory: Path, architecture: str, model: Model, tokenizer: Tokenizer, labels: Sequence[str]) -> Artifact:
+    """Writes an int8 artifact. Its folder has a manifest only once it is complete."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    config = model.encoder.config
+    manifest = Manifest(
+        name="teacher",
+        version="1",
+        architecture=architecture,
+        task="classify",
+        head="classification",
+        precision="int8",
+        max_tokens=model.encoder.max_tokens,
+        vocab_size=config.vocab_size,
+        width=len(labels),
+        labels=tuple(labels),
+        problem="single_label",
+        tolerance=1.0,
+        config=dict(vars(config)),
+        source={},
+    )
+    answers: dict[str, Any] = golden(model, golden_encodings(tokenizer, manifest))
+    tokenizer.save(directory / TOKENIZER)
+    (directory / ONNX).write_bytes(quantize(export(model)).SerializeToString(deterministic=True))
+    np.savez_compressed(directory / GOLDEN, **answers)
+    (directory / CARD).write_text("{}\n", "utf-8")
+    return artifacts.seal(directory, manifest)
