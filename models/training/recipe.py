@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from swiftlet_serve.models.artifact import LANGUAGE
+from swiftlet_serve.models.artifact import LANGUAGE, NAME
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.training.conflicts import find_conflict
 
@@ -190,6 +190,8 @@ class Distillation:
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
             raise RecipeError("hard_label_weight must be between 0 and 1, and temperature at least 1.")
+        if self.task_teacher_run and not NAME.fullmatch(self.task_teacher_run):
+            raise RecipeError("task_teacher_run must be a name of lower-case letters, digits and the characters . _ -.")
         for name in ("teacher_epochs", "task_teacher_epochs"):
             epochs = getattr(self, name)
             if type(epochs) is not int or epochs < 1:
@@ -236,8 +238,8 @@ class Finetuning(Optimisation):
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
     method: TrainingMethod = field(kw_only=True)
-    """How the task is trained; by default the task's own way. Models for `rerank` and `zero-shot` can also be trained by
-    `contrastive`, and then make vectors."""
+    """How the task is trained; by default the task's own way. With `contrastive`, models for `rerank` and `zero-shot`
+    make vectors."""
     init_from: str = field(default="", kw_only=True)
     """The artifact of this recipe whose training this one continues."""
     distillation: Distillation | None = field(default=None, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import swiftlet_serve.models.training
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, Manifest, open_artifact
+from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.finetune import finetune
@@ -17,6 +18,7 @@ from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curv
 from swiftlet_serve.models.training.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import (
     EMBEDDING_METHODS,
+    Distillation,
     Finetuning,
     KnowledgeTransfer,
     Recipe,
@@ -25,8 +27,9 @@ from swiftlet_serve.models.training.recipe import (
     read_recipe,
 )
 from swiftlet_serve.models.training.task_training import MEAN
+from swiftlet_serve.models.training.teacher_checkpoint import find_checkpoint
 from swiftlet_serve.models.training.trainer import find_device
-from swiftlet_serve.service import tasks
+from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import locate
@@ -67,6 +70,7 @@ def run_recipe(
         if name not in recipe.finetuning:
             raise SetupError(f"This recipe makes {', '.join(recipe.finetuning) or 'no artifacts'}, but no {name!r}.")
     check_files("recipe", data_files(recipe, only or tuple(recipe.finetuning)), data)
+    _check_teachers(recipe, only or tuple(recipe.finetuning))
     pretrained, tokenizer_file = pretrain_recipe(recipe, data, runs, report, progress, device)
     tokenizer = Tokenizer.load(tokenizer_file)
     artifacts = []
@@ -203,6 +207,23 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
     for file in files:
         if not (data / file).is_file():
             raise SetupError(f"This {kind} needs the file {file}, which is not in {data}.")
+
+
+def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
+    """Checks the task teachers and their engines, before hours of training.
+
+    Raises:
+        SetupError: a teacher is missing, or there is no such engine.
+    """
+    for name in names:
+        plan = recipe.finetuning[name].distillation or Distillation()
+        try:
+            if plan.task_teacher:
+                find_checkpoint(plan.task_teacher)
+        except ConversionError as error:
+            raise SetupError(f"{name}: {error}") from None
+        if plan.teacher_engine:
+            plugins.load(engines, plan.teacher_engine)
 
 
 def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:

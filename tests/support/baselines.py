@@ -1,4 +1,4 @@
-"""Measures a baseline without a network: logistic regression on TF-IDF features, on SST-2 and NSMC.
+"""Measures a baseline without a network: logistic regression on TF-IDF features, on SST-2, CoLA and NSMC.
 
     python -m venv /tmp/baselines
     /tmp/baselines/bin/pip install --editable . scikit-learn==1.9.1
@@ -15,6 +15,7 @@ from typing import Any
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import matthews_corrcoef
 from sklearn.pipeline import make_pipeline
 
 from swiftlet_serve.models.datasets import labelled
@@ -23,21 +24,26 @@ from tests.support.paths import DATA
 
 BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sst2": ("train.tsv", "dev.tsv", {"ngram_range": (1, 2), "token_pattern": r"\S+"}),
+    "cola": ("in_domain_train.tsv", "in_domain_dev.tsv", {"ngram_range": (1, 2), "token_pattern": r"\S+"}),
     "nsmc": ("train.tsv", "test.tsv", {"ngram_range": (1, 4), "analyzer": "char_wb", "min_df": 2}),
 }
 
 
-def measure(name: str) -> Score:
-    """Fits a model to the training file, and returns its accuracy on the evaluation file."""
+def measure(name: str) -> tuple[Score, float]:
+    """Fits a model to the training file. Returns its accuracy and Matthews correlation on the evaluation file."""
     training_file, evaluation_file, features = BASELINES[name]
     model = make_pipeline(TfidfVectorizer(sublinear_tf=True, **features), LogisticRegression(max_iter=1000))
     training, evaluation = labelled(DATA / name / training_file), labelled(DATA / name / evaluation_file)
     model.fit([one.text for one in training], [one.label for one in training])
     predicted = model.predict([one.text for one in evaluation])
-    return mean([float(label == one.label) for label, one in zip(predicted, evaluation, strict=True)])
+    right = [one.label for one in evaluation]
+    return mean([float(label == one) for label, one in zip(predicted, right, strict=True)]), float(
+        matthews_corrcoef(right, predicted)
+    )
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or BASELINES:
-        score = measure(name)
-        print(f"{name}  accuracy {score.value:.2f} %  (95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n})")
+        score, matthews = measure(name)
+        interval = f"95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n}"
+        print(f"{name}  accuracy {score.value:.2f} %  ({interval}), matthews {100 * matthews:.1f}")

@@ -138,6 +138,8 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("licences = []", "licences = []\nunlabelled = { texts = 9 }"), "unlabelled needs a task like classify"),
         (("hard_label_weight = 0.25", "teacher_epochs = 1.5"), "teacher_epochs must be an integer"),
         (("hard_label_weight = 0.25", "teacher_learning_rate = 0"), "teacher_learning_rate must be above 0"),
+        (("hard_label_weight = 0.25", 'task_teacher_run = "../other"'), "task_teacher_run must be a name"),
+        (("hard_label_weight = 0.25", 'task_teacher_run = ".."'), "task_teacher_run must be a name"),
         (("hard_label_weight = 0.25", "task_teacher_epochs = 0"), "task_teacher_epochs must be an integer"),
         (("hard_label_weight = 0.25", "task_teacher_learning_rate = nan"), "task_teacher_learning_rate must be above"),
         (("hard_label_weight = 0.25", 'teacher_engine = "native"'), "teacher_engine needs a task like classify"),

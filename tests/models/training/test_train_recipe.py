@@ -140,6 +140,26 @@ teacher_engine = "native"
     assert logits.shape[1] == len(first.manifest.labels)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('task_teacher = "./nowhere"', r"tiny-mood: there is no directory \./nowhere, which should hold a teacher"),
+        ('task_teacher = "no_such_package"', "tiny-mood: the teacher's package no_such_package is not installed"),
+        ('teacher_engine = "abacus"', "abacus"),
+    ],
+)
+def test_run_recipe_looks_for_teachers_and_engines_before_it_trains(project, tmp_path, setting, message):
+    text = (project / "tiny.toml").read_text("utf-8") + f"\n[finetuning.tiny-mood.distillation]\n{setting}\n"
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    reports: list[str] = []
+    with pytest.raises(SetupError, match=message):
+        run_recipe(
+            str(tmp_path / "tiny.toml"),
+            *(("tiny-mood",), project / "data", tmp_path / "runs", tmp_path / "out", reports.append),
+        )
+    assert not reports
+
+
 def test_run_recipe_continues_the_model_of_another_artifact(project, tmp_path):
     """An embedding model becomes one that ranks, and one for labels, each with the head of the first."""
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
