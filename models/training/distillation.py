@@ -94,8 +94,8 @@ class TaskTeacher:
         name = "task teacher" if kept is None else "teacher"
         engine = _plan(work).teacher_engine
         teacher_run = replace(run, directory=directory, report=lambda text: run.report(f"{name}: {text}"))
-        longest = Finetuning.longest_unlabelled
-        work = replace(work, distillation=None, unlabelled={}, corrupted=0.0, longest_unlabelled=longest)
+        own = {name: getattr(Finetuning, name) for name in ("corrupted", "longest_unlabelled", "labelled_repeats")}
+        work = replace(work, distillation=None, unlabelled={}, **own)
         claim_directory(
             teacher_run.directory,
             {

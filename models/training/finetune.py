@@ -98,8 +98,9 @@ def finetune(
         logits = teacher.predict("logits.npy", taught)
         if work.unlabelled:
             more = read_unlabelled_texts(work, data, tokenizer)
-            examples = [*examples, *more]
-            logits += teacher.predict_unlabelled(more if read is tokenizer else read_unlabelled_texts(work, data, read))
+            theirs = more if read is tokenizer else read_unlabelled_texts(work, data, read)
+            examples = [*examples * work.labelled_repeats, *more]
+            logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(theirs)]
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
 

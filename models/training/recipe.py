@@ -249,6 +249,8 @@ class Finetuning(Optimisation):
     """Questions to repeat with a context that does not answer them (question answering only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files under the data folder, each with the number of sentences that only the teacher labels."""
+    labelled_repeats: int = field(default=1, kw_only=True)
+    """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)
     """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected."""
     longest_unlabelled: int = field(default=60, kw_only=True)
@@ -279,6 +281,9 @@ class Finetuning(Optimisation):
             raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
         if not 0 <= self.corrupted <= 1 or (self.corrupted and not self.unlabelled):
             raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled.")
+        repeats = self.labelled_repeats
+        if type(repeats) is not int or repeats < 1 or (repeats > 1 and not self.unlabelled):
+            raise RecipeError("labelled_repeats must be an integer of at least 1, and needs unlabelled.")
         if type(self.longest_unlabelled) is not int or self.longest_unlabelled < SHORTEST:
             raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
         if type(self.negatives) is not int or self.negatives < 0:

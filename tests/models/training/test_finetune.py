@@ -280,9 +280,12 @@ def test_finetune_shares_the_run_of_a_task_teacher(folder, tokenizer, tmp_path):
 def test_corrupted_sentences_are_for_the_students_only(folder, tokenizer, tmp_path):
     """The teacher's run is that of the labelled examples, whatever a student reads beside them."""
     (folder / "long.txt").write_text("the rain falls on the old mill and the river. snow lies on it.\n" * 20, "utf-8")
-    plan = recipe(unlabelled={"long.txt": 20}, corrupted=1.0, longest_unlabelled=6)
+    plan = recipe(unlabelled={"long.txt": 20}, corrupted=1.0, longest_unlabelled=6, labelled_repeats=3)
     work = plan.finetuning["work"]
-    run_finetuning(plan, tokenizer, folder, tmp_path / "one")
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path / "one", reports.append)
+    steps = 2 * -(-(3 * 40 + 20) // 8)  # two epochs of batches of eight
+    assert f"/{steps} labels" in reports[-1]
     found, plain = (read_sentences(one, folder) for one in (work, replace(work, corrupted=0.0)))
 
     assert set(plain) == {"snow lies on it."}

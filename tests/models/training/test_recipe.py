@@ -147,6 +147,7 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             ("licences = []", "licences = []\ncorrupted = 0.5"),
             "corrupted must be between 0 and 1, and needs",
         ),
+        (("licences = []", "licences = []\nlabelled_repeats = 2"), "labelled_repeats must be an integer of at least 1"),
         (
             ("licences = []", "licences = []\nlongest_unlabelled = 3"),
             "longest_unlabelled must be an integer of",
