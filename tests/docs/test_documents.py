@@ -71,7 +71,7 @@ def test_bundled_models_answer_examples_as_shown(client, path: Path, example: Ex
 def test_readme_has_an_example_for_each_task():
     shown = [example.route for example in examples(text_of(ROOT / "README.md"))]
 
-    assert sorted(shown) == ["classify", "fill-mask", "qa"]
+    assert sorted(shown) == ["classify", "fill-mask", "qa", "zero-shot"]
 
 
 def test_readme_is_short():
