@@ -157,7 +157,8 @@ def test_unusual_text_is_tokenized_as_fast_as_prose(kind, tokenizer):
             times.append(time.process_time() - started)
         return min(times)
 
-    assert seconds(ODD[kind]) <= 3 * seconds(PROSE) + 0.01
+    # A tokenizer that takes quadratic time needs thousands of times as long.
+    assert seconds(ODD[kind]) <= 10 * seconds(PROSE) + 0.01
 
 
 def test_context_of_a_million_tokens_is_rejected(client):
