@@ -301,4 +301,7 @@ def test_shipped_recipes_make_artifacts_that_can_be_served(trained, name):
 def test_shipped_recipes_are_all_used(trained):
     (runs,) = {artifact.path.parent.parent / "runs" for artifacts in trained.values() for artifact in artifacts}
 
-    assert {path.name for path in runs.iterdir()} == SHIPPED.keys()
+    assert {path.name for path in runs.iterdir()} - {offline_train.TEACHERS} == SHIPPED.keys()
+    shared = {path.name for path in (runs / offline_train.TEACHERS).iterdir()}
+    distillations = [work.distillation for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
+    assert shared == {plan.task_teacher_run for plan in distillations if plan is not None} - {""}
