@@ -75,6 +75,10 @@ class Embedding:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
     default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
 
+    def default_prompt_text(self) -> str:
+        """Returns the default prompt; empty if there is none."""
+        return self.prompts[self.default_prompt] if self.default_prompt else ""
+
 
 @dataclass(frozen=True)
 class Decisions:

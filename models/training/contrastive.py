@@ -96,12 +96,10 @@ def _read(path: Path, count: int) -> list[Pair]:
         return [pair for question in take_evenly(asked, count) for pair in _answers(question)]
     if ".jsonl" not in path.suffixes:
         return take_evenly(list(_kinds(path)), count)
-    for read in (_entailments, _labels):
-        try:
-            return take_evenly(read(path), count)
-        except datasets.DatasetError as error:
-            last = error
-    raise last
+    try:
+        return take_evenly(_entailments(path), count)
+    except datasets.DatasetError:
+        return take_evenly(_labels(path), count)
 
 
 def _answers(question: Question) -> Iterator[Pair]:

@@ -56,6 +56,6 @@ def _sentences(path: Path, longest: int) -> list[str]:
 
 
 def split_sentences(text: str, longest: int = Finetuning.longest_unlabelled) -> list[str]:
-    """Returns the sentences of a text that are neither very short nor very long, in words."""
+    """Returns the sentences of a text that have at least `SHORTEST` and at most `longest` words."""
     words = range(SHORTEST, longest + 1)
     return [sentence for sentence in SENTENCE_END.split(text) if len(sentence.split()) in words]

@@ -177,7 +177,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def training_methods() -> dict[str, Sequence[TrainingMethod]]:
-    """Returns the training methods of each task that declares one, the default one first."""
+    """Returns the training methods by task, the default method first. Some tasks have none."""
     definitions = {name: tasks.load(name) for name in tasks.names()}
     return {
         name: (task.TRAINING, *getattr(task, "OTHER_TRAINING", ()))
@@ -210,7 +210,7 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
 
 
 def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
-    """Checks the task teachers and their engines, before hours of training.
+    """Checks that the task teachers and their engines exist, because they are used after hours of training.
 
     Raises:
         SetupError: a teacher is missing, or there is no such engine.
@@ -272,10 +272,10 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
     stages = {recipe.name: runs / recipe.name}
     if name:
         run = runs / recipe.name / name
-        if before := recipe.finetuning[name].init_from:
-            stages[before] = runs / recipe.name / before
-        plan_of_task = recipe.finetuning[name].distillation
-        shared = plan_of_task.task_teacher_run if plan_of_task is not None else ""
+        work = recipe.finetuning[name]
+        if work.init_from:
+            stages[work.init_from] = runs / recipe.name / work.init_from
+        shared = (work.distillation or Distillation()).task_teacher_run
         task_teacher = runs / TEACHERS / shared if shared else run / "task_teacher"
         stages |= {f"{name}'s teacher": run / "teacher", f"{name}'s task teacher": task_teacher, name: run}
     for stage, directory in stages.items():

@@ -167,8 +167,8 @@ class Rerank:
     def _prompt(self, names: Sequence[str]) -> str:
         """Returns the first of the prompts that the embedding model has, or else its default one."""
         assert self.embedding is not None  # noqa: S101  # for the type checker
-        prompts, default = self.embedding.prompts, self.embedding.default_prompt
-        return next((prompts[name] for name in names if name in prompts), prompts[default] if default else "")
+        prompts = self.embedding.prompts
+        return next((prompts[name] for name in names if name in prompts), self.embedding.default_prompt_text())
 
 
 class Evaluator(tasks.Evaluator):

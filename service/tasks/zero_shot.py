@@ -41,8 +41,8 @@ OTHER_TRAINING: Final = ("contrastive",)
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
-# The log-odds of a label, given the cosine of its vector and the text's: SCALE * (cosine - THRESHOLD). With this scale,
-# the bundled model's probabilities are calibrated for sets of labels that it never saw (docs/benchmarks/defaults.md).
+# An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The cosine is that of the vectors of label
+# and text. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
 SCALE: Final = 20.0
 THRESHOLD: Final = 0.3
 LABELS: Final = "/parameters/candidate_labels"
@@ -204,8 +204,7 @@ class EmbeddingZeroShot(_Shared):
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         super().__init__(tokenizer, manifest)
         assert manifest.embedding is not None  # noqa: S101  # for the type checker
-        prompts, default = manifest.embedding.prompts, manifest.embedding.default_prompt
-        self._prompt = prompts[default] if default else ""
+        self._prompt = manifest.embedding.default_prompt_text()
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
         """Encodes the texts and the labels.
@@ -216,7 +215,7 @@ class EmbeddingZeroShot(_Shared):
         texts, labels = _checked(request)
         if "hypothesis_template" in request.parameters.model_fields_set:
             labels = [fill(request.parameters.hypothesis_template, label) for label in labels]
-        count, truncate = len(texts), request.parameters.truncation
+        truncate = request.parameters.truncation
         try:
             encodings = self.tokenizer.encode(
                 [self._prompt + text for text in texts], self.max_tokens, truncate=truncate
@@ -226,7 +225,7 @@ class EmbeddingZeroShot(_Shared):
         try:
             more = self.tokenizer.encode([self._prompt + label for label in labels], self.max_tokens, truncate=False)
         except TextTooLong as error:
-            raise self._too_long(request, count + error.index) from None
+            raise self._too_long(request, len(texts) + error.index) from None
         return [*encodings, *more]
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:

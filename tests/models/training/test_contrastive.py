@@ -1,4 +1,4 @@
-"""Contrastive training: the pairs of each kind of file, the loss, and a model that learns them."""
+"""Tests of contrastive training: reading pairs from each kind of file, the loss, and training."""
 
 from __future__ import annotations
 

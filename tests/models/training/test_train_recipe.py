@@ -161,7 +161,7 @@ def test_run_recipe_looks_for_teachers_and_engines_before_it_trains(project, tmp
 
 
 def test_run_recipe_continues_the_model_of_another_artifact(project, tmp_path):
-    """An embedding model becomes one that ranks, and one for labels, each with the head of the first."""
+    """The model for rerank continues the model for zero-shot. Both make vectors."""
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text += """
 [finetuning.near]
