@@ -27,6 +27,7 @@ from swiftlet_serve.models.training.run_directory import claim_directory, write_
 from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
 
+STUDENT_FIELDS: Final = ("asked_again", "corrupted", "longest_unlabelled", "labelled_repeats")
 SAMPLE_TOKENS: Final = 20_000  # about, for initialising a student
 
 
@@ -94,7 +95,7 @@ class TaskTeacher:
         name = "task teacher" if kept is None else "teacher"
         engine = _plan(work).teacher_engine
         teacher_run = replace(run, directory=directory, report=lambda text: run.report(f"{name}: {text}"))
-        own = {name: getattr(Finetuning, name) for name in ("corrupted", "longest_unlabelled", "labelled_repeats")}
+        own = {name: getattr(Finetuning, name) for name in STUDENT_FIELDS}
         work = replace(work, distillation=None, unlabelled={}, **own)
         claim_directory(
             teacher_run.directory,

@@ -19,9 +19,11 @@ from swiftlet_serve.models.training.contrastive import train_on_pairs
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
 from swiftlet_serve.models.training.entity_examples import read_entities, train_on_entities
 from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import run_settings
 from swiftlet_serve.models.training.question_examples import read_questions
+from swiftlet_serve.models.training.question_teacher import read_asked_windows
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
 from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
@@ -65,10 +67,12 @@ def finetune(
     `pretrained` is the model of another artifact if the task continues its training.
 
     A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
-    teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run.
+    teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run. The predictions of a teacher of
+    n-grams are kept in the directory itself.
 
     Raises:
-        RecipeError: a directory holds another run, or the teacher cannot read the student's input.
+        RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
+            for a teacher of n-grams.
     """
     work = recipe.finetuning[name]
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
@@ -86,21 +90,30 @@ def finetune(
     if work.method == "entities":
         train_on_entities(model, examples, work, recipe.seed, run)
         return model
-    if work.distillation is not None:
-        plan, read, taught = work.distillation, tokenizer, examples
+    plan = work.distillation
+    if plan is not None and plan.character_ngrams:
+        logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
+    elif plan is not None:
         teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
         if plan.init_from_teacher and not has_checkpoint(directory):
             initialise_from_task_teacher(model, recipe, teacher.load(), examples)
+        read, taught = tokenizer, examples
         if plan.task_teacher:
             read = load_own_tokenizer(plan.task_teacher)
             taught = read_examples(work, data, read)
             teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
-        logits = teacher.predict("logits.npy", taught)
+        if plan.task_teacher and work.method == "span":
+            windows = read_asked_windows(work, data, tokenizer, read)
+            examples = [window.student for window in windows]
+            theirs = teacher.predict_unlabelled([window.teacher for window in windows])
+            logits = [window.align(one) for window, one in zip(windows, theirs, strict=True)]
+        else:
+            logits = teacher.predict("logits.npy", taught)
         if work.unlabelled:
             more = read_unlabelled_texts(work, data, tokenizer)
-            theirs = more if read is tokenizer else read_unlabelled_texts(work, data, read)
+            other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
             examples = [*examples * work.labelled_repeats, *more]
-            logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(theirs)]
+            logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
 

@@ -22,7 +22,17 @@ MIN_KEYWORD: Final = 4  # letters
 
 
 def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
-    """Reads the questions of all training files, evenly spaced within each file, and adds unanswerable ones.
+    """Reads the questions of all training files, and adds unanswerable ones, as windows of their contexts.
+
+    Raises:
+        DatasetError: a file is not in the SQuAD format.
+    """
+    questions = take_questions(work, data)
+    return [example for question in questions for example in make_windows(question, tokenizer, work.max_tokens)]
+
+
+def take_questions(work: Finetuning, data: Path) -> list[Question]:
+    """Takes the questions of all training files, evenly spaced within each file, and adds unanswerable ones.
 
     A question that several files ask about one context, as SQuAD 1.1 and 2.0 do, is taken from the first file.
 
@@ -34,30 +44,40 @@ def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[E
         known = {(question.id, question.context) for question in taken}
         new = [question for question in datasets.questions(data / file) if (question.id, question.context) not in known]
         taken += take_evenly(new, count)
-    taken += make_unanswerable(taken, work.unanswerable_questions)
-    return [example for question in taken for example in make_windows(question, tokenizer, work.max_tokens)]
+    return [*taken, *make_unanswerable(taken, work.unanswerable_questions)]
 
 
 def make_unanswerable(questions: Sequence[Question], count: int) -> list[Question]:
-    """Returns at most `count` of the questions, each with another context that does not answer it.
+    """Returns at most `count` of the questions, each with another context that contains none of its answers.
 
-    The other context is near the question's own, as within an article. It contains none of the answers, and the most of
-    the question's keywords: a shared keyword must not suggest an answer (Clark and Gardner 2018, arXiv:1710.10723,
-    section 3, train on such paragraphs of a document).
+    A shared keyword must not suggest an answer (Clark and Gardner 2018, arXiv:1710.10723, section 3, train on such
+    paragraphs of a document).
+    """
+    return _ask_elsewhere(take_evenly([question for question in questions if question.answers], count), questions, 1)
+
+
+def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
+    """Returns each question with at most `times` other contexts, which may answer it or not."""
+    return _ask_elsewhere([replace(question, answers=()) for question in questions], questions, times)
+
+
+def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], times: int) -> list[Question]:
+    """Returns each question with other contexts: those with the most of its keywords and none of its answers.
+
+    They are near the question's own context, as within an article.
     """
     contexts = list(dict.fromkeys(question.context for question in questions))
     numbers = {context: i for i, context in enumerate(contexts)}
     keywords = [_keywords(context) for context in contexts]
-    unanswerable = []
-    for question in take_evenly([question for question in questions if question.answers], count):
-        own, asked = numbers[question.context], _keywords(question.question)
+    found = []
+    for question in asked:
+        own, words = numbers[question.context], _keywords(question.question)
         nearby = range(max(0, own - MAX_DISTANCE), min(len(contexts), own + MAX_DISTANCE + 1))
         answers = [answer.lower() for answer in question.answers]
         candidates = [i for i in nearby if i != own and not any(answer in contexts[i].lower() for answer in answers)]
-        if candidates:
-            other = max(candidates, key=lambda i: len(asked & keywords[i]))
-            unanswerable.append(replace(question, context=contexts[other], answers=(), starts=()))
-    return unanswerable
+        others = sorted(candidates, key=lambda i: -len(words & keywords[i]))[:times]
+        found += [replace(question, context=contexts[i], answers=(), starts=()) for i in others]
+    return found
 
 
 def _keywords(text: str) -> set[str]:

@@ -162,7 +162,7 @@ class Pretraining(Optimisation):
 class Distillation:
     """Fine-tuning with a teacher (Hinton et al. 2015, arXiv:1503.02531).
 
-    The teacher is the recipe's teacher, fine-tuned first on the same examples.
+    The teacher is the recipe's teacher, fine-tuned first on the same examples, or one that a field below names.
     """
 
     hard_label_weight: float = 0.5
@@ -186,6 +186,9 @@ class Distillation:
     teacher_engine: str = field(default="", kw_only=True)
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
+    character_ngrams: int = field(default=0, kw_only=True)
+    """The longest n-grams of a logistic regression on characters that takes the place of any other teacher; 0 for none.
+    Each text's predictions come from a regression that did not see the text."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
@@ -199,6 +202,10 @@ class Distillation:
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
+        if type(self.character_ngrams) is not int or self.character_ngrams < 0:
+            raise RecipeError("character_ngrams must be an integer of at least 0.")
+        if self.character_ngrams and (self.task_teacher or self.teacher_engine or self.init_from_teacher):
+            raise RecipeError("character_ngrams take no task_teacher, teacher_engine or init_from_teacher.")
 
 
 @dataclass(frozen=True)
@@ -247,6 +254,9 @@ class Finetuning(Optimisation):
     """Further evaluation files, under the data folder."""
     unanswerable_questions: int = field(default=0, kw_only=True)
     """Questions to repeat with a context that does not answer them (question answering only)."""
+    asked_again: int = field(default=0, kw_only=True)
+    """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
+    with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files under the data folder, each with the number of sentences that only the teacher labels."""
     labelled_repeats: int = field(default=1, kw_only=True)
@@ -291,10 +301,19 @@ class Finetuning(Optimisation):
         if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
             raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
         has_task_teacher = self.distillation is not None and self.distillation.task_teacher
-        if has_task_teacher and self.method not in ("classification", "inference"):
-            raise RecipeError("task_teacher needs a task like classify or zero-shot: it has tokens of its own.")
-        if self.distillation is not None and self.distillation.teacher_engine and self.method == "span":
-            raise RecipeError("teacher_engine needs a task like classify or zero-shot.")
+        if has_task_teacher and self.method not in ("classification", "inference", "span"):
+            raise RecipeError("task_teacher needs a task like classify, qa or zero-shot.")
+        has_engine = self.distillation is not None and self.distillation.teacher_engine
+        if has_engine and self.method == "span" and not has_task_teacher:
+            raise RecipeError("teacher_engine needs a task like classify or zero-shot, or a task_teacher.")
+        again = self.asked_again
+        if type(again) is not int or again < 0 or (again and not (self.method == "span" and has_task_teacher)):
+            raise RecipeError(
+                "asked_again must be an integer of at least 0, and needs a task like qa with a task_teacher."
+            )
+        has_ngrams = self.distillation is not None and self.distillation.character_ngrams
+        if has_ngrams and (self.method != "classification" or self.unlabelled):
+            raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "entities" and self.distillation is not None:
@@ -354,7 +373,8 @@ class Recipe:
         plan = self.pretraining.knowledge_transfer
         if not self.teacher and plan is not None and not plan.has_own_teacher:
             raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
-        if not self.teacher and any(work.distillation is not None for work in self.finetuning.values()):
+        plans = [work.distillation for work in self.finetuning.values() if work.distillation is not None]
+        if not self.teacher and not all(plan.character_ngrams for plan in plans):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
         if not self.teacher and any(work.method == "embedding" for work in self.finetuning.values()):
             raise RecipeError("a task like embed needs a teacher, and this recipe names none.")

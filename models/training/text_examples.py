@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from swiftlet_serve.models import datasets
+from swiftlet_serve.models.datasets import Labelled
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.corruption import corrupt
 from swiftlet_serve.models.training.examples import Example, take_evenly, unlabelled
@@ -23,9 +24,18 @@ def read_labelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> l
     Raises:
         DatasetError: a file is not a table of labelled texts.
     """
-    texts = [text for file, count in work.train.items() for text in take_evenly(datasets.labelled(data / file), count)]
+    texts = read_texts(work, data)
     encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
     return [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
+
+
+def read_texts(work: Finetuning, data: Path) -> list[Labelled]:
+    """Reads the texts of all training files with their labels, evenly spaced within each file.
+
+    Raises:
+        DatasetError: a file is not a table of labelled texts.
+    """
+    return [text for file, count in work.train.items() for text in take_evenly(datasets.labelled(data / file), count)]
 
 
 def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:

@@ -13,11 +13,12 @@ from swiftlet_serve.models import artifact as artifacts
 from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
 from swiftlet_serve.models.graphs.export import export, golden
 from swiftlet_serve.models.graphs.quantize import quantize
-from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.heads import Classification, Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.service.offline.release import golden_encodings
+from swiftlet_serve.service.tasks import qa
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.hosted_model import host_model
 
@@ -34,7 +35,7 @@ def predict(
     examples: Sequence[Example],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Logits]:
-    """Returns a classifier's logits for each example, (1, O), computed in int8.
+    """Returns a teacher's logits for each example, (F, O), computed in int8.
 
     Keeps the artifact in `directory`, so that `swiftlet evaluate` can measure the teacher.
 
@@ -60,19 +61,19 @@ def _write(directory: Path, architecture: str, model: Model, tokenizer: Tokenize
     """Writes an int8 artifact. Its folder has a manifest only once it is complete."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    config = model.encoder.config
+    config, is_classifier = model.encoder.config, isinstance(model.head, Classification)
     manifest = Manifest(
         name="teacher",
         version="1",
         architecture=architecture,
-        task="classify",
-        head="classification",
+        task="classify" if is_classifier else "qa",
+        head="classification" if is_classifier else "token",
         precision="int8",
         max_tokens=model.encoder.max_tokens,
         vocab_size=config.vocab_size,
-        width=len(labels),
+        width=len(labels) if is_classifier else qa.OUTPUTS,
         labels=tuple(labels),
-        problem="single_label",
+        problem="single_label" if is_classifier else None,
         tolerance=1.0,
         config=dict(vars(config)),
         source={},

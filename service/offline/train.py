@@ -292,7 +292,9 @@ def _training_files(recipe: Recipe, work: Finetuning) -> list[str]:
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
-    if work.distillation is not None:
+    if work.distillation is not None and work.distillation.character_ngrams:
+        teacher = {"taught_by": "logistic regression on the characters of the same labelled examples"}
+    elif work.distillation is not None:
         checkpoint = work.distillation.task_teacher.rsplit("/", 1)[-1] or recipe.teacher
         teacher = {"taught_by": f"{checkpoint}, fine-tuned on the same labelled examples"}
     elif work.method == "embedding":

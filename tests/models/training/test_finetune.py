@@ -19,9 +19,10 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training import distillation, task_training, trainer
 from swiftlet_serve.models.training.corpus import Vocabulary, prepare_vocabulary
 from swiftlet_serve.models.training.distillation import find_kept_pieces, make_task_teacher
-from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.examples import NO_LABEL, Example
 from swiftlet_serve.models.training.finetune import finetune, read_examples
 from swiftlet_serve.models.training.finetuning_losses import distillation_loss, stack_logits, task_logits
+from swiftlet_serve.models.training.question_teacher import read_asked_windows
 from swiftlet_serve.models.training.recipe import (
     Distillation,
     Finetuning,
@@ -216,6 +217,22 @@ def test_finetune_takes_the_predictions_of_a_task_teacher(folder, tokenizer, tmp
         expected = torch.cat([logits_alone(teacher, row).T for row in examples])
         assert torch.allclose(torch.from_numpy(np.load(file)), expected, atol=1e-5)
     assert not (tmp_path / "teacher/checkpoint.pt").exists()  # the recipe's teacher is not needed
+
+
+def test_finetune_asks_questions_again_of_other_contexts(folder, tokenizer, tmp_path):
+    """Three contexts have three questions each, which only the teacher answers in the two others."""
+    plan = recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER), asked_again=2)
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+
+    own = load_own_tokenizer(OTHER)
+    windows = read_asked_windows(plan.finetuning["work"], folder, tokenizer, own)
+    assert len(windows) == 9 + 9 * 2
+    assert sum(window.student.target == (NO_LABEL, NO_LABEL) for window in windows) == 18
+    (file,) = (tmp_path / "task_teacher").glob("unlabelled-*.npy")
+    assert np.load(file).shape == (sum(len(window.teacher.encoding.input_ids) for window in windows), 2)
+    assert "task teacher: computing the logits of 27 examples" in reports
+    assert "step 8/8 " in reports[-1]  # two epochs of four batches
 
 
 def test_finetune_initialises_from_one_teacher_and_learns_from_another(folder, tokenizer, tmp_path):

@@ -144,6 +144,18 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("hard_label_weight = 0.25", "task_teacher_learning_rate = nan"), "task_teacher_learning_rate must be above"),
         (("hard_label_weight = 0.25", 'teacher_engine = "native"'), "teacher_engine needs a task like classify"),
         (
+            ("licences = []", "licences = []\nasked_again = 2"),
+            "asked_again must be an integer of at least 0, and needs",
+        ),
+        (("licences = []", "licences = []\nasked_again = -1"), "asked_again must be an integer of at least 0"),
+        (("hard_label_weight = 0.25", "character_ngrams = 4"), "character_ngrams need a task like classify"),
+        (("hard_label_weight = 0.25", "character_ngrams = -1"), "character_ngrams must be an integer of at least 0"),
+        (("hard_label_weight = 0.25", "character_ngrams = 4.5"), "character_ngrams must be an integer of at least 0"),
+        (
+            ("hard_label_weight = 0.25", "character_ngrams = 4\ninit_from_teacher = true"),
+            "character_ngrams take no task_teacher",
+        ),
+        (
             ("licences = []", "licences = []\ncorrupted = 0.5"),
             "corrupted must be between 0 and 1, and needs",
         ),

@@ -140,6 +140,27 @@ teacher_engine = "native"
     assert logits.shape[1] == len(first.manifest.labels)
 
 
+def test_run_recipe_answers_questions_by_a_teacher_on_an_engine(trained, project, tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    text = (project / "tiny.toml").read_text("utf-8")
+    table = """
+[finetuning.tiny-qa.distillation]
+task_teacher = "tiny_teacher_of_the_tests"
+task_teacher_run = "questions"
+teacher_engine = "native"
+"""
+    text = text.replace('train = { "asked.json" = 20 }', 'train = { "asked.json" = 20 }\nasked_again = 1')
+    (tmp_path / "tiny.toml").write_text(text + table, "utf-8")
+    run_recipe(
+        *(str(tmp_path / "tiny.toml"), ("tiny-qa",), project / "data", tmp_path / "runs", tmp_path / "out"),
+        lambda _: None,
+    )
+
+    teacher = load_model(tmp_path / "runs/task-teachers/questions/artifact", "onnx_cpu")
+    assert teacher.manifest.task == "qa"
+    assert evaluate(teacher, project / "data/asked.json").main.n == 20
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -1,0 +1,86 @@
+"""The predictions of a teacher of question answering that has a tokenizer of its own, on the tokens of its student.
+
+The teacher reads the same windows of the contexts as the student. A prediction about a token is taken over where a
+token of the student starts, or ends, at the same character; a longer word may be several tokens of the student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.tokenizer import Tokenizer, Window
+from swiftlet_serve.models.training.examples import NO_LABEL, Example
+from swiftlet_serve.models.training.finetuning_losses import EXCLUDED, Logits
+from swiftlet_serve.models.training.question_examples import ask_again, make_windows, take_questions
+from swiftlet_serve.models.training.recipe import Finetuning
+
+NOWHERE: Final = (NO_LABEL, NO_LABEL)  # the target of a question that only the teacher answers
+
+
+@dataclass(frozen=True, eq=False)
+class AskedWindow:
+    """A question with a window of its context, as the student reads it and as its teacher does."""
+
+    student: Example
+    teacher: Example
+
+    def align(self, logits: Logits) -> Logits:
+        """Returns the teacher's logits (F, 2) at the student's positions, (L, 2)."""
+        own, other = self.student.encoding, self.teacher.encoding
+        assert isinstance(own, Window)  # noqa: S101  # for the type checker
+        assert isinstance(other, Window)  # noqa: S101
+        spans = own.token_spans - own.token_spans[0, 0]  # the teacher reads only this part of the context
+        aligned = np.full((len(own.input_ids), 2), EXCLUDED, np.float32)
+        aligned[0] = logits[0]  # [CLS]: no answer
+        for column in range(2):
+            places = np.searchsorted(other.token_spans[:, column], spans[:, column])
+            places = np.minimum(places, len(other.token_spans) - 1)
+            same = other.token_spans[places, column] == spans[:, column]
+            at = own.context_start + np.flatnonzero(same)
+            aligned[at, column] = logits[other.context_start + places[same], column]
+        return aligned
+
+
+def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teacher: Tokenizer) -> list[AskedWindow]:
+    """Reads the questions of all training files, and asks them again of other contexts as often as the recipe says.
+
+    Raises:
+        DatasetError: a file is not in the SQuAD format.
+    """
+    questions = take_questions(work, data)
+    again = ask_again(questions, work.asked_again)
+    return [
+        *make_asked_windows(questions, tokenizer, teacher, work.max_tokens, labelled=True),
+        *make_asked_windows(again, tokenizer, teacher, work.max_tokens, labelled=False),
+    ]
+
+
+def make_asked_windows(
+    questions: Sequence[Question], tokenizer: Tokenizer, teacher: Tokenizer, max_tokens: int, *, labelled: bool
+) -> list[AskedWindow]:
+    """Returns the windows of all questions that hold tokens. Their targets are the answers if they are `labelled`."""
+    found = []
+    for question in questions:
+        for example in make_windows(question, tokenizer, max_tokens):
+            window = example.encoding
+            assert isinstance(window, Window)  # noqa: S101  # for the type checker
+            if not len(window.token_spans):
+                continue
+            part = question.context[window.token_spans[0, 0] : window.token_spans[-1, 1]]
+            student = example if labelled else replace(example, target=NOWHERE)
+            found.append(AskedWindow(student, _read(question.question, part, teacher)))
+    return [window for window in found if window.teacher.context]
+
+
+def _read(question: str, context: str, tokenizer: Tokenizer) -> Example:
+    """Returns a question with its whole context."""
+    asked, text = tokenizer.tokenize([question, context])
+    (window,) = tokenizer.windows(asked, text, 0, max(1, len(text)), 0)
+    first = window.context_start
+    return Example(window, NOWHERE, range(first, first + len(text)))

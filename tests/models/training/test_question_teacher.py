@@ -1,0 +1,66 @@
+"""A teacher of question answering with tokens of its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples import NO_LABEL
+from swiftlet_serve.models.training.finetuning_losses import EXCLUDED
+from swiftlet_serve.models.training.question_examples import make_windows
+from swiftlet_serve.models.training.question_teacher import make_asked_windows
+from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
+from tests.support.artifacts import make_tokenizer
+from tests.support.training import wordpiece
+
+CHARACTERS = make_tokenizer()  # the student's
+WORDS = Tokenizer(json.loads(wordpiece([*SPECIALS, "ab", "cab", "abc", "b", "?", "##c"]).to_str()))
+
+contexts = st.lists(st.sampled_from(["ab", "cab", "abc", "b", "bc"]), min_size=1, max_size=30).map(" ".join)
+
+
+@given(contexts, st.integers(0, 5), st.integers(8, 40))
+def test_align_takes_the_logits_of_tokens_that_start_or_end_at_the_same_character(context, start, max_tokens):
+    answer = context[start : start + 1].strip()
+    question = Question("1", "b?", context, (answer,), (start,))
+    windows = make_asked_windows([question], CHARACTERS, WORDS, max_tokens, labelled=True)
+
+    assert [one.student.target for one in windows] == [
+        one.target for one in make_windows(question, CHARACTERS, max_tokens)
+    ]
+    for window in windows:
+        own, other = window.student.encoding, window.teacher.encoding
+        logits = np.random.default_rng(0).normal(size=(len(other.input_ids), 2)).astype(np.float32)
+        aligned = window.align(logits)
+        first = own.token_spans[0, 0]
+        assert aligned.shape == (len(own.input_ids), 2)
+        assert np.array_equal(aligned[0], logits[0])
+        for column in range(2):
+            at = {int(span[column]): other.context_start + i for i, span in enumerate(other.token_spans)}
+            for i, span in enumerate(own.token_spans):
+                place = at.get(int(span[column] - first))
+                expected = EXCLUDED if place is None else logits[place, column]
+                assert aligned[own.context_start + i, column] == np.float32(expected)
+        outside = [i for i in range(1, len(own.input_ids)) if i not in window.student.context]
+        assert (aligned[outside] == np.float32(EXCLUDED)).all()
+
+
+def test_align_finds_a_place_for_each_word_of_the_teacher():
+    (window,) = make_asked_windows([Question("1", "b?", "ab cab abc", (), ())], CHARACTERS, WORDS, 40, labelled=True)
+    logits = np.arange(2.0 * len(window.teacher.encoding.input_ids), dtype=np.float32).reshape(-1, 2)
+    aligned = window.align(logits)
+
+    taken = {value for value in aligned.flatten().tolist() if value > 0}
+    assert taken >= set(logits[list(window.teacher.context)].flatten().tolist())
+
+
+def test_make_asked_windows_leaves_out_answers_that_only_the_teacher_gives():
+    asked = [Question("1", "b?", "ab cab", ("ab",), (0,)), Question("2", "b?", "", (), ())]
+    (window,) = make_asked_windows(asked, CHARACTERS, WORDS, 40, labelled=False)
+
+    assert window.student.target == (NO_LABEL, NO_LABEL)
