@@ -44,7 +44,7 @@ from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionSt
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
-RECIPE: Final = ROOT / "models/training/recipe.py"
+RECIPE: Final = ROOT / "models/training/recipe"
 RECIPE_TABLES: Final = (
     "Recipe",
     "TokenizerTraining",
@@ -359,8 +359,8 @@ def native_files() -> str:
 
 def recipe(name: str) -> str:
     """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields."""
-    tree = ast.parse(RECIPE.read_text("utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    trees = [ast.parse(path.read_text("utf-8")) for path in sorted(RECIPE.glob("*.py"))]
+    classes = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
     rows = {key: row for one in [name, *bases] for key, row in _keys(classes[one])}
     return table(["Key", "Default", "Description"], rows.values())

@@ -1,0 +1,191 @@
+"""The table of a fine-tuning, with those of its teacher and of the known failures of its model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from swiftlet_serve.models.artifact import NAME
+from swiftlet_serve.models.training.recipe.checks import RecipeError
+from swiftlet_serve.models.training.recipe.optimisation import Optimisation
+
+SHORTEST: Final = 4  # words of an unlabelled sentence
+ENTAILMENT: Final = "entail"  # the beginning, in any case, of the label of hypotheses that follow from a text
+
+TrainingMethod = Literal[
+    "classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding", "contrastive"
+]
+"""The training of a task: labels of texts, answers in contexts, pre-training only, hypotheses about texts, texts for
+queries, labels of tokens, the vectors of a teacher, or vectors that are close for texts that belong together."""
+EMBEDDING_METHODS: Final[Collection[TrainingMethod]] = ("embedding", "contrastive")
+"""The methods whose model makes vectors."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Fine-tuning with a teacher (Hinton et al. 2015, arXiv:1503.02531).
+
+    The teacher is the recipe's teacher, fine-tuned first on the same examples, or one that a field below names.
+    """
+
+    hard_label_weight: float = 0.5
+    """The weight of the labels in the loss. The rest is the weight of the teacher's predictions."""
+    temperature: float = 2.0
+    """Softens the teacher's predictions; 1 leaves them unchanged."""
+    teacher_epochs: int = 1
+    teacher_learning_rate: float = 5e-5
+    init_from_teacher: bool = field(default=False, kw_only=True)
+    """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
+    task_teacher: str = field(default="", kw_only=True)
+    """Another teacher, whose predictions take the place of those of the recipe's teacher: an installed package, or the
+    directory of a checkpoint. It reads the texts with a tokenizer of its own."""
+    task_teacher_run: str = field(default="", kw_only=True)
+    """The name of the task teacher's run, which recipes with the same teacher, task and examples share; by default each
+    has its own."""
+    task_teacher_epochs: int = field(default=1, kw_only=True)
+    """The passes of the task teacher over the training files."""
+    task_teacher_learning_rate: float = field(default=3e-5, kw_only=True)
+    """The highest learning rate of the task teacher."""
+    teacher_engine: str = field(default="", kw_only=True)
+    """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
+    default PyTorch, in the precision of the training."""
+    character_ngrams: int = field(default=0, kw_only=True)
+    """The longest n-grams of a logistic regression on characters that takes the place of any other teacher; 0 for none.
+    Each text's predictions come from a regression that did not see the text."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
+            raise RecipeError("hard_label_weight must be between 0 and 1, and temperature at least 1.")
+        if self.task_teacher_run and not NAME.fullmatch(self.task_teacher_run):
+            raise RecipeError("task_teacher_run must be a name of lower-case letters, digits and the characters . _ -.")
+        for name in ("teacher_epochs", "task_teacher_epochs"):
+            epochs = getattr(self, name)
+            if type(epochs) is not int or epochs < 1:
+                raise RecipeError(f"{name} must be an integer of at least 1.")
+        for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise RecipeError(f"{name} must be above 0.")
+        if type(self.character_ngrams) is not int or self.character_ngrams < 0:
+            raise RecipeError("character_ngrams must be an integer of at least 0.")
+        if self.character_ngrams and (self.task_teacher or self.teacher_engine or self.init_from_teacher):
+            raise RecipeError("character_ngrams take no task_teacher, teacher_engine or init_from_teacher.")
+
+
+@dataclass(frozen=True)
+class Weakness:
+    """A known failure of the model, with an example."""
+
+    about: str
+    """A short description."""
+    inputs: str | Mapping[str, str]
+    """The inputs of a request."""
+    right: str
+    """The correct label, answer or word."""
+
+
+@dataclass(frozen=True)
+class Finetuning(Optimisation):
+    """The training of one task, and its evaluation at the end.
+
+    A task with the method `masked_lm` is not fine-tuned, because pre-training has the same objective.
+    """
+
+    task: str
+    evaluate: str
+    """The evaluation file, under the data folder."""
+    licences: tuple[str, ...]
+    """The licences of the training data."""
+    train: Mapping[str, int] = field(default_factory=dict)
+    """Files under the data folder, each with the number of examples to take from it."""
+    evaluate_skip: int = 0
+    """Examples to skip at the start of the evaluation file."""
+    evaluate_limit: int | None = None
+    """The maximum number of examples to evaluate; all by default."""
+    epochs: int = 1
+    batch_size: int = 32
+    """Examples per forward pass."""
+    learning_rate: float = 1e-4
+    max_tokens: int = 512
+    labels: tuple[str, ...] = ()
+    method: TrainingMethod = field(kw_only=True)
+    """How the task is trained; by default the task's own way. With `contrastive`, models for `rerank` and `zero-shot`
+    make vectors."""
+    init_from: str = field(default="", kw_only=True)
+    """The artifact of this recipe whose training this one continues."""
+    distillation: Distillation | None = field(default=None, kw_only=True)
+    also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
+    """Further evaluation files, under the data folder."""
+    unanswerable_questions: int = field(default=0, kw_only=True)
+    """Questions to repeat with a context that does not answer them (question answering only)."""
+    asked_again: int = field(default=0, kw_only=True)
+    """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
+    with a task teacher only)."""
+    unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """Files under the data folder, each with the number of sentences that only the teacher labels."""
+    labelled_repeats: int = field(default=1, kw_only=True)
+    """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
+    corrupted: float = field(default=0.0, kw_only=True)
+    """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected."""
+    longest_unlabelled: int = field(default=60, kw_only=True)
+    """The words that a sentence of those files has at most."""
+    negatives: int = field(default=1, kw_only=True)
+    """For each text with a named label, the number of wrong labels that become hypotheses (zero-shot). For each query,
+    the number of texts that do not answer it (rerank)."""
+    entity_kinds: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """The kinds of entities in the training files, each with its kind in the labels; an empty text if its tokens get no
+    label (entities only). Spans of other kinds are no entities."""
+    weaknesses: tuple[Weakness, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.batch_size, self.epochs, *self.train.values(), *self.unlabelled.values()) < 1:
+            raise RecipeError("batch_size, epochs and the number of examples of each file must be at least 1.")
+        if self.method == "masked_lm" and self.distillation is not None:
+            raise RecipeError(f"the task {self.task} is not fine-tuned, so it cannot have a distillation table.")
+        count = self.unanswerable_questions
+        if type(count) is not int or count < 0 or (count and self.method != "span"):
+            raise RecipeError("unanswerable_questions must be an integer of at least 0, and needs a task like qa.")
+        if self.method == "contrastive" and (self.labels or self.distillation is not None):
+            raise RecipeError("the method contrastive takes no labels and no distillation.")
+        if self.method == "embedding":
+            if not self.unlabelled or self.train or self.labels or self.distillation is not None:
+                raise RecipeError("a task like embed needs unlabelled, and takes no train, labels or distillation.")
+        elif self.unlabelled and (self.method != "classification" or self.distillation is None):
+            raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
+        if not 0 <= self.corrupted <= 1 or (self.corrupted and not self.unlabelled):
+            raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled.")
+        repeats = self.labelled_repeats
+        if type(repeats) is not int or repeats < 1 or (repeats > 1 and not self.unlabelled):
+            raise RecipeError("labelled_repeats must be an integer of at least 1, and needs unlabelled.")
+        if type(self.longest_unlabelled) is not int or self.longest_unlabelled < SHORTEST:
+            raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
+        if type(self.negatives) is not int or self.negatives < 0:
+            raise RecipeError("negatives must be an integer of at least 0.")
+        if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
+            raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
+        has_task_teacher = self.distillation is not None and self.distillation.task_teacher
+        if has_task_teacher and self.method not in ("classification", "inference", "span"):
+            raise RecipeError("task_teacher needs a task like classify, qa or zero-shot.")
+        has_engine = self.distillation is not None and self.distillation.teacher_engine
+        if has_engine and self.method == "span" and not has_task_teacher:
+            raise RecipeError("teacher_engine needs a task like classify or zero-shot, or a task_teacher.")
+        again = self.asked_again
+        if type(again) is not int or again < 0 or (again and not (self.method == "span" and has_task_teacher)):
+            raise RecipeError(
+                "asked_again must be an integer of at least 0, and needs a task like qa with a task_teacher."
+            )
+        has_ngrams = self.distillation is not None and self.distillation.character_ngrams
+        if has_ngrams and (self.method != "classification" or self.unlabelled):
+            raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")
+        if (self.method == "entities") != bool(self.entity_kinds):
+            raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
+        if self.method == "entities" and self.distillation is not None:
+            raise RecipeError("a task like entities takes no distillation table.")
+        if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):
+            raise RecipeError("a task like rerank needs one label, and no distillation table.")
+        files = self.also_evaluate
+        if not isinstance(files, tuple) or len({Path(file).name for file in files}) < len(files):
+            raise RecipeError("also_evaluate must be a list of files with different names.")

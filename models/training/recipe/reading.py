@@ -1,0 +1,77 @@
+"""Reads recipes from TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from swiftlet_serve.models.training.recipe.checks import RecipeError
+from swiftlet_serve.models.training.recipe.finetuning import Distillation, Finetuning, TrainingMethod, Weakness
+from swiftlet_serve.models.training.recipe.pretraining import KnowledgeTransfer, Pretraining
+from swiftlet_serve.models.training.recipe.recipe import Recipe, TokenizerTraining
+
+
+def read_recipe(path: Path, methods: Mapping[str, Sequence[TrainingMethod]]) -> Recipe:
+    """Reads a recipe from a TOML file. `methods` holds the training methods of each task, the default one first.
+
+    Raises:
+        RecipeError: the file is not valid TOML, a field is missing or unknown, or a value is invalid.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise RecipeError(f"not valid TOML: {error}") from None
+    return parse_recipe(document, methods)
+
+
+def parse_recipe(document: Mapping[str, Any], methods: Mapping[str, Sequence[TrainingMethod]]) -> Recipe:
+    """Builds a recipe from a parsed TOML document. `methods` holds the training methods of each task, the default one
+    first.
+
+    Raises:
+        RecipeError: a field is missing or unknown, or a value is invalid.
+    """
+    finetuning = {name: _parse_finetuning(table, methods) for name, table in document.get("finetuning", {}).items()}
+    pretraining = _parse_pretraining(document.get("pretraining", {}))
+    if "tokenizer" in document:
+        document = {**document, "tokenizer": _build(TokenizerTraining, "tokenizer", document["tokenizer"])}
+    recipe: Recipe = _build(Recipe, "recipe", {**document, "pretraining": pretraining, "finetuning": finetuning})
+    return recipe
+
+
+def _parse_pretraining(table: Any) -> Any:
+    if isinstance(table, Mapping) and "knowledge_transfer" in table:
+        plan = _build(KnowledgeTransfer, "knowledge_transfer", table["knowledge_transfer"])
+        table = {**table, "knowledge_transfer": plan}
+    return _build(Pretraining, "pretraining", table)
+
+
+def _parse_finetuning(table: Any, methods: Mapping[str, Sequence[TrainingMethod]]) -> Any:
+    if isinstance(table, Mapping) and "task" in table:
+        if table["task"] not in methods:
+            raise RecipeError(f"task must be one of {', '.join(sorted(methods))}, not {table['task']!r}.")
+        known = methods[table["task"]]
+        method = table.get("method", known[0])
+        if method not in known:
+            raise RecipeError(f"method must be one of {', '.join(known)} for this task, not {method!r}.")
+        table = {**table, "method": method}
+    if isinstance(table, Mapping) and "distillation" in table:
+        table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
+    if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
+        table = {**table, "weaknesses": tuple(_build(Weakness, "weaknesses", one) for one in table["weaknesses"])}
+    return _build(Finetuning, "finetuning", table)
+
+
+def _build(kind: type[Any], name: str, table: Mapping[str, Any]) -> Any:
+    if not isinstance(table, Mapping):
+        raise RecipeError(f"{name} must be a table, not {table!r}.")
+    known = {field.name for field in fields(kind)}
+    for key in sorted(set(table) - known):
+        raise RecipeError(f"unknown field {key!r} in {name}.")
+    try:
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+    except TypeError as error:
+        raise RecipeError(f"{name}: {error}") from None
