@@ -317,9 +317,10 @@ def test_finetune_rejects_a_missing_task_teacher(folder, tokenizer, tmp_path):
         run_finetuning(plan, tokenizer, folder, tmp_path)
 
 
-def test_recipe_rejects_a_task_teacher_of_answers():
-    with pytest.raises(RecipeError, match="task_teacher needs a task like classify or zero-shot"):
-        recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER))
+def test_recipe_rejects_a_task_teacher_of_entities():
+    entities = {"task": "entities", "method": "entities", "entity_kinds": {"PER": "PER"}}
+    with pytest.raises(RecipeError, match="task_teacher needs a task like classify, qa or zero-shot"):
+        recipe(**entities, distillation=replace(PLAN, task_teacher=OTHER))
 
 
 class Interrupted(Exception):
