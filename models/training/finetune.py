@@ -109,7 +109,7 @@ def finetune(
             logits = [window.align(one) for window, one in zip(windows, theirs, strict=True)]
         else:
             logits = teacher.predict("logits.npy", taught)
-        if work.unlabelled:
+        if work.unlabelled and work.method == "classification":
             more = read_unlabelled_texts(work, data, tokenizer)
             other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
             examples = [*examples * work.labelled_repeats, *more]

@@ -13,12 +13,15 @@ import numpy as np
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.cloze import make_question
 from swiftlet_serve.models.training.examples import Example, take_evenly
 from swiftlet_serve.models.training.recipe import Finetuning
+from swiftlet_serve.models.training.text_examples import split_sentences
 
 STRIDE: Final = 128  # tokens that consecutive windows of a context share
 MAX_DISTANCE: Final = 10  # contexts between a question's own and the one that does not answer it
 MIN_KEYWORD: Final = 4  # letters
+PARAGRAPH: Final = range(40, 161)  # words of a paragraph that is asked about
 
 
 def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
@@ -59,6 +62,42 @@ def make_unanswerable(questions: Sequence[Question], count: int) -> list[Questio
 def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
     """Returns each question with at most `times` other contexts, which may answer it or not."""
     return _ask_elsewhere([replace(question, answers=()) for question in questions], questions, times)
+
+
+def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
+    """Reads the questions that only a teacher answers, evenly spaced within each file.
+
+    Of a file in the SQuAD format, they are its questions without their answers; of running text, clozes about its
+    paragraphs, one for each.
+
+    Raises:
+        DatasetError: a file is damaged or not a text.
+    """
+    found = []
+    for file, count in work.unlabelled.items():
+        if file.endswith(".json"):
+            asked = take_evenly(datasets.questions(data / file), count)
+            found += [replace(question, answers=(), starts=()) for question in asked]
+        else:
+            found += _ask_clozes(data / file, count)
+    return found
+
+
+def _ask_clozes(path: Path, count: int) -> list[Question]:
+    chance = np.random.default_rng(count)
+    paragraphs = [
+        paragraph
+        for text in datasets.documents(path)
+        for paragraph in text.split("\n")
+        if len(paragraph.split()) in PARAGRAPH
+    ]
+    found = []
+    for number, paragraph in enumerate(take_evenly(paragraphs, count)):
+        sentences = split_sentences(paragraph)
+        asked = make_question(sentences[int(chance.integers(len(sentences)))], chance) if sentences else None
+        if asked is not None:
+            found.append(Question(str(number), asked, paragraph, (), ()))
+    return found
 
 
 def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], times: int) -> list[Question]:

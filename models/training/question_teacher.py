@@ -17,7 +17,12 @@ from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer, Window
 from swiftlet_serve.models.training.examples import NO_LABEL, Example
 from swiftlet_serve.models.training.finetuning_losses import EXCLUDED, Logits
-from swiftlet_serve.models.training.question_examples import ask_again, make_windows, take_questions
+from swiftlet_serve.models.training.question_examples import (
+    ask_again,
+    make_windows,
+    read_unlabelled_questions,
+    take_questions,
+)
 from swiftlet_serve.models.training.recipe import Finetuning
 
 NOWHERE: Final = (NO_LABEL, NO_LABEL)  # the target of a question that only the teacher answers
@@ -48,13 +53,15 @@ class AskedWindow:
 
 
 def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teacher: Tokenizer) -> list[AskedWindow]:
-    """Reads the questions of all training files, and asks them again of other contexts as often as the recipe says.
+    """Reads the questions of all training files, and those that only the teacher answers.
+
+    They are the same questions of other contexts, as often as the recipe says, and those of the unlabelled files.
 
     Raises:
-        DatasetError: a file is not in the SQuAD format.
+        DatasetError: a training file is not in the SQuAD format, or an unlabelled one is damaged or not a text.
     """
     questions = take_questions(work, data)
-    again = ask_again(questions, work.asked_again)
+    again = [*ask_again(questions, work.asked_again), *read_unlabelled_questions(work, data)]
     return [
         *make_asked_windows(questions, tokenizer, teacher, work.max_tokens, labelled=True),
         *make_asked_windows(again, tokenizer, teacher, work.max_tokens, labelled=False),

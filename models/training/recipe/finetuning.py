@@ -124,7 +124,8 @@ class Finetuning(Optimisation):
     """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
     with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """Files under the data folder, each with the number of sentences that only the teacher labels."""
+    """Files under the data folder, each with the number of sentences that only the teacher labels. For question
+    answering with a task teacher, questions in SQuAD's format, or paragraphs of running text to make questions about."""
     labelled_repeats: int = field(default=1, kw_only=True)
     """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)
@@ -153,13 +154,16 @@ class Finetuning(Optimisation):
         if self.method == "embedding":
             if not self.unlabelled or self.train or self.labels or self.distillation is not None:
                 raise RecipeError("a task like embed needs unlabelled, and takes no train, labels or distillation.")
-        elif self.unlabelled and (self.method != "classification" or self.distillation is None):
-            raise RecipeError("unlabelled needs a task like classify, and a distillation table.")
-        if not 0 <= self.corrupted <= 1 or (self.corrupted and not self.unlabelled):
-            raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled.")
+        elif self.unlabelled and not self._can_label():
+            raise RecipeError(
+                "unlabelled needs a task like classify with a distillation table, or qa with a task_teacher."
+            )
+        has_sentences = bool(self.unlabelled) and self.method != "span"
+        if not 0 <= self.corrupted <= 1 or (self.corrupted and not has_sentences):
+            raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled sentences.")
         repeats = self.labelled_repeats
-        if type(repeats) is not int or repeats < 1 or (repeats > 1 and not self.unlabelled):
-            raise RecipeError("labelled_repeats must be an integer of at least 1, and needs unlabelled.")
+        if type(repeats) is not int or repeats < 1 or (repeats > 1 and not has_sentences):
+            raise RecipeError("labelled_repeats must be an integer of at least 1, and needs unlabelled sentences.")
         if type(self.longest_unlabelled) is not int or self.longest_unlabelled < SHORTEST:
             raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
         if type(self.negatives) is not int or self.negatives < 0:
@@ -189,3 +193,9 @@ class Finetuning(Optimisation):
         files = self.also_evaluate
         if not isinstance(files, tuple) or len({Path(file).name for file in files}) < len(files):
             raise RecipeError("also_evaluate must be a list of files with different names.")
+
+    def _can_label(self) -> bool:
+        """Returns whether a teacher labels texts that have no labels."""
+        if self.distillation is None:
+            return False
+        return self.method == "classification" or (self.method == "span" and bool(self.distillation.task_teacher))

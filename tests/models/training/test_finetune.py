@@ -22,6 +22,7 @@ from swiftlet_serve.models.training.distillation import find_kept_pieces, make_t
 from swiftlet_serve.models.training.examples import NO_LABEL, Example
 from swiftlet_serve.models.training.finetune import finetune, read_examples
 from swiftlet_serve.models.training.finetuning_losses import distillation_loss, stack_logits, task_logits
+from swiftlet_serve.models.training.question_examples import read_unlabelled_questions
 from swiftlet_serve.models.training.question_teacher import read_asked_windows
 from swiftlet_serve.models.training.recipe import (
     Distillation,
@@ -235,6 +236,26 @@ def test_finetune_asks_questions_again_of_other_contexts(folder, tokenizer, tmp_
     assert "step 8/8 " in reports[-1]  # two epochs of four batches
 
 
+def test_finetune_takes_further_questions_that_only_the_teacher_answers(folder, tokenizer, tmp_path):
+    """They come from a file of questions, whose answers are not read, and from paragraphs of running text."""
+    paragraph = "The old mill stands on the river in the north, and it has 40 rooms for the guests. " * 3
+    (folder / "wiki.txt").write_text(f"{paragraph}\nToo short for a question.\n" * 3, "utf-8")
+    (folder / "more.json").write_bytes((folder / "asked.json").read_bytes())
+    plan = recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER), unlabelled={"more.json": 5, "wiki.txt": 3})
+    work = plan.finetuning["work"]
+    questions = read_unlabelled_questions(work, folder)
+    assert len(questions) == 8
+    assert {question.answers for question in questions} == {()}
+    assert {question.context for question in questions[5:]} == {paragraph.rstrip()}
+    assert questions == read_unlabelled_questions(work, folder)
+
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+    windows = read_asked_windows(work, folder, tokenizer, load_own_tokenizer(OTHER))
+    assert sum(window.student.target != (NO_LABEL, NO_LABEL) for window in windows) == 9
+    assert f"task teacher: computing the logits of {len(windows)} examples" in reports
+
+
 def test_finetune_initialises_from_one_teacher_and_learns_from_another(folder, tokenizer, tmp_path):
     plan = recipe(distillation=replace(PLAN, task_teacher=OTHER, init_from_teacher=True))
     run_finetuning(plan, tokenizer, folder, tmp_path)
@@ -321,6 +342,12 @@ def test_recipe_rejects_a_task_teacher_of_entities():
     entities = {"task": "entities", "method": "entities", "entity_kinds": {"PER": "PER"}}
     with pytest.raises(RecipeError, match="task_teacher needs a task like classify, qa or zero-shot"):
         recipe(**entities, distillation=replace(PLAN, task_teacher=OTHER))
+
+
+@pytest.mark.parametrize("changes", [{"corrupted": 0.5}, {"labelled_repeats": 2}])
+def test_recipe_rejects_settings_of_sentences_for_questions(changes):
+    with pytest.raises(RecipeError, match="needs unlabelled sentences"):
+        recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER), unlabelled={"wiki.txt": 3}, **changes)
 
 
 class Interrupted(Exception):

@@ -1,0 +1,76 @@
+"""Questions about running text, for a teacher of question answering to answer.
+
+A question word takes the place of a name, a number or a noun phrase of a sentence, and moves to the front, as in the
+noisy clozes of Lewis et al. 2019 (arXiv:1906.04980, section 2.2). The teacher decides what the text answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+MAX_WORDS: Final = 8  # of a question on each side of the answer's place
+MIN_WORDS: Final = 3  # beside the question word
+DROPPED: Final = 0.1  # the probability that a word is left out
+CLAUSE_END: Final = re.compile(r"[,;:()\"“”]")
+PLACE: Final = re.compile(r"\b(?:in|at|from|near|to) $")
+VERBS: Final = frozenset(
+    {"is", "are", "was", "were", "has", "have", "had", "can", "could", "will", "would", "did", "does"}
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of answers, and the words that ask for it."""
+
+    pattern: re.Pattern[str]
+    words: Sequence[str]
+
+
+CAPITALISED: Final = r"[A-Z][\w'’-]+"
+KINDS: Final[Sequence[Kind]] = (
+    Kind(re.compile(r"\b(?:1\d{3}|20\d{2})\b"), ("When", "In what year")),
+    Kind(re.compile(r"\b\d{1,3}(?:[.,]\d+)*\b(?![\w-])"), ("How many", "How much")),
+    Kind(re.compile(rf"\b{CAPITALISED}(?: (?:(?:of|the|de|von|van) )?{CAPITALISED})*"), ("Who", "What", "Which")),
+    Kind(
+        re.compile(
+            r"\b(?:the|an?|its|his|her|their) (?:[a-z-]+ ){0,2}[a-z-]+"
+            r"(?=[,.;)]| (?:of|in|on|for|with|by|and|that|which|to|from|is|was|are|were)\b)"
+        ),
+        ("What",),
+    ),
+)
+
+
+def make_question(sentence: str, chance: np.random.Generator) -> str | None:
+    """Returns a question whose answer is a part of the sentence; None if no part of it is asked for."""
+    found = [(kind, places) for kind in KINDS if (places := _find_places(kind, sentence))]
+    if not found:
+        return None
+    kind, places = found[int(chance.integers(len(found)))]
+    place = places[int(chance.integers(len(places)))]
+    before, after = sentence[: place.start()], sentence[place.end() :]
+    start, end = (_words(part) for part in (CLAUSE_END.split(before)[-1], CLAUSE_END.split(after)[0]))
+    if len(start) + len(end) < MIN_WORDS:
+        start, end = _words(before), _words(after)
+    verb = next((word for word in start if word in VERBS), "")
+    start = [word for word in start if word != verb]
+    kept = [word for word in (*start[-MAX_WORDS:], *end[:MAX_WORDS]) if chance.random() >= DROPPED]
+    if len(kept) < MIN_WORDS:
+        return None
+    asks = ("Where", "What") if "Who" in kind.words and PLACE.search(before) else kind.words
+    return " ".join([asks[int(chance.integers(len(asks)))], *([verb] if verb else []), *kept]) + "?"
+
+
+def _find_places(kind: Kind, sentence: str) -> list[re.Match[str]]:
+    """Returns where the sentence has answers of a kind. A single capital word at the start is rarely a name."""
+    places = kind.pattern.finditer(sentence)
+    return [place for place in places if place.start() or " " in place.group()]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w'’%$€£-]+", text)
