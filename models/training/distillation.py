@@ -24,7 +24,13 @@ from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
 from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
-from swiftlet_serve.models.training.task_training import Run, add_head, finetuning_settings, train_on_examples
+from swiftlet_serve.models.training.task_training import (
+    FinetunedTeacher,
+    Run,
+    add_head,
+    finetuning_settings,
+    train_on_examples,
+)
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
 
 STUDENT_FIELDS: Final = ("asked_again", "corrupted", "longest_unlabelled", "labelled_repeats")
@@ -141,16 +147,9 @@ class TaskTeacher:
                 return compute_logits(model, examples, self.work.batch_size, run.device)
         if run.predict is None:
             raise RecipeError("teacher_engine cannot be used here: leave it out.")
-        return run.predict(
-            self.engine,
-            run.directory / "artifact",
-            load_teacher(self.checkpoint).architecture,
-            model.eval(),
-            self.tokenizer,
-            self.work.labels,
-            examples,
-            run.progress,
-        )
+        architecture = load_teacher(self.checkpoint).architecture
+        teacher = FinetunedTeacher(architecture, model.eval(), self.tokenizer, self.work.labels)
+        return run.predict(self.engine, run.directory / "artifact", teacher, examples, run.progress)
 
     def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:
         """Returns the teacher's logits for unlabelled examples. The file's name depends on the examples."""

@@ -32,17 +32,24 @@ EVALUATION_FIELDS: Final = frozenset(
 )
 
 
+@dataclass(frozen=True, eq=False)
+class FinetunedTeacher:
+    """A fine-tuned teacher, with all that an artifact of it needs."""
+
+    architecture: str
+    model: Model
+    tokenizer: Tokenizer
+    labels: Sequence[str]
+
+
 class Predict(Protocol):
-    """Computes a classifier's logits for each example on an engine, from an int8 artifact in `directory`."""
+    """Computes a teacher's logits for each example on an engine, from an int8 artifact in `directory`."""
 
     def __call__(
         self,
         engine: str,
         directory: Path,
-        architecture: str,
-        model: Model,
-        tokenizer: Tokenizer,
-        labels: Sequence[str],
+        teacher: FinetunedTeacher,
         examples: Sequence[Example],
         progress: Callable[[int, int], None] | None,
     ) -> list[Logits]: ...
@@ -57,7 +64,7 @@ class Run:
     report: Callable[[str], None]
     progress: Callable[[int, int], None] | None
     predict: Predict | None = None
-    """Computes a classifier's logits on an engine; None if there is none."""
+    """Computes a teacher's logits on an engine; None if there is none."""
     teachers: Path | None = None
     """The folder of the task teachers that recipes share; None if there is none."""
 

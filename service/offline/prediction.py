@@ -13,10 +13,10 @@ from swiftlet_serve.models import artifact as artifacts
 from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
 from swiftlet_serve.models.graphs.export import export, golden
 from swiftlet_serve.models.graphs.quantize import quantize
-from swiftlet_serve.models.heads import Classification, Model
-from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.heads import Classification
 from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import Logits
+from swiftlet_serve.models.training.task_training import FinetunedTeacher
 from swiftlet_serve.service.offline.release import golden_encodings
 from swiftlet_serve.service.tasks import qa
 from swiftlet_serve.service.types import Batch
@@ -28,10 +28,7 @@ BATCH_SIZE: Final = 64
 def predict(
     engine: str,
     directory: Path,
-    architecture: str,
-    model: Model,
-    tokenizer: Tokenizer,
-    labels: Sequence[str],
+    teacher: FinetunedTeacher,
     examples: Sequence[Example],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Logits]:
@@ -44,7 +41,7 @@ def predict(
         SetupError: there is no such engine, or a package that it needs is not installed.
     """
     if not (directory / MANIFEST).is_file():
-        _write(directory, architecture, model, tokenizer, labels)
+        _write(directory, teacher)
     hosted, _ = host_model(artifacts.open_artifact(directory), engine)
     logits: dict[int, Logits] = {}
     batches = make_batches(examples, BATCH_SIZE, seed=0)
@@ -57,29 +54,30 @@ def predict(
     return [logits[i] for i in range(len(examples))]
 
 
-def _write(directory: Path, architecture: str, model: Model, tokenizer: Tokenizer, labels: Sequence[str]) -> Artifact:
+def _write(directory: Path, teacher: FinetunedTeacher) -> Artifact:
     """Writes an int8 artifact. Its folder has a manifest only once it is complete."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    model, labels = teacher.model, tuple(teacher.labels)
     config, is_classifier = model.encoder.config, isinstance(model.head, Classification)
     manifest = Manifest(
         name="teacher",
         version="1",
-        architecture=architecture,
+        architecture=teacher.architecture,
         task="classify" if is_classifier else "qa",
         head="classification" if is_classifier else "token",
         precision="int8",
         max_tokens=model.encoder.max_tokens,
         vocab_size=config.vocab_size,
         width=len(labels) if is_classifier else qa.OUTPUTS,
-        labels=tuple(labels),
+        labels=labels,
         problem="single_label" if is_classifier else None,
         tolerance=1.0,
         config=dict(vars(config)),
         source={},
     )
-    answers: dict[str, Any] = golden(model, golden_encodings(tokenizer, manifest))
-    tokenizer.save(directory / TOKENIZER)
+    answers: dict[str, Any] = golden(model, golden_encodings(teacher.tokenizer, manifest))
+    teacher.tokenizer.save(directory / TOKENIZER)
     (directory / ONNX).write_bytes(quantize(export(model)).SerializeToString(deterministic=True))
     np.savez_compressed(directory / GOLDEN, **answers)
     (directory / CARD).write_text("{}\n", "utf-8")

@@ -125,7 +125,7 @@ class Finetuning(Optimisation):
     with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files under the data folder, each with the number of sentences that only the teacher labels. For question
-    answering with a task teacher, questions in SQuAD's format, or paragraphs of running text to make questions about."""
+    answering with a task teacher: questions in SQuAD's format, or paragraphs of running text, which get questions."""
     labelled_repeats: int = field(default=1, kw_only=True)
     """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)

@@ -274,8 +274,8 @@ def test_finetune_resumes_after_a_failure_of_the_engine(folder, tokenizer, tmp_p
     plan = recipe(distillation=replace(PLAN, teacher_engine="native"))
     given = []
 
-    def predict(engine, directory, architecture, model, own, labels, examples, progress):
-        given.append((engine, directory, architecture, own, tuple(labels)))
+    def predict(engine, directory, teacher, examples, progress):
+        given.append((engine, directory, teacher.architecture, teacher.tokenizer, tuple(teacher.labels)))
         if len(given) == 1:
             raise Interrupted
         return [np.zeros((1, 2), np.float32) for _ in examples]
