@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Tagged
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Encoding, TokenizedText, Tokenizer
+from swiftlet_serve.models.tokenizer import TokenizedText, Tokenizer
 from swiftlet_serve.models.training.examples import NO_LABEL, Example, collate, take_evenly
+from swiftlet_serve.models.training.finetuning_losses import Logits, distillation_loss
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
 from swiftlet_serve.models.training.task_training import Run, train_on_batches
 from swiftlet_serve.models.training.trainer import Losses
@@ -25,23 +27,40 @@ OUTSIDE: Final = "O"
 def read_entities(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
     """Reads the texts of all training files, evenly spaced within each file.
 
-    Long texts become several examples. The targets are the labels of the tokens in `focus`.
+    Raises:
+        DatasetError: a file is not in CoNLL's columns.
+        RecipeError: no label is O, or a kind of entities has no labels.
+    """
+    return make_entity_examples(work, take_tagged_texts(work, data), tokenizer)
+
+
+def take_tagged_texts(work: Finetuning, data: Path) -> list[Tagged]:
+    """Takes the texts of all training files, evenly spaced within each file.
 
     Raises:
         DatasetError: a file is not in CoNLL's columns.
+    """
+    return [text for file, count in work.train.items() for text in take_evenly(datasets.tagged(data / file), count)]
+
+
+def make_entity_examples(work: Finetuning, texts: Sequence[Tagged], tokenizer: Tokenizer) -> list[Example]:
+    """Returns the examples of texts. Long texts become several.
+
+    An example's encoding is a `Chunk` with the index of its text. The targets are the labels of the tokens in `focus`.
+
+    Raises:
         RecipeError: no label is O, or a kind of entities has no labels.
     """
     numbers = {label: i for i, label in enumerate(work.labels)}
     for label in (OUTSIDE, *(f"{prefix}-{kind}" for kind in work.entity_kinds.values() for prefix in "BI" if kind)):
         if label not in numbers:
             raise RecipeError(f"the labels of a task like entities must contain {label}.")
-    texts = [text for file, count in work.train.items() for text in take_evenly(datasets.tagged(data / file), count)]
     size = work.max_tokens - tokenizer.special_count(pair=False)
     examples = []
-    for text, tokens in zip(texts, tokenizer.tokenize([one.text for one in texts]), strict=True):
-        for chunk in tokenizer.chunks(tokens, 0, size, 0):
-            targets = tuple(find_labels(text, chunk.tokens, work.entity_kinds, numbers))
-            examples.append(Example(Encoding(chunk.input_ids, chunk.token_type_ids, chunk.focus), targets))
+    for index, tokens in enumerate(tokenizer.tokenize([one.text for one in texts])):
+        for chunk in tokenizer.chunks(tokens, index, size, 0):
+            targets = tuple(find_labels(texts[index], chunk.tokens, work.entity_kinds, numbers))
+            examples.append(Example(chunk, targets))
     return examples
 
 
@@ -64,21 +83,44 @@ def find_labels(
         yield NO_LABEL if label is None else numbers[label]
 
 
-def train_on_entities(model: Model, examples: Sequence[Example], work: Finetuning, seed: int, run: Run) -> None:
-    """Trains a model on the labels of tokens."""
+def train_on_entities(
+    model: Model,
+    examples: Sequence[Example],
+    teacher_logits: Sequence[Logits] | None,
+    work: Finetuning,
+    seed: int,
+    run: Run,
+) -> None:
+    """Trains a model on the labels of tokens, and on a teacher's logits for them, (F, L) each, if given.
+
+    A token whose logits are NaN has no prediction of the teacher.
+    """
 
     def batch_losses(numbers: Sequence[int]) -> Losses:
-        return {"loss": entity_loss(model, [examples[i] for i in numbers])}
+        batch = [examples[i] for i in numbers]
+        logits = torch.cat(entity_logits(model, batch))
+        hard = entity_loss(logits, batch)
+        plan = work.distillation
+        if teacher_logits is None or plan is None:
+            return {"loss": hard}
+        theirs = torch.from_numpy(np.concatenate([teacher_logits[i] for i in numbers])).to(logits.device)
+        theirs = torch.where(theirs.isnan(), logits.detach(), theirs)  # a prediction equal to ours adds 0
+        soft = distillation_loss(logits, theirs, plan.temperature)
+        return {"labels": plan.hard_label_weight * hard, "teacher": (1 - plan.hard_label_weight) * soft}
 
     train_on_batches(model, examples, batch_losses, work, seed, run)
 
 
-def entity_loss(model: Model, examples: Sequence[Example]) -> Tensor:
-    """Returns the mean cross entropy of the labels of all tokens that have one."""
-    device = next(model.parameters()).device
-    ids, types, lengths = collate(examples, device)
+def entity_logits(model: Model, examples: Sequence[Example]) -> list[Tensor]:
+    """Returns the logits of the labels of each example's tokens, (F, L)."""
+    ids, types, lengths = collate(examples, next(model.parameters()).device)
     places = [row * ids.shape[1] + example.encoding.focus for row, example in enumerate(examples)]
-    focus = np.concatenate(places)
-    targets = np.concatenate([example.target for example in examples])
-    logits = model(ids, types, lengths, ids.new_tensor(focus)).float()
-    return F.cross_entropy(logits, ids.new_tensor(targets), ignore_index=NO_LABEL)
+    logits: Tensor = model(ids, types, lengths, ids.new_tensor(np.concatenate(places))).float()
+    return list(torch.split(logits, [len(focus) for focus in places]))
+
+
+def entity_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
+    """Returns the cross entropy of the labels, over all tokens (N, L) of the examples. A token without label adds 0."""
+    targets = torch.tensor(np.concatenate([example.target for example in examples]), device=logits.device)
+    total = F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
+    return total / len(targets)

@@ -6,7 +6,7 @@ If the recipe asks for distillation, the model also learns from a teacher that w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +18,13 @@ from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.contrastive import train_on_pairs
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
 from swiftlet_serve.models.training.entity_examples import read_entities, train_on_entities
+from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.examples import Example
 from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import run_settings
 from swiftlet_serve.models.training.question_examples import read_questions
-from swiftlet_serve.models.training.question_teacher import read_asked_windows
+from swiftlet_serve.models.training.question_teacher import AskedWindow, read_asked_windows
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
 from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
@@ -87,9 +88,6 @@ def finetune(
         train_on_pairs(model, recipe, work, tokenizer, data, run)
         return model
     examples, logits = read_examples(work, data, tokenizer), None
-    if work.method == "entities":
-        train_on_entities(model, examples, work, recipe.seed, run)
-        return model
     plan = work.distillation
     if plan is not None and plan.character_ngrams:
         logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
@@ -102,11 +100,12 @@ def finetune(
             read = load_own_tokenizer(plan.task_teacher)
             taught = read_examples(work, data, read)
             teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
-        if plan.task_teacher and work.method == "span":
-            windows = read_asked_windows(work, data, tokenizer, read)
-            examples = [window.student for window in windows]
-            theirs = teacher.predict_unlabelled([window.teacher for window in windows])
-            logits = [window.align(one) for window, one in zip(windows, theirs, strict=True)]
+        if work.method == "entities" or (plan.task_teacher and work.method == "span"):
+            read_pairs = read_tagged_chunks if work.method == "entities" else read_asked_windows
+            pairs: Sequence[TaggedChunk | AskedWindow] = read_pairs(work, data, tokenizer, read)
+            examples = [pair.student for pair in pairs]
+            theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
+            logits = [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
         else:
             logits = teacher.predict("logits.npy", taught)
         if work.unlabelled and work.method == "classification":
@@ -114,7 +113,8 @@ def finetune(
             other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
             examples = [*examples * work.labelled_repeats, *more]
             logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
-    train_on_examples(model, examples, logits, work, recipe.seed, run)
+    train = train_on_entities if work.method == "entities" else train_on_examples
+    train(model, examples, logits, work, recipe.seed, run)
     return model
 
 

@@ -156,9 +156,9 @@ class Finetuning(Optimisation):
                 raise RecipeError("a task like embed needs unlabelled, and takes no train, labels or distillation.")
         elif self.unlabelled and not self._can_label():
             raise RecipeError(
-                "unlabelled needs a task like classify with a distillation table, or qa with a task_teacher."
+                "unlabelled needs a task like classify or entities with a distillation table, or qa with task_teacher."
             )
-        has_sentences = bool(self.unlabelled) and self.method != "span"
+        has_sentences = bool(self.unlabelled) and self.method in ("classification", "embedding")
         if not 0 <= self.corrupted <= 1 or (self.corrupted and not has_sentences):
             raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled sentences.")
         repeats = self.labelled_repeats
@@ -171,8 +171,6 @@ class Finetuning(Optimisation):
         if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
             raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
         has_task_teacher = self.distillation is not None and self.distillation.task_teacher
-        if has_task_teacher and self.method not in ("classification", "inference", "span"):
-            raise RecipeError("task_teacher needs a task like classify, qa or zero-shot.")
         has_engine = self.distillation is not None and self.distillation.teacher_engine
         if has_engine and self.method == "span" and not has_task_teacher:
             raise RecipeError("teacher_engine needs a task like classify or zero-shot, or a task_teacher.")
@@ -186,8 +184,6 @@ class Finetuning(Optimisation):
             raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
-        if self.method == "entities" and self.distillation is not None:
-            raise RecipeError("a task like entities takes no distillation table.")
         if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):
             raise RecipeError("a task like rerank needs one label, and no distillation table.")
         files = self.also_evaluate
@@ -198,4 +194,6 @@ class Finetuning(Optimisation):
         """Returns whether a teacher labels texts that have no labels."""
         if self.distillation is None:
             return False
-        return self.method == "classification" or (self.method == "span" and bool(self.distillation.task_teacher))
+        return self.method in ("classification", "entities") or (
+            self.method == "span" and bool(self.distillation.task_teacher)
+        )

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.training.entity_examples import entity_loss
+from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.training.entity_examples import entity_logits, entity_loss
 from swiftlet_serve.models.training.examples import NO_LABEL
 from swiftlet_serve.models.training.finetune import read_examples
-from swiftlet_serve.models.training.recipe import Distillation, Finetuning, RecipeError
+from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
 from tests.support.artifacts import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -90,19 +90,21 @@ def test_read_examples_rejects_missing_labels(folder, labels):
         read_examples(finetuning(labels=labels), folder, TOKENIZER)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"entity_kinds": {}}, {"distillation": Distillation()}, {"method": "classification"}]
-)
+@pytest.mark.parametrize("changes", [{"entity_kinds": {}}, {"method": "classification"}])
 def test_recipe_rejects_contradictions(changes):
     with pytest.raises(RecipeError, match="a task like entities"):
         finetuning(**changes)
 
 
-def test_entity_loss_reads_labelled_tokens_only(folder):
+def network(width: int = len(LABELS)) -> Model:
     torch.manual_seed(1)
     config = {"vocab_size": TOKENIZER.vocab_size, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 4, "intermediate_size": 64, "hidden_dropout_prob": 0.0}
-    model = build("albert", config, "token", len(LABELS)).eval()
+    return build("albert", config, "token", width).eval()
+
+
+def test_entity_loss_reads_labelled_tokens_only(folder):
+    model = network()
     work = finetuning(entity_kinds={"person": "PER", "place": "LOC", "band": ""})
     examples = read_examples(work, folder, TOKENIZER)
     losses, count = 0.0, 0
@@ -111,6 +113,15 @@ def test_entity_loss_reads_labelled_tokens_only(folder):
         logits = model(ids, ids * 0, torch.tensor([ids.shape[1]]), torch.from_numpy(example.encoding.focus))
         labelled = torch.tensor(example.target) != NO_LABEL
         chosen = logits.log_softmax(1)[labelled].gather(1, torch.tensor(example.target)[labelled][:, None])
-        losses, count = losses - chosen.sum().item(), count + int(labelled.sum())
+        losses, count = losses - chosen.sum().item(), count + len(example.target)
 
-    assert float(entity_loss(model, examples)) == pytest.approx(losses / count, abs=1e-5)
+    logits = torch.cat(entity_logits(model, examples))
+    assert entity_loss(logits, examples).item() == pytest.approx(losses / count, abs=1e-5)
+
+
+def test_entity_logits_are_those_of_each_text_alone(folder):
+    model = network()
+    examples = read_examples(finetuning(), folder, TOKENIZER)
+    for together, example in zip(entity_logits(model, examples), examples, strict=True):
+        (alone,) = entity_logits(model, [example])
+        assert torch.allclose(together, alone, atol=1e-5)

@@ -338,12 +338,6 @@ def test_finetune_rejects_a_missing_task_teacher(folder, tokenizer, tmp_path):
         run_finetuning(plan, tokenizer, folder, tmp_path)
 
 
-def test_recipe_rejects_a_task_teacher_of_entities():
-    entities = {"task": "entities", "method": "entities", "entity_kinds": {"PER": "PER"}}
-    with pytest.raises(RecipeError, match="task_teacher needs a task like classify, qa or zero-shot"):
-        recipe(**entities, distillation=replace(PLAN, task_teacher=OTHER))
-
-
 @pytest.mark.parametrize("changes", [{"corrupted": 0.5}, {"labelled_repeats": 2}])
 def test_recipe_rejects_settings_of_sentences_for_questions(changes):
     with pytest.raises(RecipeError, match="needs unlabelled sentences"):

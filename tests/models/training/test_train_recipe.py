@@ -161,6 +161,45 @@ teacher_engine = "native"
     assert evaluate(teacher, project / "data/asked.json").main.n == 20
 
 
+def test_run_recipe_finds_entities_by_a_teacher_on_an_engine(project, tmp_path):
+    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text += """
+[finetuning.tiny-entities]
+task = "entities"
+labels = ["O", "B-WEATHER", "I-WEATHER"]
+entity_kinds = { WEATHER = "WEATHER" }
+evaluate = "tagged.conll"
+licences = []
+train = { "tagged.conll" = 40 }
+unlabelled = { "more.txt" = 20 }
+epochs = 8
+batch_size = 8
+learning_rate = 3e-3
+max_tokens = 32
+
+[finetuning.tiny-entities.distillation]
+task_teacher = "tiny_teacher_of_the_tests"
+task_teacher_run = "weather"
+task_teacher_epochs = 8
+task_teacher_learning_rate = 3e-3
+teacher_engine = "native"
+"""
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    data = tmp_path / "data"
+    shutil.copytree(project / "data", data)
+    texts = [f"the O\n{word} B-WEATHER\nfalls O\n" for word in ("rain", "snow") for _ in range(20)]
+    (data / "tagged.conll").write_text("\n".join(texts), "utf-8")
+    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
+    (student,) = run_recipe(str(tmp_path / "tiny.toml"), ("tiny-entities",), *arguments)
+
+    teacher = load_model(tmp_path / "runs/task-teachers/weather/artifact", "onnx_cpu")
+    assert (teacher.manifest.task, teacher.manifest.labels) == ("entities", student.manifest.labels)
+    assert evaluate(teacher, data / "tagged.conll").main.value == 100
+    assert student.card()["scores"]["int8"]["f1"]["value"] == 100
+    assert student.card()["taught_by"] == "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
+    assert {"more.txt", "tagged.conll"} <= {*student.card()["trained_on"]}
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

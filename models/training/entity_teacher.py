@@ -1,0 +1,69 @@
+"""The predictions of a teacher of entities on the tokens of its student.
+
+The teacher may have a tokenizer of its own. It reads the same parts of the texts as the student, and its prediction
+about a token is taken over where a token of the student starts at the same character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from swiftlet_serve.models.datasets import Tagged
+from swiftlet_serve.models.tokenizer import Chunk, Tokenizer
+from swiftlet_serve.models.training.entity_examples import make_entity_examples, take_tagged_texts
+from swiftlet_serve.models.training.examples import NO_LABEL, Example
+from swiftlet_serve.models.training.finetuning_losses import Logits
+from swiftlet_serve.models.training.recipe import Finetuning
+from swiftlet_serve.models.training.text_examples import read_sentences
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedChunk:
+    """A part of a text, as the student reads it and as its teacher does."""
+
+    student: Example
+    teacher: Example
+
+    def align(self, logits: Logits) -> Logits:
+        """Returns the teacher's logits (T, L) at the student's tokens, (F, L): NaN where none of its tokens starts."""
+        own, theirs = (_chunk(example).tokens.offsets[:, 0] for example in (self.student, self.teacher))
+        starts = own - own[0]  # the teacher reads only this part of the text
+        places = np.minimum(np.searchsorted(theirs, starts), len(theirs) - 1)
+        same = theirs[places] == starts
+        return np.where(same[:, None], logits[places], np.float32(np.nan))
+
+
+def read_tagged_chunks(work: Finetuning, data: Path, tokenizer: Tokenizer, teacher: Tokenizer) -> list[TaggedChunk]:
+    """Reads the texts of all training files, and the unlabelled sentences, which only the teacher labels.
+
+    Raises:
+        DatasetError: a training file is not in CoNLL's columns, or an unlabelled one is damaged or not a text.
+        RecipeError: no label is O, or a kind of entities has no labels.
+    """
+    texts, sentences = take_tagged_texts(work, data), [Tagged(text, ()) for text in read_sentences(work, data)]
+    labelled, others = (make_entity_examples(work, some, tokenizer) for some in (texts, sentences))
+    unlabelled = [replace(example, target=(NO_LABEL,) * len(example.target)) for example in others]
+    return [*_pair(texts, labelled, teacher), *_pair(sentences, unlabelled, teacher)]
+
+
+def _pair(texts: Sequence[Tagged], examples: Sequence[Example], teacher: Tokenizer) -> Iterator[TaggedChunk]:
+    """Yields each example that has tokens with the same part of its text as the teacher reads it."""
+    parts = []
+    for example in examples:
+        chunk = _chunk(example)
+        offsets = chunk.tokens.offsets
+        text = texts[chunk.text_index].text
+        parts.append(text[offsets[0, 0] : offsets[-1, 1]] if len(offsets) else "")
+    for example, tokens in zip(examples, teacher.tokenize(parts), strict=True):
+        if len(tokens):
+            (whole,) = teacher.chunks(tokens, 0, len(tokens), 0)
+            yield TaggedChunk(example, Example(whole, (NO_LABEL,) * len(tokens)))
+
+
+def _chunk(example: Example) -> Chunk:
+    assert isinstance(example.encoding, Chunk)  # noqa: S101  # for the type checker
+    return example.encoding
