@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from swiftlet_serve.models import artifact as artifacts
 from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
@@ -34,7 +36,8 @@ def predict(
 ) -> list[Logits]:
     """Returns a teacher's logits for each example, (F, O), computed in int8.
 
-    Keeps the artifact in `directory`, so that `swiftlet evaluate` can measure the teacher.
+    As many batches are computed at a time as PyTorch has threads. Keeps the artifact in `directory`, so that
+    `swiftlet evaluate` can measure the teacher.
 
     Raises:
         ArtifactError: the engine does not reproduce the network's outputs.
@@ -45,11 +48,15 @@ def predict(
     hosted, _ = host_model(artifacts.open_artifact(directory), engine)
     logits: dict[int, Logits] = {}
     batches = make_batches(examples, BATCH_SIZE, seed=0)
-    for done, numbers in enumerate(batches, start=1):
-        rows = hosted.engine.run(Batch.of([examples[i].encoding for i in numbers]))
-        logits |= zip(numbers, rows, strict=True)
-        if progress is not None:
-            progress(done, len(batches))
+
+    def run(numbers: Sequence[int]) -> Sequence[Logits]:
+        return hosted.engine.run(Batch.of([examples[i].encoding for i in numbers]))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a call of an engine runs on one thread
+        for done, (numbers, rows) in enumerate(zip(batches, pool.map(run, batches), strict=True), start=1):
+            logits |= zip(numbers, rows, strict=True)
+            if progress is not None:
+                progress(done, len(batches))
     hosted.engine.close()
     return [logits[i] for i in range(len(examples))]
 
