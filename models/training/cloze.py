@@ -1,7 +1,7 @@
-"""Questions about running text, for a teacher of question answering to answer.
+"""Makes questions from the sentences of running text. A teacher of question answering then answers them.
 
-A question word takes the place of a name, a number or a noun phrase of a sentence, and moves to the front, as in the
-noisy clozes of Lewis et al. 2019 (arXiv:1906.04980, section 2.2). The teacher decides what the text answers.
+A question word replaces a name, a number or a noun phrase of a sentence, and moves to the front, as in the noisy clozes
+of Lewis et al. 2019 (arXiv:1906.04980, section 2.2). The answer of the teacher may differ from the replaced words.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ VERBS: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of answers, and the words that ask for it."""
+class AnswerType:
+    """A type of answer: the text that it matches, and the question words that ask for it."""
 
     pattern: re.Pattern[str]
-    words: Sequence[str]
+    question_words: Sequence[str]
 
 
 CAPITALISED: Final = r"[A-Z][\w'’-]+"
-KINDS: Final[Sequence[Kind]] = (
-    Kind(re.compile(r"\b(?:1\d{3}|20\d{2})\b"), ("When", "In what year")),
-    Kind(re.compile(r"\b\d{1,3}(?:[.,]\d+)*\b(?![\w-])"), ("How many", "How much")),
-    Kind(re.compile(rf"\b{CAPITALISED}(?: (?:(?:of|the|de|von|van) )?{CAPITALISED})*"), ("Who", "What", "Which")),
-    Kind(
+ANSWER_TYPES: Final[Sequence[AnswerType]] = (
+    AnswerType(re.compile(r"\b(?:1\d{3}|20\d{2})\b"), ("When", "In what year")),
+    AnswerType(re.compile(r"\b\d{1,3}(?:[.,]\d+)*\b(?![\w-])"), ("How many", "How much")),
+    AnswerType(re.compile(rf"\b{CAPITALISED}(?: (?:(?:of|the|de|von|van) )?{CAPITALISED})*"), ("Who", "What", "Which")),
+    AnswerType(
         re.compile(
             r"\b(?:the|an?|its|his|her|their) (?:[a-z-]+ ){0,2}[a-z-]+"
             r"(?=[,.;)]| (?:of|in|on|for|with|by|and|that|which|to|from|is|was|are|were)\b)"
@@ -47,11 +47,11 @@ KINDS: Final[Sequence[Kind]] = (
 
 
 def make_question(sentence: str, chance: np.random.Generator) -> str | None:
-    """Returns a question whose answer is a part of the sentence; None if no part of it is asked for."""
-    found = [(kind, places) for kind in KINDS if (places := _find_places(kind, sentence))]
+    """Returns a question about a random part of the sentence, or None if it has no part to ask for."""
+    found = [(one, places) for one in ANSWER_TYPES if (places := _find_places(one, sentence))]
     if not found:
         return None
-    kind, places = found[int(chance.integers(len(found)))]
+    answer, places = found[int(chance.integers(len(found)))]
     place = places[int(chance.integers(len(places)))]
     before, after = sentence[: place.start()], sentence[place.end() :]
     start, end = (_words(part) for part in (CLAUSE_END.split(before)[-1], CLAUSE_END.split(after)[0]))
@@ -62,13 +62,15 @@ def make_question(sentence: str, chance: np.random.Generator) -> str | None:
     kept = [word for word in (*start[-MAX_WORDS:], *end[:MAX_WORDS]) if chance.random() >= DROPPED]
     if len(kept) < MIN_WORDS:
         return None
-    asks = ("Where", "What") if "Who" in kind.words and PLACE.search(before) else kind.words
+    asks = answer.question_words
+    if "Who" in asks and PLACE.search(before):
+        asks = ("Where", "What")
     return " ".join([asks[int(chance.integers(len(asks)))], *([verb] if verb else []), *kept]) + "?"
 
 
-def _find_places(kind: Kind, sentence: str) -> list[re.Match[str]]:
-    """Returns where the sentence has answers of a kind. A single capital word at the start is rarely a name."""
-    places = kind.pattern.finditer(sentence)
+def _find_places(answer: AnswerType, sentence: str) -> list[re.Match[str]]:
+    """Returns the places of all answers of a type. A single capitalised word at the start is rarely a name."""
+    places = answer.pattern.finditer(sentence)
     return [place for place in places if place.start() or " " in place.group()]
 
 

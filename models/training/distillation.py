@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from swiftlet_serve.models.heads import Classification, Model
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.entity_examples import entity_logits, train_on_entities
 from swiftlet_serve.models.training.examples import Example, collate, hash_examples, make_batches
-from swiftlet_serve.models.training.finetuning_losses import Logits, task_logits
+from swiftlet_serve.models.training.finetuning_losses import Logits, split_logits, task_logits
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
@@ -124,8 +122,7 @@ class TaskTeacher:
             RecipeError: the teacher's maximum length is too small.
         """
         model = make_task_teacher(self.recipe, self.work, self.kept, self.checkpoint)
-        train = train_on_entities if self.work.method == "entities" else train_on_examples
-        train(model, self.examples, None, self.work, self.recipe.seed, self.run)
+        train_on_examples(model, self.examples, None, self.work, self.recipe.seed, self.run)
         return model
 
     def predict(self, file_name: str, examples: Sequence[Example]) -> list[Logits]:
@@ -147,8 +144,7 @@ class TaskTeacher:
         run = self.run
         if not self.engine:
             with torch.autocast(run.device.type, torch.bfloat16, enabled=self.work.precision == "bf16"):
-                read = entity_logits if self.work.method == "entities" else task_logits
-                return compute_logits(model, examples, self.work.batch_size, run.device, read)
+                return compute_logits(model, examples, self.work.batch_size, run.device)
         if run.predict is None:
             raise RecipeError("teacher_engine cannot be used here: leave it out.")
         architecture = load_teacher(self.checkpoint).architecture
@@ -201,19 +197,13 @@ def make_task_teacher(
 
 
 @torch.no_grad()
-def compute_logits(
-    model: Model,
-    examples: Sequence[Example],
-    batch_size: int,
-    device: torch.device,
-    read: Callable[[Model, Sequence[Example]], Iterable[Tensor]] = task_logits,
-) -> list[Logits]:
-    """Returns the model's logits for each example, as `read` returns those of a batch. Leaves the model on the CPU."""
+def compute_logits(model: Model, examples: Sequence[Example], batch_size: int, device: torch.device) -> list[Logits]:
+    """Returns the model's logits for each example. Leaves the model on the CPU."""
     model.to(device).eval()
     logits: dict[int, Logits] = {}
     for numbers in make_batches(examples, batch_size, seed=0):
         batch = [examples[i] for i in numbers]
-        for i, rows in zip(numbers, read(model, batch), strict=True):
+        for i, rows in zip(numbers, split_logits(task_logits(model, batch), batch), strict=True):
             logits[i] = np.atleast_2d(rows.cpu().numpy())[: len(examples[i].encoding.focus)]
     model.cpu()
     return [logits[i] for i in range(len(examples))]

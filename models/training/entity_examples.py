@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Tagged
-from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import TokenizedText, Tokenizer
-from swiftlet_serve.models.training.examples import NO_LABEL, Example, collate, take_evenly
-from swiftlet_serve.models.training.finetuning_losses import Logits, distillation_loss
+from swiftlet_serve.models.training.examples import NO_LABEL, Example, take_evenly
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
-from swiftlet_serve.models.training.task_training import Run, train_on_batches
-from swiftlet_serve.models.training.trainer import Losses
 
 OUTSIDE: Final = "O"
 
@@ -44,7 +37,7 @@ def take_tagged_texts(work: Finetuning, data: Path) -> list[Tagged]:
 
 
 def make_entity_examples(work: Finetuning, texts: Sequence[Tagged], tokenizer: Tokenizer) -> list[Example]:
-    """Returns the examples of texts. Long texts become several.
+    """Turns tagged texts into examples. A text of more than `max_tokens` becomes several.
 
     An example's encoding is a `Chunk` with the index of its text. The targets are the labels of the tokens in `focus`.
 
@@ -81,46 +74,3 @@ def find_labels(
     for start, end in tokens.offsets:
         label = labels[start] if end > start else OUTSIDE
         yield NO_LABEL if label is None else numbers[label]
-
-
-def train_on_entities(
-    model: Model,
-    examples: Sequence[Example],
-    teacher_logits: Sequence[Logits] | None,
-    work: Finetuning,
-    seed: int,
-    run: Run,
-) -> None:
-    """Trains a model on the labels of tokens, and on a teacher's logits for them, (F, L) each, if given.
-
-    A token whose logits are NaN has no prediction of the teacher.
-    """
-
-    def batch_losses(numbers: Sequence[int]) -> Losses:
-        batch = [examples[i] for i in numbers]
-        logits = torch.cat(entity_logits(model, batch))
-        hard = entity_loss(logits, batch)
-        plan = work.distillation
-        if teacher_logits is None or plan is None:
-            return {"loss": hard}
-        theirs = torch.from_numpy(np.concatenate([teacher_logits[i] for i in numbers])).to(logits.device)
-        theirs = torch.where(theirs.isnan(), logits.detach(), theirs)  # a prediction equal to ours adds 0
-        soft = distillation_loss(logits, theirs, plan.temperature)
-        return {"labels": plan.hard_label_weight * hard, "teacher": (1 - plan.hard_label_weight) * soft}
-
-    train_on_batches(model, examples, batch_losses, work, seed, run)
-
-
-def entity_logits(model: Model, examples: Sequence[Example]) -> list[Tensor]:
-    """Returns the logits of the labels of each example's tokens, (F, L)."""
-    ids, types, lengths = collate(examples, next(model.parameters()).device)
-    places = [row * ids.shape[1] + example.encoding.focus for row, example in enumerate(examples)]
-    logits: Tensor = model(ids, types, lengths, ids.new_tensor(np.concatenate(places))).float()
-    return list(torch.split(logits, [len(focus) for focus in places]))
-
-
-def entity_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
-    """Returns the cross entropy of the labels, over all tokens (N, L) of the examples. A token without label adds 0."""
-    targets = torch.tensor(np.concatenate([example.target for example in examples]), device=logits.device)
-    total = F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
-    return total / len(targets)

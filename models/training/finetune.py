@@ -17,7 +17,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.contrastive import train_on_pairs
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
-from swiftlet_serve.models.training.entity_examples import read_entities, train_on_entities
+from swiftlet_serve.models.training.entity_examples import read_entities
 from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.examples import Example
 from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
@@ -113,8 +113,7 @@ def finetune(
             other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
             examples = [*examples * work.labelled_repeats, *more]
             logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
-    train = train_on_entities if work.method == "entities" else train_on_examples
-    train(model, examples, logits, work, recipe.seed, run)
+    train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
 
 

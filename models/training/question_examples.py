@@ -21,7 +21,7 @@ from swiftlet_serve.models.training.text_examples import split_sentences
 STRIDE: Final = 128  # tokens that consecutive windows of a context share
 MAX_DISTANCE: Final = 10  # contexts between a question's own and the one that does not answer it
 MIN_KEYWORD: Final = 4  # letters
-PARAGRAPH: Final = range(40, 161)  # words of a paragraph that is asked about
+PARAGRAPH: Final = range(40, 161)  # words of a paragraph that gets a cloze
 
 
 def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
@@ -65,10 +65,10 @@ def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
 
 
 def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
-    """Reads the questions that only a teacher answers, evenly spaced within each file.
+    """Reads questions without answers, for a teacher to answer, evenly spaced within each file.
 
-    Of a file in the SQuAD format, they are its questions without their answers; of running text, clozes about its
-    paragraphs, one for each.
+    A file in the SQuAD format gives its questions; their answers are dropped. Running text gives one cloze for each
+    paragraph.
 
     Raises:
         DatasetError: a file is damaged or not a text.
@@ -84,6 +84,7 @@ def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
 
 
 def _ask_clozes(path: Path, count: int) -> list[Question]:
+    """Returns a cloze about each of `count` paragraphs, except those without a sentence to make one of."""
     chance = np.random.default_rng(count)
     paragraphs = [
         paragraph

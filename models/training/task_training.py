@@ -17,6 +17,7 @@ from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import (
     Logits,
     distillation_loss,
+    has_labelled_tokens,
     label_loss,
     stack_logits,
     task_logits,
@@ -99,7 +100,10 @@ def train_on_examples(
     seed: int,
     run: Run,
 ) -> None:
-    """Trains a model on examples, and on a teacher's logits for them if given."""
+    """Trains a model on examples, and on a teacher's logits for them if given.
+
+    A labelled token whose logits are NaN has no prediction of the teacher.
+    """
 
     def batch_losses(numbers: Sequence[int]) -> Losses:
         batch = [examples[i] for i in numbers]
@@ -108,7 +112,9 @@ def train_on_examples(
         plan = work.distillation
         if teacher_logits is None or plan is None:
             return {"loss": hard}
-        theirs = stack_logits([teacher_logits[i] for i in numbers]).to(logits.device)
+        theirs = stack_logits([teacher_logits[i] for i in numbers], batch).to(logits.device)
+        if has_labelled_tokens(batch):
+            theirs = torch.where(theirs.isnan(), logits.detach(), theirs)  # a prediction equal to ours adds 0
         soft = distillation_loss(logits, theirs, plan.temperature)
         return {"labels": plan.hard_label_weight * hard, "teacher": (1 - plan.hard_label_weight) * soft}
 

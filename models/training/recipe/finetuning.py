@@ -124,8 +124,9 @@ class Finetuning(Optimisation):
     """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
     with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """Files under the data folder, each with the number of sentences that only the teacher labels. For question
-    answering with a task teacher: questions in SQuAD's format, or paragraphs of running text, which get questions."""
+    """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
+    Question answering with a task teacher takes questions in SQuAD's format, or makes one for each paragraph of a
+    text."""
     labelled_repeats: int = field(default=1, kw_only=True)
     """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)

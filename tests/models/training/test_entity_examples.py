@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from swiftlet_serve.models.heads import Model, build
-from swiftlet_serve.models.training.entity_examples import entity_logits, entity_loss
 from swiftlet_serve.models.training.examples import NO_LABEL
 from swiftlet_serve.models.training.finetune import read_examples
+from swiftlet_serve.models.training.finetuning_losses import label_loss, split_logits, task_logits
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
 from tests.support.artifacts import make_tokenizer
 
@@ -96,14 +96,14 @@ def test_recipe_rejects_contradictions(changes):
         finetuning(**changes)
 
 
-def network(width: int = len(LABELS)) -> Model:
+def network() -> Model:
     torch.manual_seed(1)
     config = {"vocab_size": TOKENIZER.vocab_size, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 4, "intermediate_size": 64, "hidden_dropout_prob": 0.0}
-    return build("albert", config, "token", width).eval()
+    return build("albert", config, "token", len(LABELS)).eval()
 
 
-def test_entity_loss_reads_labelled_tokens_only(folder):
+def test_label_loss_reads_labelled_tokens_only(folder):
     model = network()
     work = finetuning(entity_kinds={"person": "PER", "place": "LOC", "band": ""})
     examples = read_examples(work, folder, TOKENIZER)
@@ -115,13 +115,11 @@ def test_entity_loss_reads_labelled_tokens_only(folder):
         chosen = logits.log_softmax(1)[labelled].gather(1, torch.tensor(example.target)[labelled][:, None])
         losses, count = losses - chosen.sum().item(), count + len(example.target)
 
-    logits = torch.cat(entity_logits(model, examples))
-    assert entity_loss(logits, examples).item() == pytest.approx(losses / count, abs=1e-5)
+    assert label_loss(task_logits(model, examples), examples).item() == pytest.approx(losses / count, abs=1e-5)
 
 
-def test_entity_logits_are_those_of_each_text_alone(folder):
+def test_task_logits_are_those_of_each_text_alone(folder):
     model = network()
     examples = read_examples(finetuning(), folder, TOKENIZER)
-    for together, example in zip(entity_logits(model, examples), examples, strict=True):
-        (alone,) = entity_logits(model, [example])
-        assert torch.allclose(together, alone, atol=1e-5)
+    for together, example in zip(split_logits(task_logits(model, examples), examples), examples, strict=True):
+        assert torch.allclose(together, task_logits(model, [example]), atol=1e-5)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.entity_examples import entity_logits, read_entities
+from swiftlet_serve.models.training.entity_examples import read_entities
 from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.examples import NO_LABEL
 from swiftlet_serve.models.training.finetune import finetune
+from swiftlet_serve.models.training.finetuning_losses import task_logits
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe
 from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
 from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
@@ -93,7 +94,7 @@ def folder(tmp_path_factory):
     sys.path.remove(str(data / "packages"))
 
 
-def train(folder: Path, directory: Path, report=SILENT, **changes) -> tuple[Model, Recipe]:
+def train(folder: Path, directory: Path, **changes) -> tuple[Model, Recipe]:
     work = finetuning(**{"distillation": PLAN} | changes)
     recipe = Recipe(
         *("tiny", "1", "A test.", 1, 48, "albert", BODY, Pretraining({"x": 9}, 16, 8, 1, 1e-3), {"work": work}),
@@ -102,15 +103,14 @@ def train(folder: Path, directory: Path, report=SILENT, **changes) -> tuple[Mode
     tokenizer = load_own_tokenizer(TEACHER)
     torch.manual_seed(9)
     pretrained = build("albert", {**BODY, "vocab_size": tokenizer.vocab_size}, "masked_lm")
-    return finetune(recipe, "work", pretrained, tokenizer, folder, directory, report), recipe
+    return finetune(recipe, "work", pretrained, tokenizer, folder, directory, SILENT), recipe
 
 
 @pytest.mark.parametrize("task_teacher", ["", OTHER])
 def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_teacher):
     plan = replace(PLAN, task_teacher=task_teacher, hard_label_weight=0.0, init_from_teacher=True)
-    reports: list[str] = []
     model, recipe = train(
-        folder, tmp_path, reports.append, distillation=plan, unlabelled={"long.txt": 12}, epochs=12, learning_rate=3e-3
+        folder, tmp_path, distillation=plan, unlabelled={"long.txt": 12}, epochs=12, learning_rate=3e-3
     )
     work, tokenizer = recipe.finetuning["work"], load_own_tokenizer(TEACHER)
     teacher_folder = tmp_path / ("task_teacher" if task_teacher else "teacher")
@@ -120,7 +120,7 @@ def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_te
     assert sum(set(pair.student.target) == {NO_LABEL} for pair in pairs) == 12
     rows = np.load(file)
     assert rows.shape == (sum(len(pair.teacher.target) for pair in pairs), len(LABELS))
-    ours = torch.cat(entity_logits(model, [pair.student for pair in pairs]))
+    ours = task_logits(model, [pair.student for pair in pairs])
     assert (ours.argmax(1).numpy() == rows.argmax(1)).mean() > 0.95
 
     labelled = read_entities(work, folder, tokenizer)

@@ -53,14 +53,14 @@ def test_distillation_loss_matches_the_divergence_computed_by_hand(task, make_ex
         for t, s in zip(logits_alone(teacher, example).T, logits_alone(student, example).T, strict=True)
     ]
 
-    found = distillation_loss(task_logits(student, examples), stack_logits(logits), temperature).item()
+    found = distillation_loss(task_logits(student, examples), stack_logits(logits, examples), temperature).item()
     assert found == pytest.approx(sum(expected) / len(expected), rel=1e-3)
     assert found > 1e-3
     assert [one.shape[0] for one in logits] == [len(example.encoding.focus) for example in examples]
     own = compute_logits(student, examples, batch_size=3, device=CPU)
-    assert distillation_loss(task_logits(student, examples), stack_logits(own), temperature).item() == pytest.approx(
-        0, abs=1e-6
-    )
+    assert distillation_loss(
+        task_logits(student, examples), stack_logits(own, examples), temperature
+    ).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_label_loss_ignores_unlabelled_examples():
@@ -77,7 +77,7 @@ def test_distillation_loss_has_finite_gradients_for_excluded_positions():
     model = build("bert", {**vars(network("bert", "qa").encoder.config)}, "token", 2)
     examples = questions()
     logits = compute_logits(network("bert", "qa"), examples, batch_size=8, device=CPU)
-    distillation_loss(task_logits(model, examples), stack_logits(logits), 2.0).backward()
+    distillation_loss(task_logits(model, examples), stack_logits(logits, examples), 2.0).backward()
 
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients
