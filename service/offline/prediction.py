@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from swiftlet_serve.models import artifact as artifacts
 from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Artifact, Manifest
@@ -20,6 +19,7 @@ from swiftlet_serve.models.training.examples import Example, make_batches
 from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.models.training.task_training import FinetunedTeacher
 from swiftlet_serve.service.offline.release import golden_encodings
+from swiftlet_serve.service.settings import usable_cores
 from swiftlet_serve.service.tasks import qa
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.hosted_model import host_model
@@ -36,7 +36,7 @@ def predict(
 ) -> list[Logits]:
     """Returns a teacher's logits for each example, (F, O), computed in int8.
 
-    As many batches are computed at a time as PyTorch has threads. Keeps the artifact in `directory`, so that
+    Computes a batch on each usable core, up to the engine's limit. Keeps the artifact in `directory`, so that
     `swiftlet evaluate` can measure the teacher.
 
     Raises:
@@ -52,7 +52,8 @@ def predict(
     def run(numbers: Sequence[int]) -> Sequence[Logits]:
         return hosted.engine.run(Batch.of([examples[i].encoding for i in numbers]))
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a call of an engine runs on one thread
+    cores = usable_cores()
+    with ThreadPoolExecutor(min(cores, hosted.engine.cost.max_calls or cores)) as pool:  # a call runs on one thread
         for done, (numbers, rows) in enumerate(zip(batches, pool.map(run, batches), strict=True), start=1):
             logits |= zip(numbers, rows, strict=True)
             if progress is not None:
