@@ -18,10 +18,10 @@ from torch import Tensor
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.relations import ENTAILED
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import Example, take_evenly, unlabelled
 from swiftlet_serve.models.training.finetuning_losses import task_logits
-from swiftlet_serve.models.training.pair_examples import ENTAILED
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe
 from swiftlet_serve.models.training.relevance_examples import RELEVANT, judge_sentences
 from swiftlet_serve.models.training.task_training import Run, train_on_batches

@@ -15,14 +15,14 @@ import numpy as np
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Inference, Named
+from swiftlet_serve.models.relations import ENTAILMENT, find_relations
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import Example, take_evenly
-from swiftlet_serve.models.training.recipe import ENTAILMENT, Finetuning
+from swiftlet_serve.models.training.recipe import Finetuning
 from swiftlet_serve.models.training.text_examples import split_sentences
 
 # The first is the default of /zero-shot, so half of the texts have it.
 TEMPLATES: Final = ("This example is {}.", "This example is {}.", "This text is about {}.", "{}")
-ENTAILED: Final = ("entail", "support")  # the beginnings of the names of this relation, in lower case
 OTHER: Final = "not_entailment"
 
 
@@ -35,18 +35,9 @@ def read_inferences(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[
     pairs = [pair for file, count in work.train.items() for pair in _read(data / file, count, work.negatives)]
     encodings = tokenizer.encode([(pair.premise, pair.hypothesis) for pair in pairs], work.max_tokens)
     return [
-        Example(encoding, (find_target(pair.label, work.labels),))
+        Example(encoding, (find_relations(pair.label, work.labels)[0],))
         for encoding, pair in zip(encodings, pairs, strict=True)
     ]
-
-
-def find_target(relation: str, labels: Sequence[str]) -> int:
-    """Returns the index of the label for a relation. A relation that is no label is the one that is not entailment."""
-    name = relation.lower()
-    entailment = next(i for i, label in enumerate(labels) if label.lower().startswith(ENTAILMENT))
-    if name.startswith(ENTAILED):
-        return entailment
-    return next((i for i, label in enumerate(labels) if label.lower() == name), 1 if entailment == 0 else 0)
 
 
 def _read(path: Path, count: int, negatives: int) -> list[Inference]:

@@ -50,12 +50,16 @@ def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) ->
 def read_sentences(work: Finetuning, data: Path) -> list[str]:
     """Reads the sentences of the unlabelled texts, evenly spaced within each file, and corrupts some of them.
 
+    If sentences are corrupted, a file with fewer than its number is taken again, and corrupted otherwise.
+
     Raises:
         DatasetError: a file is damaged or not a text.
     """
     found = []
     for file, count in work.unlabelled.items():
-        sentences = take_evenly(_sentences(data / file, work.longest_unlabelled), count)
+        sentences = _sentences(data / file, work.longest_unlabelled)
+        repeats = count // max(1, len(sentences)) if work.corrupted else 0
+        sentences = [*sentences * repeats, *take_evenly(sentences, count - repeats * len(sentences))]
         chance = np.random.default_rng(count)
         found += [corrupt(one, chance) if chance.random() < work.corrupted else one for one in sentences]
     return found

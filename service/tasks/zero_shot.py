@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -23,9 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
+from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score
+from swiftlet_serve.models.relations import find_entailment, find_relations
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
-from swiftlet_serve.models.training.recipe import ENTAILMENT
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
@@ -116,7 +117,7 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZero
         return EmbeddingZeroShot(tokenizer, manifest)
     if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
         raise ValueError("zero-shot needs an encoder that classifies pairs of texts, or an embedding model.")
-    entailment = next((i for i, label in enumerate(manifest.labels) if label.lower().startswith(ENTAILMENT)), None)
+    entailment = find_entailment(manifest.labels)
     if entailment is None:
         raise ValueError("zero-shot needs a label that begins with 'entail'. Name the labels in config.json.")
     return ZeroShot(tokenizer, manifest, entailment)
@@ -141,6 +142,7 @@ class _Shared:
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer
+        self.manifest = manifest
         self.max_tokens = manifest.max_tokens
 
     def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
@@ -298,38 +300,69 @@ def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[st
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
 
 
-class Evaluator(tasks.Evaluator):
-    """Measures accuracy on texts with the names of their labels.
+class Relations(ZeroShot):
+    """A task that ranks the relations of a text to one hypothesis, and not the labels."""
 
-    Candidates are all labels of the file, or the right one and nine others if there are more than ten.
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the model's own labels, best first."""
+        del encodings
+        scores = tasks.softmax(np.array([row[0] for row in rows], np.float64))
+        return _answer(request, self.manifest.labels, scores)
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures accuracy on texts with the names of their labels, or on premises with hypotheses.
+
+    Candidates are all labels of the file, or the right one and nine others if there are more than ten. A hypothesis is
+    the only candidate, and its relation to the premise is the answer.
     """
 
     def __init__(self, task: ZeroShot | EmbeddingZeroShot):
-        del task
+        self._task = task
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        examples = [(one.text, datasets.label_words(one.label)) for one in datasets.named(data) if one.text.strip()]
-        labels = sorted({label for _, label in examples})
-        for number, (text, label) in list(enumerate(examples))[skip:stop]:
-            others = np.array([other for other in labels if other != label])
-            chosen = np.random.default_rng(number).permutation(len(others))[: MAX_CANDIDATES - 1]
-            yield _case(text, label, sorted([label, *others[chosen].tolist()]))
+        try:
+            pairs = datasets.inferences(data)[skip:stop]
+        except DatasetError:
+            yield from _named_cases(data, skip, stop)
+            return
+        if not isinstance(self._task, ZeroShot):
+            raise DatasetError(f"{data.name} holds premises and hypotheses, and an embedding model reads no pairs.")
+        labels = self._task.manifest.labels
+        for pair in pairs:
+            right = tuple(labels[i] for i in find_relations(pair.label, labels))
+            yield _case(pair.premise, right, [pair.hypothesis], hypothesis_template="{}")
+
+    def task(self, cases: Sequence[Case]) -> Any:
+        if "hypothesis_template" not in cases[0].body["parameters"]:  # labels, and not hypotheses
+            return None
+        manifest = self._task.manifest
+        return Relations(self._task.tokenizer, manifest, find_entailment(manifest.labels) or 0)
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        right = [case.expected[0] for case in cases]
-        ((commonest, _),) = Counter(right).most_common(1)
-        return {"always the commonest label": metrics.mean([float(label == commonest) for label in right])}
+        counts = Counter(label for case in cases for label in case.expected)
+        ((commonest, _),) = counts.most_common(1)
+        return {"always the commonest label": metrics.mean([float(commonest in case.expected) for case in cases])}
 
     def best(self, response: Any) -> str:
         return str(response[0]["label"])
 
 
-def _case(text: str, label: str, labels: Sequence[str]) -> Case:
+def _named_cases(data: Path, skip: int, stop: int | None) -> Iterator[Case]:
+    examples = [(one.text, datasets.label_words(one.label)) for one in datasets.named(data) if one.text.strip()]
+    labels = sorted({label for _, label in examples})
+    for number, (text, label) in list(enumerate(examples))[skip:stop]:
+        others = np.array([other for other in labels if other != label])
+        chosen = np.random.default_rng(number).permutation(len(others))[: MAX_CANDIDATES - 1]
+        yield _case(text, (label,), sorted([label, *others[chosen].tolist()]))
+
+
+def _case(text: str, right: tuple[str, ...], candidates: Sequence[str], **parameters: str) -> Case:
     def grade(response: Any) -> list[Grade]:
         best = response[0]["label"]
-        return [Grade({"accuracy": float(best == label)}, best)]
+        return [Grade({"accuracy": float(best in right)}, best)]
 
-    return Case({"inputs": text, "parameters": {"candidate_labels": list(labels)}}, (label,), grade)
+    return Case({"inputs": text, "parameters": {"candidate_labels": list(candidates), **parameters}}, right, grade)
 
 
 TASK: Final = ZeroShot

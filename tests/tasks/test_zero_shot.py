@@ -206,6 +206,35 @@ def test_evaluator_refuses_other_files(task: zero_shot.ZeroShot, tmp_path: Path)
         list(zero_shot.Evaluator(task).cases(data, 0, None))
 
 
+def test_evaluator_grades_the_relations_of_pairs(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
+    data = tmp_path / "pairs.jsonl"
+    pairs = [("a", "b", "neutral"), ("c", "d {}", "REFUTES")]
+    data.write_text("\n".join(json.dumps(dict(zip(("premise", "hypothesis", "label"), p, strict=True))) for p in pairs))
+    evaluator = zero_shot.Evaluator(task)
+    cases = list(evaluator.cases(data, 0, None))
+    relations = evaluator.task(cases)
+    requests = [zero_shot.ZeroShotRequest.model_validate(case.body) for case in cases]
+    responses = [answer(relations, one, [[1.0, 0.0, 3.0]]) for one in requests]
+
+    (expected,) = task.tokenizer.encode([pairs[1][:2]], 512)
+    assert relations.encode(requests[1])[0].input_ids.tolist() == expected.input_ids.tolist()
+    assert [one["label"] for one in responses[0]] == ["entailment", "contradiction", "neutral"]
+    assert sum(one["score"] for one in responses[0]) == pytest.approx(1)
+    assert [grade.scores for grade in evaluator.grades(cases, responses)] == [{"accuracy": 0.0}] * 2
+    responses = [answer(relations, one, [[1.0, 2.0, 0.0]]) for one in requests]
+    assert [grade.scores for grade in evaluator.grades(cases, responses)] == [{"accuracy": 1.0}] * 2
+    assert evaluator.baselines(cases)["always the commonest label"].value == 100
+    assert evaluator.task(list(evaluator.cases(data, 1, 2))) is not None
+
+
+def test_evaluator_has_no_pairs_for_an_embedding_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"premise": "a", "hypothesis": "b", "label": "entailment"}))
+    made = zero_shot.create(tokenizer, replace(manifest("zero-shot", 3), embedding=Embedding("mean", normalize=True)))
+    with pytest.raises(DatasetError, match=r"pairs\.jsonl holds premises and hypotheses, and an embedding model"):
+        list(zero_shot.Evaluator(made).cases(data, 0, None))
+
+
 def test_evaluator_offers_the_right_label_and_nine_others(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
     data = tmp_path / "intents.jsonl"
     data.write_text("\n".join(json.dumps({"text": str(i), "label": f"PlayMusic_{i % 30}"}) for i in range(60)))

@@ -3,7 +3,6 @@
 from swiftlet_serve.models.training.recipe.checks import RecipeError
 from swiftlet_serve.models.training.recipe.finetuning import (
     EMBEDDING_METHODS,
-    ENTAILMENT,
     SHORTEST,
     Distillation,
     Finetuning,
@@ -25,7 +24,6 @@ from swiftlet_serve.models.training.recipe.recipe import Recipe, TokenizerKind, 
 
 __all__ = [
     "EMBEDDING_METHODS",
-    "ENTAILMENT",
     "SHORTEST",
     "Distillation",
     "Finetuning",

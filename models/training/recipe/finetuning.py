@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from swiftlet_serve.models.artifact import NAME
+from swiftlet_serve.models.relations import find_entailment
 from swiftlet_serve.models.training.recipe.checks import RecipeError
 from swiftlet_serve.models.training.recipe.optimisation import Optimisation
 
 SHORTEST: Final = 4  # words of an unlabelled sentence
-ENTAILMENT: Final = "entail"  # the beginning, in any case, of the label of hypotheses that follow from a text
 
 TrainingMethod = Literal[
     "classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding", "contrastive"
@@ -130,7 +130,8 @@ class Finetuning(Optimisation):
     labelled_repeats: int = field(default=1, kw_only=True)
     """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)
-    """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected."""
+    """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected. A file with
+    fewer sentences than its number is then taken again."""
     longest_unlabelled: int = field(default=60, kw_only=True)
     """The words that a sentence of those files has at most."""
     negatives: int = field(default=1, kw_only=True)
@@ -169,7 +170,7 @@ class Finetuning(Optimisation):
             raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
         if type(self.negatives) is not int or self.negatives < 0:
             raise RecipeError("negatives must be an integer of at least 0.")
-        if self.method == "inference" and not any(label.lower().startswith(ENTAILMENT) for label in self.labels):
+        if self.method == "inference" and find_entailment(self.labels) is None:
             raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
         has_task_teacher = self.distillation is not None and self.distillation.task_teacher
         has_engine = self.distillation is not None and self.distillation.teacher_engine

@@ -332,6 +332,16 @@ def test_corrupted_sentences_are_for_the_students_only(folder, tokenizer, tmp_pa
     run_finetuning(recipe(), tokenizer, folder, tmp_path / "other")
 
 
+def test_a_short_file_is_corrupted_again(folder):
+    (folder / "short.txt").write_text("the rain falls on the old mill.\nsnow lies on the river.\n", "utf-8")
+    work = recipe(unlabelled={"short.txt": 41}, corrupted=0.9).finetuning["work"]
+    found = read_sentences(work, folder)
+
+    assert len(found) == 41
+    assert len(set(found)) > 20
+    assert len(read_sentences(replace(work, corrupted=0.0), folder)) == 2
+
+
 def test_finetune_rejects_a_missing_task_teacher(folder, tokenizer, tmp_path):
     plan = recipe(distillation=replace(PLAN, task_teacher="./nowhere"))
     with pytest.raises(ConversionError, match=r"there is no directory \./nowhere, which should hold a teacher"):

@@ -9,7 +9,7 @@ import pytest
 
 from swiftlet_serve.models.datasets import DatasetError, Named
 from swiftlet_serve.models.training.finetune import read_examples
-from swiftlet_serve.models.training.pair_examples import find_target, make_hypotheses
+from swiftlet_serve.models.training.pair_examples import make_hypotheses
 from swiftlet_serve.models.training.recipe import Finetuning
 from tests.support.artifacts import make_tokenizer
 
@@ -28,25 +28,6 @@ def write_lines(path: Path, *rows: dict[str, str]) -> None:
 
 def decode(example) -> str:
     return "".join(TOKENIZER.tokens[i] for i in example.encoding.input_ids)
-
-
-@pytest.mark.parametrize(
-    ("labels", "relation", "target"),
-    [
-        (LABELS, "entailment", 1),
-        (LABELS, "SUPPORTS", 1),
-        (LABELS, "entailed", 1),
-        (LABELS, "neutral", 0),
-        (LABELS, "not-entailed", 0),
-        (LABELS, "REFUTES", 0),
-        (("ENTAILMENT", "OTHER"), "contradiction", 1),
-        (("contradiction", "neutral", "entailment"), "neutral", 1),
-        (("contradiction", "neutral", "entailment"), "entailment", 2),
-        (("contradiction", "neutral", "entailment"), "REFUTES", 0),
-    ],
-)
-def test_find_target_maps_the_relations_of_data_sets(labels, relation, target):
-    assert find_target(relation, labels) == target
 
 
 def test_make_hypotheses_pairs_each_text_with_its_label_and_wrong_ones():
