@@ -148,7 +148,7 @@ class TaskTeacher:
         if run.predict is None:
             raise RecipeError("teacher_engine cannot be used here: leave it out.")
         architecture = load_teacher(self.checkpoint).architecture
-        teacher = FinetunedTeacher(architecture, model.eval(), self.tokenizer, self.work.labels)
+        teacher = FinetunedTeacher(self.work.task, architecture, model.eval(), self.tokenizer, self.work.labels)
         return run.predict(self.engine, run.directory / "artifact", teacher, examples, run.progress)
 
     def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:

@@ -37,6 +37,7 @@ EVALUATION_FIELDS: Final = frozenset(
 class FinetunedTeacher:
     """A fine-tuned teacher, with all that an artifact of it needs."""
 
+    task: str
     architecture: str
     model: Model
     tokenizer: Tokenizer

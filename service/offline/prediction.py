@@ -69,12 +69,11 @@ def _write(directory: Path, teacher: FinetunedTeacher) -> Artifact:
     model, labels = teacher.model, tuple(teacher.labels)
     config = model.encoder.config
     is_classifier = isinstance(model.head, Classification)
-    task = "classify" if is_classifier else "entities" if labels else "qa"
     manifest = Manifest(
         name="teacher",
         version="1",
         architecture=teacher.architecture,
-        task=task,
+        task=teacher.task,
         head="classification" if is_classifier else "token",
         precision="int8",
         max_tokens=model.encoder.max_tokens,

@@ -161,6 +161,42 @@ teacher_engine = "native"
     assert evaluate(teacher, project / "data/asked.json").main.n == 20
 
 
+def test_run_recipe_judges_pairs_by_a_teacher_on_an_engine(project, tmp_path):
+    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
+    text += """
+[finetuning.tiny-inference]
+task = "zero-shot"
+labels = ["contradiction", "entailment"]
+evaluate = "pairs.jsonl"
+licences = []
+train = { "pairs.jsonl" = 40 }
+epochs = 8
+batch_size = 8
+learning_rate = 3e-3
+max_tokens = 32
+
+[finetuning.tiny-inference.distillation]
+task_teacher = "tiny_teacher_of_the_tests"
+task_teacher_run = "pairs"
+task_teacher_epochs = 8
+task_teacher_learning_rate = 3e-3
+teacher_engine = "native"
+"""
+    (tmp_path / "tiny.toml").write_text(text, "utf-8")
+    data = tmp_path / "data"
+    shutil.copytree(project / "data", data)
+    relations = {"snow": "entailment", "rain": "contradiction"}
+    pairs = [{"premise": "the", "hypothesis": word, "label": name} for word, name in relations.items()]
+    (data / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs * 20)), "utf-8")
+    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
+    (student,) = run_recipe(str(tmp_path / "tiny.toml"), ("tiny-inference",), *arguments)
+
+    teacher = load_model(tmp_path / "runs/task-teachers/pairs/artifact", "onnx_cpu")
+    assert (teacher.manifest.task, teacher.manifest.labels) == ("zero-shot", student.manifest.labels)
+    assert evaluate(teacher, data / "pairs.jsonl").main.value == 100
+    assert student.card()["scores"]["int8"]["accuracy"]["value"] == 100
+
+
 def test_run_recipe_finds_entities_by_a_teacher_on_an_engine(project, tmp_path):
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
     text += """
