@@ -62,6 +62,8 @@ EVALUATION_FILES = {
     "labels/snips.test.jsonl.gz",
     "retrieval/wikiqa.dev.jsonl.gz",
     "ner/uner_ewt.dev.iob2.gz",
+    "nli/mnli.dev_matched.jsonl.gz",
+    "nli/snli.dev.jsonl.gz",
 }
 
 
