@@ -1,4 +1,4 @@
-"""The relations of natural language inference, by their names in data sets and as labels of models."""
+"""Finds the labels of a model that stand for a relation of natural language inference in a data set."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def find_relations(relation: str, labels: Sequence[str]) -> list[int]:
     """
     name, entailment = relation.lower(), find_entailment(labels)
     if name.startswith(ENTAILED):
-        return [i for i in range(len(labels)) if i == entailment]
+        return [] if entailment is None else [entailment]
     named = [i for i, label in enumerate(labels) if label.lower() == name]
     return named or [i for i in range(len(labels)) if i != entailment]

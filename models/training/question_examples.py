@@ -65,7 +65,7 @@ def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
 
 
 def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
-    """Reads questions without answers, for a teacher to answer, evenly spaced within each file.
+    """Reads questions that only a teacher answers, evenly spaced within each file.
 
     A file in the SQuAD format gives its questions; their answers are dropped. Running text gives one cloze for each
     paragraph.

@@ -167,7 +167,7 @@ class ZeroShot(_Shared):
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, entailment: int):
         super().__init__(tokenizer, manifest)
-        self._entailment = entailment
+        self.entailment = entailment
         self._contradiction = -1 if entailment == 0 else 0  # as the pipeline has it
 
     def encode(self, request: ZeroShotRequest) -> list[Encoding]:
@@ -192,9 +192,9 @@ class ZeroShot(_Shared):
         # fp64, so that scores near 1 differ.
         logits = np.array([row[0] for row in rows], np.float64).reshape(-1, len(labels), rows[0].shape[-1])
         if request.parameters.multi_label or len(labels) == 1:
-            scores = tasks.softmax(logits[..., [self._contradiction, self._entailment]])[..., 1]
+            scores = tasks.softmax(logits[..., [self._contradiction, self.entailment]])[..., 1]
         else:
-            scores = tasks.softmax(logits[..., self._entailment])
+            scores = tasks.softmax(logits[..., self.entailment])
         return _answer(request, labels, scores)
 
 
@@ -304,7 +304,7 @@ class Relations(ZeroShot):
     """A task that ranks the relations of a text to one hypothesis, and not the labels."""
 
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
-        """Returns the model's own labels, best first."""
+        """Returns the relations with their probabilities, the most probable one first."""
         del encodings
         scores = tasks.softmax(np.array([row[0] for row in rows], np.float64))
         return _answer(request, self.manifest.labels, scores)
@@ -334,10 +334,10 @@ class Evaluator(tasks.Evaluator):
             yield _case(pair.premise, right, [pair.hypothesis], hypothesis_template="{}")
 
     def task(self, cases: Sequence[Case]) -> Any:
-        if "hypothesis_template" not in cases[0].body["parameters"]:  # labels, and not hypotheses
+        has_hypotheses = "hypothesis_template" in cases[0].body["parameters"]
+        if not has_hypotheses or not isinstance(self._task, ZeroShot):
             return None
-        manifest = self._task.manifest
-        return Relations(self._task.tokenizer, manifest, find_entailment(manifest.labels) or 0)
+        return Relations(self._task.tokenizer, self._task.manifest, self._task.entailment)
 
     def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
         counts = Counter(label for case in cases for label in case.expected)

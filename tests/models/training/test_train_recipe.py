@@ -161,23 +161,23 @@ teacher_engine = "native"
     assert evaluate(teacher, project / "data/asked.json").main.n == 20
 
 
-def test_run_recipe_judges_pairs_by_a_teacher_on_an_engine(project, tmp_path):
+def train_with_teacher(project, tmp_path, task: str, file: str, content: str):
+    """Trains a student with a task teacher that predicts on an engine. Returns the student and the teacher."""
     text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
-    text += """
-[finetuning.tiny-inference]
-task = "zero-shot"
-labels = ["contradiction", "entailment"]
-evaluate = "pairs.jsonl"
+    text += f"""
+[finetuning.tiny-student]
+{task}
+evaluate = "{file}"
 licences = []
-train = { "pairs.jsonl" = 40 }
+train = {{ "{file}" = 40 }}
 epochs = 8
 batch_size = 8
 learning_rate = 3e-3
 max_tokens = 32
 
-[finetuning.tiny-inference.distillation]
+[finetuning.tiny-student.distillation]
 task_teacher = "tiny_teacher_of_the_tests"
-task_teacher_run = "pairs"
+task_teacher_run = "shared"
 task_teacher_epochs = 8
 task_teacher_learning_rate = 3e-3
 teacher_engine = "native"
@@ -185,52 +185,34 @@ teacher_engine = "native"
     (tmp_path / "tiny.toml").write_text(text, "utf-8")
     data = tmp_path / "data"
     shutil.copytree(project / "data", data)
+    (data / file).write_text(content, "utf-8")
+    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
+    (student,) = run_recipe(str(tmp_path / "tiny.toml"), ("tiny-student",), *arguments)
+    return student, load_model(tmp_path / "runs/task-teachers/shared/artifact", "onnx_cpu")
+
+
+def test_run_recipe_judges_pairs_by_a_teacher_on_an_engine(project, tmp_path):
     relations = {"snow": "entailment", "rain": "contradiction"}
     pairs = [{"premise": "the", "hypothesis": word, "label": name} for word, name in relations.items()]
-    (data / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs * 20)), "utf-8")
-    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
-    (student,) = run_recipe(str(tmp_path / "tiny.toml"), ("tiny-inference",), *arguments)
+    task = 'task = "zero-shot"\nlabels = ["contradiction", "entailment"]'
+    content = "\n".join(map(json.dumps, pairs * 20))
+    student, teacher = train_with_teacher(project, tmp_path, task, "pairs.jsonl", content)
 
-    teacher = load_model(tmp_path / "runs/task-teachers/pairs/artifact", "onnx_cpu")
     assert (teacher.manifest.task, teacher.manifest.labels) == ("zero-shot", student.manifest.labels)
-    assert evaluate(teacher, data / "pairs.jsonl").main.value == 100
+    assert evaluate(teacher, tmp_path / "data/pairs.jsonl").main.value == 100
     assert student.card()["scores"]["int8"]["accuracy"]["value"] == 100
 
 
 def test_run_recipe_finds_entities_by_a_teacher_on_an_engine(project, tmp_path):
-    text, _, _ = (project / "tiny.toml").read_text("utf-8").partition("[finetuning")
-    text += """
-[finetuning.tiny-entities]
-task = "entities"
+    task = """task = "entities"
 labels = ["O", "B-WEATHER", "I-WEATHER"]
 entity_kinds = { WEATHER = "WEATHER" }
-evaluate = "tagged.conll"
-licences = []
-train = { "tagged.conll" = 40 }
-unlabelled = { "more.txt" = 20 }
-epochs = 8
-batch_size = 8
-learning_rate = 3e-3
-max_tokens = 32
-
-[finetuning.tiny-entities.distillation]
-task_teacher = "tiny_teacher_of_the_tests"
-task_teacher_run = "weather"
-task_teacher_epochs = 8
-task_teacher_learning_rate = 3e-3
-teacher_engine = "native"
-"""
-    (tmp_path / "tiny.toml").write_text(text, "utf-8")
-    data = tmp_path / "data"
-    shutil.copytree(project / "data", data)
+unlabelled = { "more.txt" = 20 }"""
     texts = [f"the O\n{word} B-WEATHER\nfalls O\n" for word in ("rain", "snow") for _ in range(20)]
-    (data / "tagged.conll").write_text("\n".join(texts), "utf-8")
-    arguments = (data, tmp_path / "runs", tmp_path / "out", SILENT)
-    (student,) = run_recipe(str(tmp_path / "tiny.toml"), ("tiny-entities",), *arguments)
+    student, teacher = train_with_teacher(project, tmp_path, task, "tagged.conll", "\n".join(texts))
 
-    teacher = load_model(tmp_path / "runs/task-teachers/weather/artifact", "onnx_cpu")
     assert (teacher.manifest.task, teacher.manifest.labels) == ("entities", student.manifest.labels)
-    assert evaluate(teacher, data / "tagged.conll").main.value == 100
+    assert evaluate(teacher, tmp_path / "data/tagged.conll").main.value == 100
     assert student.card()["scores"]["int8"]["f1"]["value"] == 100
     assert student.card()["taught_by"] == "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
     assert {"more.txt", "tagged.conll"} <= {*student.card()["trained_on"]}
