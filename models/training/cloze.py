@@ -32,10 +32,14 @@ class AnswerType:
 
 
 CAPITALISED: Final = r"[A-Z][\w'’-]+"
+YEARS: Final = AnswerType(re.compile(r"\b(?:1\d{3}|20\d{2})\b"), ("When", "In what year"))
+NAMES: Final = AnswerType(
+    re.compile(rf"\b{CAPITALISED}(?: (?:(?:of|the|de|von|van) )?{CAPITALISED})*"), ("Who", "What", "Which")
+)
 ANSWER_TYPES: Final[Sequence[AnswerType]] = (
-    AnswerType(re.compile(r"\b(?:1\d{3}|20\d{2})\b"), ("When", "In what year")),
+    YEARS,
     AnswerType(re.compile(r"\b\d{1,3}(?:[.,]\d+)*\b(?![\w-])"), ("How many", "How much")),
-    AnswerType(re.compile(rf"\b{CAPITALISED}(?: (?:(?:of|the|de|von|van) )?{CAPITALISED})*"), ("Who", "What", "Which")),
+    NAMES,
     AnswerType(
         re.compile(
             r"\b(?:the|an?|its|his|her|their) (?:[a-z-]+ ){0,2}[a-z-]+"
@@ -48,7 +52,7 @@ ANSWER_TYPES: Final[Sequence[AnswerType]] = (
 
 def make_question(sentence: str, chance: np.random.Generator) -> str | None:
     """Returns a question about a random part of the sentence, or None if it has no part to ask for."""
-    found = [(one, places) for one in ANSWER_TYPES if (places := _find_places(one, sentence))]
+    found = [(one, places) for one in ANSWER_TYPES if (places := find_places(one, sentence))]
     if not found:
         return None
     answer, places = found[int(chance.integers(len(found)))]
@@ -68,7 +72,7 @@ def make_question(sentence: str, chance: np.random.Generator) -> str | None:
     return " ".join([asks[int(chance.integers(len(asks)))], *([verb] if verb else []), *kept]) + "?"
 
 
-def _find_places(answer: AnswerType, sentence: str) -> list[re.Match[str]]:
+def find_places(answer: AnswerType, sentence: str) -> list[re.Match[str]]:
     """Returns the places of all answers of a type. A single capitalised word at the start is rarely a name."""
     places = answer.pattern.finditer(sentence)
     return [place for place in places if place.start() or " " in place.group()]

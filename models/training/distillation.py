@@ -33,7 +33,14 @@ from swiftlet_serve.models.training.task_training import (
 )
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
 
-STUDENT_FIELDS: Final = ("asked_again", "corrupted", "longest_unlabelled", "labelled_repeats")
+STUDENT_FIELDS: Final = (
+    "asked_again",
+    "asked_of_parts",
+    "corrupted",
+    "labelled_repeats",
+    "longest_unlabelled",
+    "transferred_questions",
+)
 SAMPLE_TOKENS: Final = 20_000  # about, for initialising a student
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,12 +16,13 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.cloze import make_question
 from swiftlet_serve.models.training.examples import Example, take_evenly
 from swiftlet_serve.models.training.recipe import Finetuning
-from swiftlet_serve.models.training.text_examples import split_sentences
+from swiftlet_serve.models.training.text_examples import SENTENCE_END, split_sentences
 
 STRIDE: Final = 128  # tokens that consecutive windows of a context share
 MAX_DISTANCE: Final = 10  # contexts between a question's own and the one that does not answer it
 MIN_KEYWORD: Final = 4  # letters
-PARAGRAPH: Final = range(40, 161)  # words of a paragraph that gets a cloze
+PART: Final = 0.5  # of a context's sentences
+PARAGRAPH: Final = range(40, 161)  # words of a paragraph that gets a question
 
 
 def read_questions(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
@@ -64,6 +65,25 @@ def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
     return _ask_elsewhere([replace(question, answers=()) for question in questions], questions, times)
 
 
+def ask_of_parts(questions: Sequence[Question], times: int) -> list[Question]:
+    """Returns each question with `times` random parts of its context, which may answer it or not.
+
+    A part has the sentences of the context in their order, each with a chance of one half, but neither all nor none.
+    A context of one sentence has no parts.
+    """
+    chance = np.random.default_rng(times)
+    found = []
+    for question in questions:
+        sentences = [sentence for sentence in SENTENCE_END.split(question.context) if sentence]
+        for _ in range(times if len(sentences) > 1 else 0):
+            kept = np.flatnonzero(chance.random(len(sentences)) < PART)
+            if not 0 < len(kept) < len(sentences):
+                kept = chance.integers(len(sentences), size=1)
+            part = " ".join(sentences[i] for i in kept)
+            found.append(replace(question, context=part, answers=(), starts=()))
+    return found
+
+
 def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
     """Reads questions that only a teacher answers, evenly spaced within each file.
 
@@ -86,19 +106,28 @@ def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
 def _ask_clozes(path: Path, count: int) -> list[Question]:
     """Returns a cloze about each of `count` paragraphs, except those without a sentence to make one of."""
     chance = np.random.default_rng(count)
-    paragraphs = [
-        paragraph
-        for text in datasets.documents(path)
-        for paragraph in text.split("\n")
-        if len(paragraph.split()) in PARAGRAPH
-    ]
     found = []
-    for number, paragraph in enumerate(take_evenly(paragraphs, count)):
+    for number, paragraph in enumerate(take_evenly(list(_paragraphs(path)), count)):
         sentences = split_sentences(paragraph)
         asked = make_question(sentences[int(chance.integers(len(sentences)))], chance) if sentences else None
         if asked is not None:
             found.append(Question(str(number), asked, paragraph, (), ()))
     return found
+
+
+def read_paragraphs(work: Finetuning, data: Path) -> list[str]:
+    """Reads all paragraphs of the unlabelled running texts that are neither short nor long.
+
+    Raises:
+        DatasetError: a file is damaged or not a text.
+    """
+    files = [file for file in work.unlabelled if not file.endswith(".json")]
+    return [paragraph for file in files for paragraph in _paragraphs(data / file)]
+
+
+def _paragraphs(path: Path) -> Iterator[str]:
+    for text in datasets.documents(path):
+        yield from (paragraph for paragraph in text.split("\n") if len(paragraph.split()) in PARAGRAPH)
 
 
 def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], times: int) -> list[Question]:

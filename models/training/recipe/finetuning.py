@@ -123,6 +123,12 @@ class Finetuning(Optimisation):
     asked_again: int = field(default=0, kw_only=True)
     """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
     with a task teacher only)."""
+    asked_of_parts: int = field(default=0, kw_only=True)
+    """Parts of its context that each question is asked of: about half of the sentences, with the answer or without it.
+    Only the teacher answers (question answering with a task teacher only)."""
+    transferred_questions: int = field(default=0, kw_only=True)
+    """Questions of the training files that are asked of paragraphs of the running texts in `unlabelled`, with names of
+    these paragraphs. Only the teacher answers (question answering with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
     Question answering with a task teacher takes questions in SQuAD's format, or makes one for each paragraph of a
@@ -176,11 +182,14 @@ class Finetuning(Optimisation):
         has_engine = self.distillation is not None and self.distillation.teacher_engine
         if has_engine and self.method == "span" and not has_task_teacher:
             raise RecipeError("teacher_engine needs a task like classify or zero-shot, or a task_teacher.")
-        again = self.asked_again
-        if type(again) is not int or again < 0 or (again and not (self.method == "span" and has_task_teacher)):
-            raise RecipeError(
-                "asked_again must be an integer of at least 0, and needs a task like qa with a task_teacher."
-            )
+        for name in ("asked_again", "asked_of_parts", "transferred_questions"):
+            times = getattr(self, name)
+            if type(times) is not int or times < 0 or (times and not (self.method == "span" and has_task_teacher)):
+                raise RecipeError(
+                    f"{name} must be an integer of at least 0, and needs a task like qa with a task_teacher."
+                )
+        if self.transferred_questions and all(file.endswith(".json") for file in self.unlabelled):
+            raise RecipeError("transferred_questions needs a running text in unlabelled.")
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams
         if has_ngrams and (self.method != "classification" or self.unlabelled):
             raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")

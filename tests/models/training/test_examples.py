@@ -14,12 +14,12 @@ from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.models.training.examples import NO_LABEL, Example, hash_examples, make_batches, take_evenly
 from swiftlet_serve.models.training.finetune import read_examples
-from swiftlet_serve.models.training.question_examples import STRIDE, make_unanswerable, make_windows
+from swiftlet_serve.models.training.question_examples import STRIDE, ask_of_parts, make_unanswerable, make_windows
 from swiftlet_serve.models.training.recipe import (
     Distillation,
     Finetuning,
 )
-from swiftlet_serve.models.training.text_examples import read_unlabelled_texts
+from swiftlet_serve.models.training.text_examples import SENTENCE_END, read_unlabelled_texts
 from tests.support.artifacts import make_tokenizer
 from tests.support.training import write_squad
 
@@ -150,6 +150,30 @@ def test_make_unanswerable_takes_a_nearby_context_with_shared_keywords(tmp_path)
     assert found["b"].context != "a bird sang at noon"
     assert "c" not in found  # it is unanswerable already
     assert all(not question.answers and not question.starts for question in found.values())
+
+
+@given(st.lists(st.sampled_from(["a b.", "c?", "d e f!", "g"]), min_size=1, max_size=6), st.integers(0, 4))
+def test_ask_of_parts_leaves_out_some_sentences_of_a_context(sentences, times):
+    question = Question("1", "q?", " ".join(sentences), (sentences[0],), (0,))
+    parts = [one.context for one in ask_of_parts([question], times)]
+
+    whole = SENTENCE_END.split(question.context)
+    assert len(parts) == (times if len(whole) > 1 else 0)
+    for part in parts:
+        kept = SENTENCE_END.split(part)
+        assert 0 < len(kept) < len(whole)
+        rest = iter(whole)
+        assert all(sentence in rest for sentence in kept)  # in their order
+    assert all(not one.answers and not one.starts for one in ask_of_parts([question], times))
+    assert ask_of_parts([question], times) == ask_of_parts([question], times)
+
+
+def test_ask_of_parts_keeps_about_half_of_the_sentences():
+    context = " ".join(f"Sentence {i}." for i in range(20))
+    parts = [one.context for one in ask_of_parts([Question("1", "q?", context, (), ())], 50)]
+
+    assert 8.5 < np.mean([part.count(".") for part in parts]) < 11.5
+    assert len({*parts}) == 50
 
 
 def test_read_examples_adds_the_number_of_unanswerable_questions(tmp_path):

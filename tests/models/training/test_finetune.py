@@ -14,16 +14,17 @@ import torch
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.convert import ConversionError
+from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training import distillation, task_training, trainer
 from swiftlet_serve.models.training.corpus import Vocabulary, prepare_vocabulary
 from swiftlet_serve.models.training.distillation import find_kept_pieces, make_task_teacher
-from swiftlet_serve.models.training.examples import NO_LABEL, Example
+from swiftlet_serve.models.training.examples import NO_LABEL, Example, hash_examples
 from swiftlet_serve.models.training.finetune import finetune, read_examples
 from swiftlet_serve.models.training.finetuning_losses import distillation_loss, stack_logits, task_logits
 from swiftlet_serve.models.training.question_examples import read_unlabelled_questions
-from swiftlet_serve.models.training.question_teacher import read_asked_windows
+from swiftlet_serve.models.training.question_teacher import make_asked_windows, read_asked_windows
 from swiftlet_serve.models.training.recipe import (
     Distillation,
     Finetuning,
@@ -234,6 +235,50 @@ def test_finetune_asks_questions_again_of_other_contexts(folder, tokenizer, tmp_
     assert np.load(file).shape == (sum(len(window.teacher.encoding.input_ids) for window in windows), 2)
     assert "task teacher: computing the logits of 27 examples" in reports
     assert "step 8/8 " in reports[-1]  # two epochs of four batches
+
+
+def test_finetune_asks_questions_of_parts_of_their_contexts(folder, tokenizer, tmp_path):
+    """A context of one sentence has no parts."""
+    contexts = ["the quiet town. the river and the snow.", "rain falls on the old mill", "the snow? and the old river!"]
+    write_squad(folder / "parts.json", *((str(i), "the mill", text, ["the"]) for i, text in enumerate(contexts)))
+    plan = recipe(
+        **{**QA, "train": {"parts.json": 3}}, distillation=replace(PLAN, task_teacher=OTHER), asked_of_parts=2
+    )
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+    windows = read_asked_windows(plan.finetuning["work"], folder, tokenizer, load_own_tokenizer(OTHER))
+
+    assert len(windows) == 3 + 2 * 2
+    assert sum(window.student.target == (NO_LABEL, NO_LABEL) for window in windows) == 4
+    assert "task teacher: computing the logits of 7 examples" in reports
+
+
+def test_finetune_transfers_questions_to_paragraphs_of_running_text(folder, tokenizer, tmp_path):
+    """The nine questions are the same text, which shares a word with the paragraph: it is asked once."""
+    paragraph = ("The old mill stands on the river in the north, and it has 40 rooms for the guests. " * 3).rstrip()
+    (folder / "mills.txt").write_text(f"{paragraph}\nToo short for a question.\n", "utf-8")
+    changes = {"distillation": replace(PLAN, task_teacher=OTHER), "unlabelled": {"asked.json": 1, "mills.txt": 1}}
+    plan = recipe(**QA, **changes, transferred_questions=5)
+    reports: list[str] = []
+    run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+
+    own = load_own_tokenizer(OTHER)
+    work, without = plan.finetuning["work"], recipe(**QA, **changes).finetuning["work"]
+    windows, others = (read_asked_windows(one, folder, tokenizer, own) for one in (work, without))
+    asked = [Question("0-0", "the mill", paragraph, (), ())]
+    more = make_asked_windows(asked, tokenizer, own, work.max_tokens, labelled=False)
+    assert hash_examples([one.student for one in windows]) == hash_examples([one.student for one in (*others, *more)])
+    assert f"task teacher: computing the logits of {len(windows)} examples" in reports
+
+
+def test_transferred_questions_need_a_running_text():
+    with pytest.raises(RecipeError, match="needs a running text in unlabelled"):
+        recipe(
+            **QA,
+            distillation=replace(PLAN, task_teacher=OTHER),
+            unlabelled={"asked.json": 1},
+            transferred_questions=5,
+        )
 
 
 def test_finetune_takes_further_questions_that_only_the_teacher_answers(folder, tokenizer, tmp_path):

@@ -148,6 +148,12 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             "asked_again must be an integer of at least 0, and needs",
         ),
         (("licences = []", "licences = []\nasked_again = -1"), "asked_again must be an integer of at least 0"),
+        (
+            ("licences = []", "licences = []\nasked_of_parts = 2"),
+            "asked_of_parts must be an integer of at least 0, and needs",
+        ),
+        (("licences = []", "licences = []\nasked_of_parts = 0.5"), "asked_of_parts must be an integer of at least 0"),
+        (("licences = []", "licences = []\ntransferred_questions = -1"), "transferred_questions must be an integer"),
         (("hard_label_weight = 0.25", "character_ngrams = 4"), "character_ngrams need a task like classify"),
         (("hard_label_weight = 0.25", "character_ngrams = -1"), "character_ngrams must be an integer of at least 0"),
         (("hard_label_weight = 0.25", "character_ngrams = 4.5"), "character_ngrams must be an integer of at least 0"),

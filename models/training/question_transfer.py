@@ -1,0 +1,69 @@
+"""Asks questions of a data set about paragraphs of running text. A teacher of question answering then answers them.
+
+A question goes to paragraphs that share its words, and takes its names and years from them: "Who painted the Night
+Watch?" becomes "Who painted The Harbour?" of a paragraph about a painter. About a third of such paragraphs answer their
+question. A student that reads only the questions and contexts of a small data set remembers these contexts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+
+from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.training.cloze import NAMES, YEARS, find_places
+from swiftlet_serve.models.training.text_examples import SENTENCE_END
+
+BEST: Final = 20  # paragraphs with the most words of a question, of which it gets some
+STEM: Final = r"\b([a-z]{4,6})"  # the first letters of a word that is no name, which its forms share
+QUESTION_WORDS: Final = frozenset({"what", "which", "when", "where", "whose", "does", "many", "much"})
+
+
+def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str], count: int) -> list[Question]:
+    """Returns `count` questions of other contexts, which may answer them or not.
+
+    Each question occurs about equally often, up to `BEST` times, but not if no paragraph shares a word with it.
+    """
+    chance = np.random.default_rng(count)
+    texts = list(dict.fromkeys(question.question for question in questions))
+    asked = [texts[i] for i in chance.permutation(len(texts))]
+    found = []
+    for number, (text, best) in enumerate(zip(asked, _find_paragraphs(asked, paragraphs), strict=True)):
+        times = count // len(asked) + (number < count % len(asked))
+        for place in chance.permutation(best)[:times]:
+            question = _take_names(text, paragraphs[place], chance)
+            found.append(Question(f"{number}-{place}", question, paragraphs[place], (), ()))
+    return found
+
+
+def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+    """Yields the numbers of the best paragraphs for each question, at most `BEST`."""
+    vocabulary = sorted({word for text in asked for word in re.findall(STEM, text)} - QUESTION_WORDS)
+    if not (vocabulary and paragraphs):
+        yield from [np.arange(0)] * len(asked)
+        return
+    counter = CountVectorizer(vocabulary=vocabulary, token_pattern=STEM, lowercase=False, binary=True, dtype=np.float32)
+    words, texts = (counter.transform(some) for some in (asked, paragraphs))
+    rarities = TfidfTransformer(norm=None).fit(texts)
+    weighted: Any = rarities.transform(words)  # sparse matrices of scipy
+    columns: Any = texts.T.tocsr()
+    for row in range(len(asked)):
+        scores = (weighted[row] @ columns).tocsr()
+        worst_first = np.argpartition(scores.data, -BEST) if scores.nnz > BEST else np.arange(scores.nnz)
+        yield scores.indices[worst_first[-BEST:]]
+
+
+def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> str:
+    """Returns a question with names and years of a paragraph in the place of its own. The first word is no name."""
+    first, space, rest = question.partition(" ")
+    sentences = SENTENCE_END.split(paragraph)
+    for kind in (NAMES, YEARS):
+        found = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
+        if found:
+            rest = kind.pattern.sub(lambda _: found[int(chance.integers(len(found)))], rest)  # noqa: B023
+    return first + space + rest
