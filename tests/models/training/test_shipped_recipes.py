@@ -98,7 +98,6 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
     sources |= {"ner/broad_twitter": "Broad Twitter Corpus", "ner/crossner": "CrossNER", "ner/wnut17": "WNUT 17"}
     sources |= {
         "labels/clinc150": "CLINC150",
-        "labels/dbpedia14": "DBpedia",
         "labels/hwu64": "HWU64",
         "labels/snips": "Snips",
     }
