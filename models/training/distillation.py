@@ -42,6 +42,7 @@ STUDENT_FIELDS: Final = (
     "transferred_questions",
 )
 SAMPLE_TOKENS: Final = 20_000  # about, for initialising a student
+PART: Final = 20_000  # examples whose logits are computed, and kept if the run is interrupted, at a time
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,14 @@ class TaskTeacher:
         if not path.is_file():
             model = self.load()
             run.report(f"computing the logits of {len(examples)} examples")
-            logits = np.concatenate(self._compute_logits(model, examples))
-            write_atomically(path, lambda file: np.save(file, logits))
+            parts = [path.with_suffix(f".{start}.npy") for start in range(0, len(examples), PART)]
+            for number, part in enumerate(parts):
+                if not part.is_file():
+                    logits = np.concatenate(self._compute_logits(model, examples[number * PART :][:PART]))
+                    _write(part, logits)
+            _write(path, np.concatenate([np.load(part) for part in parts]))
+            for part in parts:
+                part.unlink()
         ends = np.cumsum([len(example.encoding.focus) for example in examples])
         return np.split(np.load(path), ends[:-1])
 
@@ -161,6 +168,10 @@ class TaskTeacher:
     def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:
         """Returns the teacher's logits for unlabelled examples. The file's name depends on the examples."""
         return self.predict(f"unlabelled-{hash_examples(examples)[:16]}.npy", examples)
+
+
+def _write(path: Path, logits: Logits) -> None:
+    write_atomically(path, lambda file: np.save(file, logits))
 
 
 def _plan(work: Finetuning) -> Distillation:

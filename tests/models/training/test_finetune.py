@@ -341,6 +341,28 @@ def test_finetune_resumes_after_a_failure_of_the_engine(folder, tokenizer, tmp_p
     assert not np.load(tmp_path / "teacher/native-logits.npy").any()
 
 
+def test_finetune_keeps_the_logits_that_were_computed_before_an_interruption(folder, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "PART", 15)
+    plan = recipe(distillation=replace(PLAN, teacher_engine="native"))
+    sizes = []
+
+    def predict(engine, directory, teacher, examples, progress):
+        sizes.append(len(examples))
+        if len(sizes) == 3:
+            raise Interrupted
+        return [np.full((1, 2), len(sizes) + number / 100, np.float32) for number, _ in enumerate(examples)]
+
+    def run():
+        finetune(plan, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path, SILENT, predict=predict)
+
+    with pytest.raises(Interrupted):
+        run()
+    run()
+    assert sizes == [15, 15, 10, 10]  # the third of three parts, again
+    (file,) = (tmp_path / "teacher").glob("native-*.npy")
+    assert np.array_equal(np.load(file)[::15, 0], np.array([1, 2, 4], np.float32))
+
+
 def test_finetune_shares_the_run_of_a_task_teacher(folder, tokenizer, tmp_path):
     plan = recipe(distillation=replace(PLAN, task_teacher=OTHER, task_teacher_run="moods"))
     for name in ("one", "other"):
