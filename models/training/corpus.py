@@ -24,7 +24,7 @@ from swiftlet_serve.models.datasets import documents
 from swiftlet_serve.models.training import input_formats
 from swiftlet_serve.models.training.objectives.sentence_pairs import split_segments
 from swiftlet_serve.models.training.recipe import Recipe, RecipeError, TokenizerTraining
-from swiftlet_serve.models.training.run_directory import write_atomically, write_text_atomically
+from swiftlet_serve.models.training.run_directory import write_array_atomically, write_atomically, write_text_atomically
 from swiftlet_serve.models.training.teacher_checkpoint import load_teacher_tokenizer
 from swiftlet_serve.models.training.tokenizer_training import train_unigram, train_wordpiece
 from swiftlet_serve.models.training.vocabulary_pruning import count_pieces, prune
@@ -144,8 +144,8 @@ def prepare_sequences(
             concatenated = np.concatenate(parts)
         else:
             concatenated, numbers = _pack(recipe, tokenizer, data)
-            write_atomically(directory / DOCUMENTS_FILE, lambda file: np.save(file, numbers))
-        write_atomically(path, lambda file: np.save(file, concatenated))
+            write_array_atomically(directory / DOCUMENTS_FILE, numbers)
+        write_array_atomically(path, concatenated)
     sequences: NDArray[np.uint16] = np.load(path, mmap_mode="r")
     return sequences
 

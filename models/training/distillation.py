@@ -23,7 +23,7 @@ from swiftlet_serve.models.training.finetuning_losses import Logits, split_logit
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
+from swiftlet_serve.models.training.run_directory import claim_directory, write_array_atomically
 from swiftlet_serve.models.training.task_training import (
     FinetunedTeacher,
     Run,
@@ -143,13 +143,14 @@ class TaskTeacher:
         if not path.is_file():
             model = self.load()
             run.report(f"computing the logits of {len(examples)} examples")
-            parts = [path.with_suffix(f".{start}.npy") for start in range(0, len(examples), PART)]
-            for number, part in enumerate(parts):
+            parts = {start: path.with_suffix(f".{start}.npy") for start in range(0, len(examples), PART)}
+            for start, part in parts.items():
                 if not part.is_file():
-                    logits = np.concatenate(self._compute_logits(model, examples[number * PART :][:PART]))
-                    _write(part, logits)
-            _write(path, np.concatenate([np.load(part) for part in parts]))
-            for part in parts:
+                    write_array_atomically(
+                        part, np.concatenate(self._compute_logits(model, examples[start : start + PART]))
+                    )
+            write_array_atomically(path, np.concatenate([np.load(part) for part in parts.values()]))
+            for part in parts.values():
                 part.unlink()
         ends = np.cumsum([len(example.encoding.focus) for example in examples])
         return np.split(np.load(path), ends[:-1])
@@ -168,10 +169,6 @@ class TaskTeacher:
     def predict_unlabelled(self, examples: Sequence[Example]) -> list[Logits]:
         """Returns the teacher's logits for unlabelled examples. The file's name depends on the examples."""
         return self.predict(f"unlabelled-{hash_examples(examples)[:16]}.npy", examples)
-
-
-def _write(path: Path, logits: Logits) -> None:
-    write_atomically(path, lambda file: np.save(file, logits))
 
 
 def _plan(work: Finetuning) -> Distillation:

@@ -20,7 +20,7 @@ from sklearn.preprocessing import normalize
 
 from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
-from swiftlet_serve.models.training.run_directory import write_atomically
+from swiftlet_serve.models.training.run_directory import write_array_atomically
 from swiftlet_serve.models.training.task_training import Run
 from swiftlet_serve.models.training.text_examples import read_texts
 
@@ -50,7 +50,7 @@ def predict_by_ngrams(work: Finetuning, longest: int, data: Path, run: Run) -> l
             if labels.count(number) < FOLDS:
                 raise RecipeError(f"the label {name} needs at least {FOLDS} training texts, so that n-grams can teach.")
         logits = cross_fit([text.text for text in texts], labels, longest, run.report)
-        write_atomically(path, lambda file: np.save(file, logits))
+        write_array_atomically(path, logits)
     return list(np.load(path)[:, None])
 
 

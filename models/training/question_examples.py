@@ -15,6 +15,7 @@ from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.cloze import make_question
 from swiftlet_serve.models.training.examples import Example, take_evenly
+from swiftlet_serve.models.training.question_transfer import transfer_questions
 from swiftlet_serve.models.training.recipe import Finetuning
 from swiftlet_serve.models.training.text_examples import SENTENCE_END, split_sentences
 
@@ -66,10 +67,10 @@ def ask_again(questions: Sequence[Question], times: int) -> list[Question]:
 
 
 def ask_of_parts(questions: Sequence[Question], times: int) -> list[Question]:
-    """Returns each question with `times` random parts of its context, which may answer it or not.
+    """Returns each question `times` times, each time with a random part of its context as the new context.
 
-    A part has the sentences of the context in their order, each with a chance of one half, but neither all nor none.
-    A context of one sentence has no parts.
+    A part may hold the answer or not. It keeps each sentence with a probability of one half, but at least one sentence,
+    and never all. A context of one sentence has no parts.
     """
     chance = np.random.default_rng(times)
     found = []
@@ -84,50 +85,47 @@ def ask_of_parts(questions: Sequence[Question], times: int) -> list[Question]:
     return found
 
 
-def read_unlabelled_questions(work: Finetuning, data: Path) -> list[Question]:
+def read_unlabelled_questions(work: Finetuning, data: Path, questions: Sequence[Question]) -> list[Question]:
     """Reads questions that only a teacher answers, evenly spaced within each file.
 
     A file in the SQuAD format gives its questions; their answers are dropped. Running text gives one cloze for each
-    paragraph.
+    paragraph. `questions` are those of the training files. The paragraphs of all running texts are also asked some of
+    them, if the recipe says so.
 
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    found = []
+    found: list[Question] = []
+    paragraphs: list[str] = []
     for file, count in work.unlabelled.items():
         if file.endswith(".json"):
             asked = take_evenly(datasets.questions(data / file), count)
             found += [replace(question, answers=(), starts=()) for question in asked]
         else:
-            found += _ask_clozes(data / file, count)
+            texts = list(_paragraphs(data / file))
+            found += _ask_clozes(texts, count)
+            paragraphs += texts
+    if work.transferred_questions:
+        found += transfer_questions(questions, paragraphs, work.transferred_questions)
     return found
 
 
-def _ask_clozes(path: Path, count: int) -> list[Question]:
+def _paragraphs(path: Path) -> Iterator[str]:
+    """Yields the paragraphs of a running text that are neither short nor long."""
+    for text in datasets.documents(path):
+        yield from (paragraph for paragraph in text.split("\n") if len(paragraph.split()) in PARAGRAPH)
+
+
+def _ask_clozes(paragraphs: Sequence[str], count: int) -> list[Question]:
     """Returns a cloze about each of `count` paragraphs, except those without a sentence to make one of."""
     chance = np.random.default_rng(count)
     found = []
-    for number, paragraph in enumerate(take_evenly(list(_paragraphs(path)), count)):
+    for number, paragraph in enumerate(take_evenly(paragraphs, count)):
         sentences = split_sentences(paragraph)
         asked = make_question(sentences[int(chance.integers(len(sentences)))], chance) if sentences else None
         if asked is not None:
             found.append(Question(str(number), asked, paragraph, (), ()))
     return found
-
-
-def read_paragraphs(work: Finetuning, data: Path) -> list[str]:
-    """Reads all paragraphs of the unlabelled running texts that are neither short nor long.
-
-    Raises:
-        DatasetError: a file is damaged or not a text.
-    """
-    files = [file for file in work.unlabelled if not file.endswith(".json")]
-    return [paragraph for file in files for paragraph in _paragraphs(data / file)]
-
-
-def _paragraphs(path: Path) -> Iterator[str]:
-    for text in datasets.documents(path):
-        yield from (paragraph for paragraph in text.split("\n") if len(paragraph.split()) in PARAGRAPH)
 
 
 def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], times: int) -> list[Question]:

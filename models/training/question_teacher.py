@@ -21,11 +21,9 @@ from swiftlet_serve.models.training.question_examples import (
     ask_again,
     ask_of_parts,
     make_windows,
-    read_paragraphs,
     read_unlabelled_questions,
     take_questions,
 )
-from swiftlet_serve.models.training.question_transfer import transfer_questions
 from swiftlet_serve.models.training.recipe import Finetuning
 
 NOWHERE: Final = (NO_LABEL, NO_LABEL)  # the target of a question that only the teacher answers
@@ -58,8 +56,8 @@ class AskedWindow:
 def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teacher: Tokenizer) -> list[AskedWindow]:
     """Reads the questions of all training files, and those that only the teacher answers.
 
-    They are the same questions of other contexts and of parts of their own, as often as the recipe says, those of the
-    unlabelled files, and the questions that are transferred to paragraphs of these files.
+    The latter are the same questions with other contexts and with parts of their own, as often as the recipe says, and
+    those of `read_unlabelled_questions`.
 
     Raises:
         DatasetError: a training file is not in the SQuAD format, or an unlabelled one is damaged or not a text.
@@ -68,10 +66,8 @@ def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teach
     again = [
         *ask_again(questions, work.asked_again),
         *ask_of_parts(questions, work.asked_of_parts),
-        *read_unlabelled_questions(work, data),
+        *read_unlabelled_questions(work, data, questions),
     ]
-    if work.transferred_questions:
-        again += transfer_questions(questions, read_paragraphs(work, data), work.transferred_questions)
     return [
         *make_asked_windows(questions, tokenizer, teacher, work.max_tokens, labelled=True),
         *make_asked_windows(again, tokenizer, teacher, work.max_tokens, labelled=False),

@@ -1,8 +1,8 @@
 """Asks questions of a data set about paragraphs of running text. A teacher of question answering then answers them.
 
-A question goes to paragraphs that share its words, and takes its names and years from them: "Who painted the Night
-Watch?" becomes "Who painted The Harbour?" of a paragraph about a painter. About a third of such paragraphs answer their
-question. A student that reads only the questions and contexts of a small data set remembers these contexts.
+Each question is paired with paragraphs that share words with it. Names and years of the paragraph replace those of the
+question: "Who painted the Night Watch?" becomes "Who painted The Harbour?". About a third of the paragraphs hold an
+answer. A student that reads only the contexts of a small data set remembers them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from swiftlet_serve.models.datasets import Question
-from swiftlet_serve.models.training.cloze import NAMES, YEARS, find_places
+from swiftlet_serve.models.training.cloze import NAMES, YEARS, AnswerType, find_places
 from swiftlet_serve.models.training.text_examples import SENTENCE_END
 
-BEST: Final = 20  # paragraphs with the most words of a question, of which it gets some
+BEST: Final = 20  # paragraphs to choose from for a question: those that share the most words with it
 STEM: Final = r"\b([a-z]{4,6})"  # the first letters of a word that is no name, which its forms share
 QUESTION_WORDS: Final = frozenset({"what", "which", "when", "where", "whose", "does", "many", "much"})
 
@@ -63,7 +63,11 @@ def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> s
     first, space, rest = question.partition(" ")
     sentences = SENTENCE_END.split(paragraph)
     for kind in (NAMES, YEARS):
-        found = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
-        if found:
-            rest = kind.pattern.sub(lambda _: found[int(chance.integers(len(found)))], rest)  # noqa: B023
+        rest = _replace(kind, rest, sentences, chance)
     return first + space + rest
+
+
+def _replace(kind: AnswerType, text: str, sentences: Sequence[str], chance: np.random.Generator) -> str:
+    """Returns a text with parts of this kind from random sentences in the place of its own, if there are any."""
+    found = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
+    return kind.pattern.sub(lambda _: found[int(chance.integers(len(found)))], text) if found else text

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swiftlet_serve.models.training.recipe import RecipeError
 
 
@@ -30,6 +33,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     with temporary.open("wb") as file:
         write(file)
     temporary.replace(path)
+
+
+def write_array_atomically(path: Path, array: NDArray[Any]) -> None:
+    """Writes a `.npy` file atomically."""
+    write_atomically(path, lambda file: np.save(file, array))
 
 
 def write_text_atomically(path: Path, text: str) -> None:

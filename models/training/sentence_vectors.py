@@ -24,7 +24,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import Example, make_batches, unlabelled
 from swiftlet_serve.models.training.finetuning_losses import task_logits
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.run_directory import claim_directory, write_atomically
+from swiftlet_serve.models.training.run_directory import claim_directory, write_array_atomically
 from swiftlet_serve.models.training.task_training import Run, train_on_batches
 from swiftlet_serve.models.training.teacher_checkpoint import find_checkpoint
 from swiftlet_serve.models.training.text_examples import read_sentences
@@ -78,7 +78,7 @@ def teacher_vectors(package: str, texts: Sequence[str], work: Finetuning, run: R
         examples = unlabelled(tokenizer.encode(texts, min(max_tokens, work.max_tokens)))
         with torch.autocast(run.device.type, torch.bfloat16, enabled=work.precision == "bf16"):
             vectors = compute_vectors(model, examples, work.batch_size, run)
-        write_atomically(path, lambda file: np.save(file, vectors))
+        write_array_atomically(path, vectors)
     found: Vectors = np.load(path, mmap_mode="r")
     return found
 

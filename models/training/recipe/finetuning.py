@@ -124,11 +124,11 @@ class Finetuning(Optimisation):
     """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
     with a task teacher only)."""
     asked_of_parts: int = field(default=0, kw_only=True)
-    """Parts of its context that each question is asked of: about half of the sentences, with the answer or without it.
-    Only the teacher answers (question answering with a task teacher only)."""
+    """How often each question is repeated with a random half of the sentences of its context, which may hold the answer
+    or not. Only the teacher answers (question answering with a task teacher only)."""
     transferred_questions: int = field(default=0, kw_only=True)
-    """Questions of the training files that are asked of paragraphs of the running texts in `unlabelled`, with names of
-    these paragraphs. Only the teacher answers (question answering with a task teacher only)."""
+    """Questions of the training files to pair with paragraphs of the running texts in `unlabelled`. A paragraph's names
+    replace those of its question. Only the teacher answers (question answering with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
     Question answering with a task teacher takes questions in SQuAD's format, or makes one for each paragraph of a

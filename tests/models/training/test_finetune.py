@@ -288,11 +288,11 @@ def test_finetune_takes_further_questions_that_only_the_teacher_answers(folder, 
     (folder / "more.json").write_bytes((folder / "asked.json").read_bytes())
     plan = recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER), unlabelled={"more.json": 5, "wiki.txt": 3})
     work = plan.finetuning["work"]
-    questions = read_unlabelled_questions(work, folder)
+    questions = read_unlabelled_questions(work, folder, [])
     assert len(questions) == 8
     assert {question.answers for question in questions} == {()}
     assert {question.context for question in questions[5:]} == {paragraph.rstrip()}
-    assert questions == read_unlabelled_questions(work, folder)
+    assert questions == read_unlabelled_questions(work, folder, [])
 
     reports: list[str] = []
     run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
@@ -425,7 +425,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["teacher", "compute_logits", "write_atomically", "student"])
+@pytest.mark.parametrize("stage", ["teacher", "compute_logits", "write_array_atomically", "student"])
 def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenizer, tmp_path, monkeypatch, stage):
     whole = run_finetuning(recipe(), tokenizer, folder, tmp_path / "whole")
 
