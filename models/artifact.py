@@ -176,13 +176,20 @@ def check_self_contained(model: Path) -> None:
             raise ArtifactError(f"{model.parent.name}: {model.name} refers to data outside itself.")
 
 
-def seal(path: Path, manifest: Manifest) -> Artifact:
+def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) -> Artifact:
     """Writes `manifest.json` for the files in a directory, and verifies the result.
+
+    Args:
+        path: the directory.
+        manifest: the manifest, whose files may be those of before.
+        card: the content of `card.json`, which is written first. None: the card stays as it is.
 
     Raises:
         ArtifactError: a required file is missing, or there is an unknown file.
     """
     (path / MANIFEST).unlink(missing_ok=True)
+    if card is not None:
+        (path / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
     files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}
     document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}}
     (path / MANIFEST).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")

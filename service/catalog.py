@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import NotFound, Unavailable
 from swiftlet_serve.service.pipeline import Pipeline
 
@@ -106,16 +107,24 @@ class Catalog:
         return self._models
 
     def update(self, models: Mapping[str, ServedVersions]) -> None:
-        """Serves these models from now on. The first of a task answers requests that name no model."""
+        """Serves these models from now on. The first of a task answers requests that name no model.
+
+        If there is none, the first one answers that answers this task beside its own.
+        """
         self._models = dict(models)
-        self._first_names = {served.task: name for name, served in reversed(self._models.items())}
+        self._first_names = {}
         # Others hold these two dictionaries, so they stay the same objects.
         self.pipelines.clear()
         self.tasks.clear()
-        for name, served in self._models.items():
+        # A model for the task itself goes before those that answer it as well.
+        answered = [(served.task, name) for name, served in self._models.items()]
+        others = [(other, name) for task, name in answered for other in tasks.answered_by(task)[1:]]
+        for task, name in (*answered, *others):
+            self._first_names.setdefault(task, name)
+            served = self._models[name]
             if (pipeline := served.pipelines[served.aliases[DEFAULT]]) is not None:
-                self.pipelines[name] = pipeline
-                self.tasks.setdefault(served.task, pipeline)
+                self.pipelines.setdefault(name, pipeline)
+                self.tasks.setdefault(task, pipeline.for_task(task))
 
     def pipeline(self, task: str, name: str | None, route: Route = ANY) -> Pipeline:
         """Returns the pipeline for a task and the name of a model, or for the task's first model.
@@ -125,11 +134,11 @@ class Catalog:
             ModelLoading: the version is not in memory.
         """
         served = self._find(name) if name is not None else self._first(task)
-        if served is None or served[2].task != task:
+        if served is None or task not in tasks.answered_by(served[2].task):
             raise NotFound(
                 "unknown_model", "No model of this name serves this task. See /models for the served models."
             )
-        return self._choose(*served, route)
+        return self._choose(*served, route).for_task(task)
 
     def find(self, name: str, route: Route = ANY) -> Pipeline:
         """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
@@ -138,10 +147,11 @@ class Catalog:
             NotFound: there is no such model, or no such version of it.
             ModelLoading: the version is not in memory.
         """
-        served = self._find(name) or self._first(name)
-        if served is None:
-            raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
-        return self._choose(*served, route)
+        if (served := self._find(name)) is not None:
+            return self._choose(*served, route)
+        if (served := self._first(name)) is not None:
+            return self._choose(*served, route).for_task(name)
+        raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
         base, _, suffix = name.partition("@")

@@ -35,6 +35,9 @@ data_option: Final = click.option(
 runs_option: Final = click.option(
     "--runs", type=Directory, default="runs", show_default=True, help="Folder for the state of runs."
 )
+task_option: Final = click.option(
+    "--task", type=click.Choice(tasks.names()), help="Task to use, of those that the model answers. Default: its own."
+)
 device_option: Final = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device to train on."
 )
@@ -175,6 +178,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
+@task_option
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @click.option("--limit", type=click.IntRange(1), help="Number of examples to use. Default: all.")
 @click.option(
@@ -196,6 +200,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
 def calibrate(
     artifact: str,
     data: Path,
+    task: str | None,
     engine: str,
     limit: int | None,
     predicates: tuple[tuple[str, str], ...],
@@ -210,7 +215,8 @@ def calibrate(
     from swiftlet_serve.service.offline.calibrate import calibrate, record
 
     (path,) = locate([artifact])
-    found = calibrate(load_model(path, engine), data, limit=limit)
+    model = load_model(path, engine)
+    found = calibrate(model.for_task(task or model.task_name), data, limit=limit)
     record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
     click.echo(
         f"temperature {found.temperature:g} (fitted on {found.fitted_on} examples)\n"
@@ -222,6 +228,7 @@ def calibrate(
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
+@task_option
 @click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @click.option(
@@ -233,21 +240,35 @@ def calibrate(
 @click.option(
     "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
 )
-def evaluate(artifact: str, data: Path, against: str | None, engine: str, skip: int, limit: int | None) -> None:
+@click.option("--record", is_flag=True, help="Add the scores to the card of the artifact.")
+def evaluate(
+    artifact: str,
+    data: Path,
+    task: str | None,
+    against: str | None,
+    engine: str,
+    skip: int,
+    limit: int | None,
+    record: bool,
+) -> None:
     """Measures the accuracy of an artifact on a data file.
 
     Each example takes the path of a request. The format of DATA depends on the task: see the guide to importing.
     """
     from swiftlet_serve.service.loading import load_model, locate
     from swiftlet_serve.service.offline.evaluate import agreement, difference, evaluate
+    from swiftlet_serve.service.offline.evaluate import record as record_scores
 
     results = []
     for path in locate([artifact, *([against] if against else [])]):
         model = load_model(path, engine)
+        model = model.for_task(task or model.task_name)
         note(f"{model.manifest.name} on {data.name}")
         results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
         for line in summaries.score_lines(model.manifest.name, results[-1]):
             click.echo(line)
+        if record and len(results) == 1:
+            record_scores(path, model.task_name, data, results[0])
     for name, score in results[0].baselines.items():
         note(f"baseline, {name}: {score.value:.2f} %")
     if against:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import swiftlet_serve.models
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
@@ -23,15 +23,35 @@ BUNDLED: Final = Path(swiftlet_serve.models.__file__).resolve().parent / "bundle
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A verified artifact, with its task."""
+    """A verified artifact, with one of the tasks that it answers."""
 
     artifact: Artifact
+    tokenizer: Tokenizer
     task: Task[Any, Any]
+    task_name: str
     engine_name: str
 
     @property
     def manifest(self) -> Manifest:
         return self.artifact.manifest
+
+    @property
+    def task_names(self) -> Sequence[str]:
+        """The tasks that the model answers: that of its manifest first."""
+        return tasks.answered_by(self.manifest.task)
+
+    def for_task(self, name: str) -> Self:
+        """Returns the model with another of its tasks.
+
+        Raises:
+            SetupError: the model does not answer this task.
+        """
+        if name == self.task_name:
+            return self
+        if name not in self.task_names:
+            known = " or ".join(self.task_names)
+            raise SetupError(f"The model {self.manifest.name} is for the task {known}, not {name}.")
+        return replace(self, task=tasks.load(name).create(self.tokenizer, self.manifest), task_name=name)
 
     @property
     def info(self) -> ModelInfo:
@@ -86,21 +106,18 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
         SetupError: there is no such task.
     """
     artifact = open_artifact(path)
-    return ServedModel(artifact, _make_task(artifact, {} if tokenizers is None else tokenizers), engine_name)
-
-
-def _make_task(artifact: Artifact, tokenizers: MutableMapping[str, Tokenizer]) -> Task[Any, Any]:
     manifest, name = artifact.manifest, artifact.path.name
     digest = manifest.files[TOKENIZER].sha256
+    known: MutableMapping[str, Tokenizer] = {} if tokenizers is None else tokenizers
     try:
-        if (tokenizer := tokenizers.get(digest)) is None:
-            tokenizers[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER))
+        if (tokenizer := known.get(digest)) is None:
+            known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER))
         task: Task[Any, Any] = tasks.load(manifest.task).create(tokenizer, manifest)
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:
         raise ArtifactError(f"{name}: the tokenizer has more tokens than the network, so it belongs to another model.")
-    return task
+    return ServedModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 
 def locate(names: Sequence[str]) -> list[Path]:

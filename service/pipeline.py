@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -13,7 +15,7 @@ from pydantic import BaseModel
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import partial_results, tasks
 from swiftlet_serve.service.deadlines import Deadlines
-from swiftlet_serve.service.errors import DeadlineExceeded, FieldError, Internal, Unavailable, Unprocessable
+from swiftlet_serve.service.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.service.loading import ServedModel
 from swiftlet_serve.service.partial_results import Input
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -52,8 +54,19 @@ class Scheduler(Protocol):
         ...
 
 
+@dataclass
+class _VersionState:
+    """The state that the pipelines of all tasks of one version share."""
+
+    pipelines: dict[str, Pipeline]  # by task
+    on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None
+    last_used: float = 0.0
+    in_progress: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Pipeline:
-    """Answers the requests of one served model."""
+    """Answers the requests of one task of a served model."""
 
     def __init__(
         self,
@@ -78,14 +91,40 @@ class Pipeline:
         self._scheduler = scheduler
         self.key = key or model.manifest.name
         self.version = version
-        self.on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None  # called with each answer
-        self.last_used = 0.0  # when the last request ended, on the monotonic clock
-        self._in_progress = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._state = _VersionState({model.task_name: self})
+        self._state.idle.set()
         self._threads = threads
         self._max_tokens = max_tokens
         self._deadlines = Deadlines()
+
+    def for_task(self, name: str) -> Pipeline:
+        """Returns the pipeline of this version for another task that the model answers. The two share all state.
+
+        Raises:
+            NotFound: the model does not answer the task.
+        """
+        pipelines = self._state.pipelines
+        if name not in pipelines:
+            if name not in self.model.task_names:
+                detail = "No model of this name serves this task. See /models for the served models."
+                raise NotFound("unknown_model", detail)
+            pipelines[name] = other = copy(self)
+            other.model = self.model.for_task(name)
+        return pipelines[name]
+
+    @property
+    def on_answer(self) -> Callable[[BaseModel, Any, RequestRecord], None] | None:
+        """Called with each answer of the version, for any of its tasks."""
+        return self._state.on_answer
+
+    @on_answer.setter
+    def on_answer(self, value: Callable[[BaseModel, Any, RequestRecord], None] | None) -> None:
+        self._state.on_answer = value
+
+    @property
+    def last_used(self) -> float:
+        """When the last request of the version ended, on the monotonic clock; 0 before that."""
+        return self._state.last_used
 
     async def answer(
         self,
@@ -131,18 +170,18 @@ class Pipeline:
         return self.model.manifest.version if self.version is None else str(self.version)
 
     async def wait_until_idle(self) -> None:
-        """Waits until no request is in progress."""
-        await self._idle.wait()
+        """Waits until no request of the version is in progress."""
+        await self._state.idle.wait()
 
     def _begin(self) -> None:
-        self._in_progress += 1
-        self._idle.clear()
+        self._state.in_progress += 1
+        self._state.idle.clear()
 
     def _end(self) -> None:
-        self._in_progress -= 1
-        self.last_used = time.monotonic()
-        if not self._in_progress:
-            self._idle.set()
+        self._state.in_progress -= 1
+        self._state.last_used = time.monotonic()
+        if not self._state.in_progress:
+            self._state.idle.set()
 
     async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
         started = time.monotonic()

@@ -58,7 +58,7 @@ def description(model: LoadedModel) -> str:
     return "\n".join(
         [
             f"{click.style('ok', fg='green')}      {manifest.name} {manifest.version}",
-            f"        task      {manifest.task}{labels}",
+            f"        task      {', '.join(model.task_names)}{labels}",
             f"        network   {manifest.architecture}, {manifest.precision}, at most {manifest.max_tokens} tokens",
             f"        files     {len(manifest.files)}, checksums verified, {size / 1e6:.1f} MB",
             f"        golden    {golden}",

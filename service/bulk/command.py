@@ -63,7 +63,9 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str) -
 @click.command()
 @click.argument("input", required=False)
 @click.option("--model", help="Artifact directory or name of a bundled model.")
-@click.option("--task", type=click.Choice(tasks.names()), help="Task of the model. Default: the one it was made for.")
+@click.option(
+    "--task", type=click.Choice(tasks.names()), help="Task to use, of those that the model answers. Default: its own."
+)
 @click.option(
     "--out",
     required=True,

@@ -87,17 +87,16 @@ def open_job(options: Options) -> Opened:
     """
     (path,) = locate([options.model])
     model = open_model(path, options.engine)
-    manifest = model.manifest
-    if options.task not in (None, manifest.task):
-        raise SetupError(f"The model {manifest.name} is for the task {manifest.task}, not {options.task}.")
+    if options.task is not None:
+        model = model.for_task(options.task)
     maker = RequestMaker(model.task, options.columns or {}, options.parameters or {})
     if Path(options.input).is_dir() and options.out.resolve().is_relative_to(Path(options.input).resolve()):
         raise SetupError(f"{options.out} lies in the input folder. Choose a directory outside it.")
     sources = find(options.input)
     input_format = options.input_format or format_of(sources)
     settings = JobSettings(
-        task=manifest.task,
-        model=manifest.name,
+        task=model.task_name,
+        model=model.manifest.name,
         model_sha256=hashlib.sha256((path / ARTIFACT_MANIFEST).read_bytes()).hexdigest(),
         engine=options.engine,
         parameters=dict(options.parameters or {}),
@@ -159,7 +158,7 @@ def _work(
     options: Options, job: Opened, plan: Plan, manifest: Manifest, leases: Leases, on_rows: Callable[[int], None]
 ) -> None:
     """Runs one worker in this process."""
-    model = load_model(job.model.artifact.path, options.engine)
+    model = load_model(job.model.artifact.path, options.engine).for_task(job.model.task_name)
     scorer = Scorer(model, job.maker, options.cores)
     try:
         Worker(options.out, plan, manifest, leases, scorer, options.budget, on_rows).run()

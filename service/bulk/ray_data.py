@@ -29,6 +29,7 @@ class BatchScorer:
         model: str,
         *,
         engine: str = "native",
+        task: str | None = None,
         columns: Mapping[str, str] | None = None,
         parameters: Mapping[str, Any] | None = None,
         answer_column: str = "answer",
@@ -40,6 +41,7 @@ class BatchScorer:
         Args:
             model: artifact directory, which all nodes can read, or name of a bundled model.
             engine: name of the engine.
+            task: name of the task. Default: that of the model's manifest.
             columns: columns by the fields of the task's inputs, as --column of `swiftlet score`.
             parameters: the parameters of all requests.
             answer_column: name of the column of the answers, which are JSON.
@@ -48,10 +50,11 @@ class BatchScorer:
 
         Raises:
             ArtifactError: the model is not a valid artifact.
-            SetupError: there is no such model, or the columns or parameters do not fit it.
+            SetupError: there is no such model, it does not answer the task, or the columns or parameters do not fit it.
         """
         (path,) = locate([model])
         loaded = load_model(path, engine)
+        loaded = loaded.for_task(task or loaded.task_name)
         self._maker = RequestMaker(loaded.task, columns or {}, parameters or {})
         self._scorer = Scorer(loaded, self._maker, cores)
         self._layout = Layout(None, answer_column, error_column, ",")

@@ -76,7 +76,11 @@ class ModelInfo(BaseModel):
     name: Annotated[str, Field(description='Name of the model, for the field "model" of a request.')]
     version: Annotated[str, Field(description="Version of the artifact.")]
     task: Annotated[str, Field(description="Task of the model, which is also its route.")]
-    default: Annotated[bool, Field(description="Whether the model answers requests that name no model.")]
+    other_tasks: Annotated[
+        list[str],
+        Field(description="Other tasks that the model answers. Where no model has such a task, the first one answers."),
+    ]
+    default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
     architecture: Annotated[str, Field(description="Architecture of the network.")]
     precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
     engine: Annotated[str, Field(description="Engine that runs the model.")]
@@ -124,6 +128,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         name=manifest.name,
         version=pipeline.version_name,
         task=manifest.task,
+        other_tasks=list(pipeline.model.task_names[1:]),
         default=default,
         architecture=manifest.architecture,
         precision=manifest.precision,

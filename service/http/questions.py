@@ -1,9 +1,10 @@
 """Typed questions about one text, and how models answer them.
 
-A zero-shot model answers any question: each statement (the instructions, or the instructions followed by an option) is
-a hypothesis about the text, and its log-odds are those of entailment against contradiction. A classifier answers a
-choice among its own labels, and the predicates and scores that its manifest maps to labels. Both divide log-odds by the
-temperature that was fitted for the model. Questions that a model cannot answer are refused, never guessed.
+A zero-shot model, or an embedding model, answers any question: each statement (the instructions, or the instructions
+followed by an option) is a hypothesis about the text, and its log-odds are those of entailment against contradiction. A
+classifier answers a choice among its own labels, and the predicates and scores that its manifest maps to labels. Both
+divide log-odds by the temperature that was fitted for the model. Questions that a model cannot answer are refused,
+never guessed.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ Distribution = list[float]
 class Inquiry(NamedTuple):
     """A request of the task that answers questions, and how its answer is read."""
 
+    pipeline: Pipeline
+    """Of the task that answers."""
     request: Request
     read: Callable[[Any], list[Distribution]]
     """Returns one distribution for each question, given the task's answer."""
@@ -68,7 +71,8 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
     """
     manifest = pipeline.model.manifest
     known = manifest.decisions or Decisions()
-    if manifest.task == "zero-shot":
+    if "zero-shot" in pipeline.model.task_names:
+        pipeline = pipeline.for_task("zero-shot")
         statements = list(dict.fromkeys(one for question in questions for one in question.statements))
         if len(statements) > MAX_SEQUENCES:
             detail = f"The questions have more than {MAX_SEQUENCES} options. Send fewer of them in one request."
@@ -98,7 +102,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
     else:
         raise NotFound("unknown_model", "No model of this name answers questions. See /models for the served models.")
     fields = {"inputs": text, "parameters": parameters}
-    return Inquiry(bodies.validate(pipeline.model.task.Request, fields), read)
+    return Inquiry(pipeline, bodies.validate(pipeline.model.task.Request, fields), read)
 
 
 def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:

@@ -94,8 +94,7 @@ class ModelEndpoint(ABC):
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
                 await self._wait_for_model(missing, context, record)
         record.add_stage("parse", started, time.monotonic())
-        manifest = pipeline.model.manifest
-        record.task, record.model = manifest.task, manifest.name
+        record.task, record.model = pipeline.model.task_name, pipeline.model.manifest.name
         record.version = pipeline.version
         record.characters = tasks.characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
         if timeout_s is not None:

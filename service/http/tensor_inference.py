@@ -68,7 +68,8 @@ def find(runtime: Runtime, name: str, version: str = "", route: Route = ANY) -> 
     """
     pipeline = runtime.catalog.find(name, route)
     if version and pipeline.version is not None:
-        return runtime.catalog.find(f"{pipeline.model.manifest.name}@{version}")
+        chosen = runtime.catalog.find(f"{pipeline.model.manifest.name}@{version}")
+        return chosen.for_task(pipeline.model.task_name)
     if version and version != pipeline.model.manifest.version:
         raise NotFound("unknown_model", "The model has no such version. See /models for the served versions.")
     return pipeline

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_serve.models import calibration
-from swiftlet_serve.models.artifact import CARD, Artifact, Decisions, open_artifact, seal
+from swiftlet_serve.models.artifact import Artifact, Decisions, open_artifact, seal
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -43,12 +42,12 @@ def calibrate(model: LoadedModel, data: Path, *, limit: int | None = None) -> Ca
         DatasetError: the file is not in the format of the model's task, or has too few examples.
         SetupError: the model's task has no probabilities of labels.
     """
-    if model.manifest.task not in READERS:
-        raise SetupError(f"Models for {model.manifest.task} answer no decisions. Calibrate a classifier.")
+    if model.task_name not in READERS:
+        raise SetupError(f"Models for {model.task_name} answer no decisions. Calibrate a classifier.")
     if model.manifest.embedding is None and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
-    parameters, read = READERS[model.manifest.task]
-    cases = list(tasks.load(model.manifest.task).Evaluator(model.task).cases(data, 0, limit))
+    parameters, read = READERS[model.task_name]
+    cases = list(tasks.load(model.task_name).Evaluator(model.task).cases(data, 0, limit))
     if len(cases) < 2 * LEAST:
         raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
     found = [read(response) for response in respond(model, [_body(case, parameters) for case in cases])]
@@ -84,9 +83,7 @@ def record(
         predicates={**before.predicates, **predicates},
         scores={**before.scores, **scores},
     )
-    card = artifact.card() | {"calibration": asdict(found)}
-    (path / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    return seal(path, replace(artifact.manifest, decisions=decisions))
+    return seal(path, replace(artifact.manifest, decisions=decisions), artifact.card() | {"calibration": asdict(found)})
 
 
 def _classified(response: Any) -> LogOdds:

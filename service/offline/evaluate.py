@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from swiftlet_serve.models import metrics
+from swiftlet_serve.models.artifact import Artifact, open_artifact, seal
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Encoding
@@ -98,6 +100,32 @@ def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
     return [encoding for request in requests for encoding in model.task.encode(request)]
 
 
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Returns an evaluation as recorded in the card. An infinite threshold becomes null, which JSON can express."""
+    summary: dict[str, Any] = {
+        "scores": {name: asdict(score) for name, score in evaluation.scores.items()},
+        "trivial": {name: asdict(score) for name, score in evaluation.baselines.items()},
+    }
+    bounds = {
+        name: {"score": bound.score, "threshold": None if math.isinf(bound.value) else bound.value}
+        for name, bound in evaluation.upper_bounds.items()
+    }
+    return summary | ({"upper_bounds": bounds} if bounds else {})
+
+
+def record(path: Path, task: str, data: Path, found: Evaluation) -> Artifact:
+    """Adds the scores of a task on a data file to the card of the artifact in `path`, beside those of its release.
+
+    Raises:
+        ArtifactError: the artifact is invalid.
+    """
+    artifact = open_artifact(path)
+    card = artifact.card()
+    own = task == artifact.manifest.task
+    also = card.get("also", {}) | {data.name: summary(found) | ({} if own else {"task": task})}
+    return seal(path, artifact.manifest, card | {"also": also})
+
+
 def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     """Returns the model's best answer to each input, and closes the model."""
     responses = respond(model, [{"inputs": one} for one in inputs])
@@ -139,7 +167,7 @@ def _check_comparable(one: Evaluation, other: Evaluation) -> None:
 
 
 def _evaluator(model: ServedModel) -> tasks.Evaluator:
-    return tasks.load(model.manifest.task).Evaluator(model.task)
+    return tasks.load(model.task_name).Evaluator(model.task)
 
 
 async def _send(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:

@@ -5,8 +5,6 @@ Each step is compared with the one before. An artifact that loses too much accur
 
 from __future__ import annotations
 
-import json
-import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +32,7 @@ from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.errors import SetupError, SwiftletError
 from swiftlet_serve.service.loading import LoadedModel, load_model
 from swiftlet_serve.service.offline.environment import processor
-from swiftlet_serve.service.offline.evaluate import Evaluation, Progress, agreement, ask, evaluate
+from swiftlet_serve.service.offline.evaluate import Evaluation, Progress, agreement, ask, evaluate, summary
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.golden import replay
 
@@ -134,13 +132,12 @@ def release(
             stage.card["int8"] = _compare(fp32, int8, max_loss)
             stage.record_native(fp32)
         if also:
-            stage.card["also"] = {data.name: _summary(stage.evaluate(stage.load(), Measure(data))) for data in also}
+            stage.card["also"] = {data.name: summary(stage.evaluate(stage.load(), Measure(data))) for data in also}
         if weaknesses:
             stage.record_weaknesses(weaknesses)
         if keep_fp32:
             _write_weights(stage.path, draft.network)
-        stage.write_card()
-        artifacts.seal(stage.path, stage.manifest)
+        artifacts.seal(stage.path, stage.manifest, stage.card)
         if directory.exists():
             directory.rename(Path(temporary, "replaced"))
         stage.path.rename(directory)
@@ -181,9 +178,6 @@ class _Stage:
         np.savez_compressed(self.path / GOLDEN, **answers)
         (self.path / CARD).write_text("{}\n", "utf-8")
 
-    def write_card(self) -> None:
-        (self.path / CARD).write_text(json.dumps(self.card, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
     def load(self, engine: str = "onnx_cpu") -> LoadedModel:
         """Loads the model, which replays its golden answers."""
         artifacts.seal(self.path, self.manifest)
@@ -220,10 +214,10 @@ class _Stage:
             return None
         evaluation = self.evaluate(model, self.measure)
         self.card["data"] = {"file": self.measure.data.name, "skip": self.measure.skip, "limit": self.measure.limit}
-        summary = _summary(evaluation)
-        self.card["scores"] |= {self.manifest.precision: summary["scores"], "trivial": summary["trivial"]}
-        if "upper_bounds" in summary:
-            self.card.setdefault("upper_bounds", {})[self.manifest.precision] = summary["upper_bounds"]
+        found = summary(evaluation)
+        self.card["scores"] |= {self.manifest.precision: found["scores"], "trivial": found["trivial"]}
+        if "upper_bounds" in found:
+            self.card.setdefault("upper_bounds", {})[self.manifest.precision] = found["upper_bounds"]
         return evaluation
 
     def record_native(self, fp32: Evaluation | None) -> None:
@@ -243,7 +237,7 @@ class _Stage:
             model.engine.close()
             return
         evaluation = self.evaluate(model, self.measure, model.engine.title)
-        results["scores"] = _summary(evaluation)["scores"]
+        results["scores"] = summary(evaluation)["scores"]
         results["loss"] = fp32.main.value - evaluation.main.value
         results["agreement"] = asdict(agreement(fp32, evaluation))
 
@@ -284,19 +278,6 @@ def _compare(fp32: Evaluation | None, int8: Evaluation | None, max_loss: float) 
             "artifact is not written."
         )
     return {"loss": loss, "agreement": asdict(same)}
-
-
-def _summary(evaluation: Evaluation) -> dict[str, Any]:
-    """Returns an evaluation as recorded in the card. An infinite threshold becomes null, which JSON can express."""
-    summary: dict[str, Any] = {
-        "scores": {name: asdict(score) for name, score in evaluation.scores.items()},
-        "trivial": {name: asdict(score) for name, score in evaluation.baselines.items()},
-    }
-    bounds = {
-        name: {"score": bound.score, "threshold": None if math.isinf(bound.value) else bound.value}
-        for name, bound in evaluation.upper_bounds.items()
-    }
-    return summary | ({"upper_bounds": bounds} if bounds else {})
 
 
 def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:

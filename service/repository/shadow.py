@@ -73,7 +73,8 @@ class Shadow:
     async def _run(self, request: BaseModel, answer: Any, served: RequestRecord) -> None:
         record = RequestRecord(model=served.model)
         try:
-            other = await self._pipeline.answer(request, time.monotonic() + TIMEOUT_S, "bulk", record)
+            pipeline = self._pipeline.for_task(served.task)
+            other = await pipeline.answer(request, time.monotonic() + TIMEOUT_S, "bulk", record)
         except Unavailable:
             self.stats.results["dropped"] += 1
             return

@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 
@@ -49,7 +50,8 @@ class Definition(Protocol):
     OTHER_TRAINING: Sequence[TrainingMethod]
     """Other ways to train it, for a recipe that names one. Optional: without it there is none."""
     OTHER_HEADS: Mapping[Head, Outputs]
-    """Other heads that the task can use, with their outputs. Optional: without it there is none."""
+    """Other heads that the task can use, with their outputs. Optional: without it there is none. A model that was
+    released for a task with such a head answers this task as well."""
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
     GOLDEN_PARAMETERS: Mapping[str, Any]
@@ -83,6 +85,18 @@ def load(name: str) -> Definition:
     if name not in names():
         raise SetupError(f"There is no task {name!r}. The tasks are {', '.join(names())}.")
     return cast(Definition, plugins.load(sys.modules[__name__], name.replace("-", "_")))
+
+
+@cache
+def answered_by(task: str) -> Sequence[str]:
+    """Returns the tasks that the models for a task answer: this one, then the others that can use its head.
+
+    Raises:
+        SetupError: there is no such task.
+    """
+    head = load(task).HEAD
+    others = [name for name in names() if name != task and head in getattr(load(name), "OTHER_HEADS", {})]
+    return (task, *others)
 
 
 def golden_bodies(definition: Definition, tokenizer: Tokenizer) -> list[dict[str, Any]]:

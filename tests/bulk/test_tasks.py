@@ -50,19 +50,21 @@ def parameters(task: str) -> list[str]:
     ]
 
 
-def asked(client: TestClient, task: str, row: dict[str, Any]) -> tuple[Any, str | None]:
+def asked(client: TestClient, task: str, row: dict[str, Any], model: str) -> tuple[Any, str | None]:
     """Returns the answer over HTTP, or the error code."""
     inputs = row if isinstance(INPUTS[task], dict) else row["text"]
     shared = {"parameters": PARAMETERS[task]} if task in PARAMETERS else {}
-    response = client.post(f"/{task}", json={"inputs": inputs, **shared})
+    response = client.post(f"/{task}", json={"inputs": inputs, "model": model, **shared})
     if response.status_code != 200:
         return None, response.json()["code"]
     body = response.json()
     return (body[0] if task in ("classify", "embed") else body), None
 
 
-@pytest.mark.parametrize("task", sorted(INPUTS))
-def test_rows_have_the_answers_of_requests(client, models, tmp_path, task):
+@pytest.mark.parametrize(
+    ("model", "task"), [*((task, task) for task in sorted(INPUTS)), ("embed", "rerank"), ("embed", "zero-shot")]
+)
+def test_rows_have_the_answers_of_requests(client, models, tmp_path, model, task):
     rows = rows_of(task)
     write_jsonl(tmp_path / "in.jsonl", [{"id": i, **row} for i, row in enumerate(rows)])
     options = [*columns(task), *parameters(task), "--key", "id", "--max-bad", "90%"]
@@ -70,7 +72,7 @@ def test_rows_have_the_answers_of_requests(client, models, tmp_path, task):
     done(
         tmp_path / "in.jsonl",
         "--model",
-        models / f"tiny-{task}",
+        models / f"tiny-{model}",
         "--task",
         task,
         "--engine",
@@ -83,7 +85,7 @@ def test_rows_have_the_answers_of_requests(client, models, tmp_path, task):
     found = read_jsonl(tmp_path / "out")
     assert [row["id"] for row in found] == list(range(len(rows)))
     for row, one in zip(found, rows, strict=True):
-        answer, code = asked(client, task, one)
+        answer, code = asked(client, task, one, f"tiny-{model}")
         assert row["answer"] == answer
         assert row["error"] == ("wrong_type" if code == "validation_failed" else code)
     assert [row["error"] for row in found][0::4] == [None, None]

@@ -67,6 +67,17 @@ def test_page_shows_the_labels_that_the_user_names(opened: Page) -> None:
     assert {one["label"] for one in found} == {"one", "two", "셋"}
 
 
+def test_page_offers_an_embedding_model_for_its_other_tasks(opened: Page) -> None:
+    opened.locator("#tab-rerank").click()
+    options = opened.locator("#form-rerank select[name=model] option")
+    assert options.all_inner_texts() == ["tiny-rerank (default)", "tiny-embed"]
+    opened.locator("#form-rerank select[name=model]").select_option("tiny-embed")
+    found = ask(opened, "rerank", query="bees", texts="\n".join(LINES)).json()
+
+    assert names(opened, "rerank") == [LINES[one["index"]] for one in found]
+    expect(opened.locator("#card")).to_contain_text("embed, rerank, zero-shot")
+
+
 def test_page_ranks_texts(opened: Page) -> None:
     found = ask(opened, "rerank", query="bees", texts="\n".join([*LINES, " "])).json()
 

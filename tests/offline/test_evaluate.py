@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.service.cli import main
 from swiftlet_serve.service.errors import SetupError
@@ -431,3 +432,31 @@ def test_evaluate_command_has_help():
 
     assert result.exit_code == 0
     assert all(message in result.output for message in ("ARTIFACT DATA", "--against", "--limit", "The format of DATA"))
+
+
+def test_evaluate_command_measures_another_task_and_records_it(tmp_path):
+    made = make_artifact(tmp_path, "embed")
+    data = tmp_path / "named.jsonl"
+    data.write_text("".join(json.dumps({"text": one, "label": one}) + "\n" for one in "abcd"), "utf-8")
+    arguments = ["evaluate", str(made.path), str(data), "--task", "zero-shot"]
+    result = CliRunner().invoke(main, arguments)
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("tiny-embed  accuracy 25.00 %")  # its vectors are all alike
+    assert open_artifact(made.path) == made
+    assert CliRunner().invoke(main, [*arguments, "--record"]).exit_code == 0
+    found = open_artifact(made.path)
+    assert found.manifest.name == "tiny-embed"
+    also = found.card()["also"]
+    assert also.keys() == {"named.jsonl"}
+    assert also["named.jsonl"]["task"] == "zero-shot"
+    assert also["named.jsonl"]["scores"]["accuracy"]["value"] == 25.0
+    load_model(made.path, "onnx_cpu")
+
+
+def test_evaluate_command_names_the_tasks_that_a_model_answers(tmp_path):
+    made = make_artifact(tmp_path, "embed")
+    result = CliRunner().invoke(main, ["evaluate", str(made.path), __file__, "--task", "qa"])
+
+    assert result.exit_code == 1
+    assert "Error: The model tiny-embed is for the task embed or rerank or zero-shot, not qa." in result.output

@@ -514,6 +514,44 @@ async def test_shadow_traffic_is_compared_and_never_served(root, monkeypatch):
         assert all(pipeline.on_answer is None for pipeline in server.runtime.pipelines.values())
 
 
-async def _until_idle(server: Served) -> None:
-    while server.manager._shadows._current["flowers"]._tasks:
+@in_event_loop
+async def test_versions_answer_all_their_tasks(root):
+    for number in (1, 2):
+        make_version(root, "vectors", number, "embed")
+    want(root, vectors={"version": 1, "aliases": {"canary": 2}, "shadow": {"version": 2, "share": 1.0}})
+    body = {"inputs": {"query": "abc", "texts": ["a", "b"]}}
+    async with served(root) as server:
+        for model, version in ((None, "1"), ("vectors", "1"), ("vectors@canary", "2")):
+            response = await server.client.post("/rerank", json=body if model is None else body | {"model": model})
+            assert (response.status_code, response.headers["x-model-version"]) == (200, version)
+            await _until_idle(server, "vectors")
+        (stats,) = server.manager.state().shadows.values()
+        assert dict(stats.results) == {"agreed": 2}  # the candidate's own answers are not compared
+        tensors = [
+            {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+            for name, texts in (("query", ["abc"]), ("texts", ["a", "b"]))
+        ]
+        response = await server.client.post("/v2/models/rerank/versions/2/infer", json={"inputs": tensors})
+        assert (response.status_code, response.headers["x-model-version"]) == (200, "2")
+        response = await server.client.post("/rerank", json=body | {"model": "flowers"})
+        assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
+
+
+@in_event_loop
+async def test_version_leaves_the_memory_after_its_requests_for_all_tasks(root):
+    make_version(root, "vectors", 1, "embed")
+    async with served(root) as server:
+        pipeline = server.runtime.catalog.pipeline("rerank", "vectors")
+        pipeline._begin()
+        leaving = asyncio.create_task(server.runtime.catalog.find("vectors").wait_until_idle())
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        pipeline._end()
+        async with asyncio.timeout(PATIENCE_S):
+            await leaving
+        assert server.runtime.catalog.find("vectors").last_used == pipeline.last_used > 0
+
+
+async def _until_idle(server: Served, model: str = "flowers") -> None:
+    while server.manager._shadows._current[model]._tasks:
         await asyncio.sleep(0)

@@ -65,13 +65,13 @@ class Served:
     def __init__(self, runtime: Runtime, manager: ModelManager) -> None:
         self.runtime, self.manager = runtime, manager
         transport = httpx2.ASGITransport(create_app(runtime))
-        self._client = httpx2.AsyncClient(transport=transport, base_url="http://test")
+        self.client = httpx2.AsyncClient(transport=transport, base_url="http://test")
 
     async def classify(self, model: str | None = None, **headers: str) -> httpx2.Response:
         """Sends a request. Headers are given with _ for -."""
         body = {"inputs": "abc"} | ({} if model is None else {"model": model})
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self._client.post("/classify", json=body, headers=named)
+        return await self.client.post("/classify", json=body, headers=named)
 
     async def version(self, model: str | None = None, **headers: str) -> int:
         """Returns the version that answers a request. All parts of its response must be those of one version."""
@@ -83,7 +83,7 @@ class Served:
 
     async def models(self) -> dict[str, Any]:
         """Returns the served models by name."""
-        return {one["name"]: one for one in (await self._client.get("/models")).json()}
+        return {one["name"]: one for one in (await self.client.get("/models")).json()}
 
 
 @asynccontextmanager

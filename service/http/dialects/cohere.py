@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from swiftlet_serve.service.errors import NotFound, SwiftletError, invalid_value
+from swiftlet_serve.service.errors import SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
@@ -56,9 +56,7 @@ class RerankResponse(BaseModel):
 def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     """Translates a ranking request."""
     given = bodies.parse(RerankRequest, call.body)
-    pipeline = runtime.catalog.find(given.model or "rerank", call.route)
-    if pipeline.model.manifest.task != "rerank":
-        raise NotFound("unknown_model", "No model of this name ranks texts. See /models for the served models.")
+    pipeline = runtime.catalog.find(given.model or "rerank", call.route).for_task("rerank")
     limit = pipeline.model.manifest.max_tokens
     if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
         _refuse("/max_tokens_per_doc", f"Documents are truncated at the model's limit of {limit} tokens only.")

@@ -181,7 +181,7 @@ def _translation(
     def render(answer: Any, record: RequestRecord) -> TaskResponse:
         return TaskResponse.of({"model": pipeline.model.manifest.name, **respond(inquiry.read(answer), record)})
 
-    return Translation(pipeline, inquiry.request, render)
+    return Translation(inquiry.pipeline, inquiry.request, render)
 
 
 def _conversation(messages: Sequence[Message]) -> str:

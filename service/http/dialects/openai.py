@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import NotFound, invalid_value
+from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.http import bodies, model_pages, openai_format
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
 from swiftlet_serve.service.http.openai_format import Usage
@@ -51,9 +51,7 @@ class EmbeddingsResponse(BaseModel):
 def embeddings(runtime: Runtime, call: Call) -> Translation:
     """Translates an embeddings request."""
     given = bodies.parse(EmbeddingsRequest, call.body)
-    pipeline = runtime.catalog.find(given.model, call.route)
-    if pipeline.model.manifest.task != "embed":
-        raise NotFound("unknown_model", "No model of this name makes embeddings. See /models for the served models.")
+    pipeline = runtime.catalog.find(given.model, call.route).for_task("embed")
     parameters: dict[str, Any] = {"encoding_format": given.encoding_format, "truncation": False}
     if given.dimensions is not None:
         parameters["dimensions"] = given.dimensions

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from swiftlet_serve.service.errors import NotFound
 from swiftlet_serve.service.http import bodies, openai_format
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.openai_format import Usage
@@ -48,10 +47,7 @@ class ClassifyResponse(BaseModel):
 def classify(runtime: Runtime, call: Call) -> Translation:
     """Translates a classification request."""
     given = bodies.parse(ClassifyRequest, call.body)
-    pipeline = runtime.catalog.find(given.model or "classify", call.route)
-    manifest = pipeline.model.manifest
-    if manifest.task != "classify":
-        raise NotFound("unknown_model", "No model of this name classifies texts. See /models for the served models.")
+    pipeline = runtime.catalog.find(given.model or "classify", call.route).for_task("classify")
     texts = [given.input] if isinstance(given.input, str) else given.input
     request = bodies.validate(pipeline.model.task.Request, {"inputs": texts})
     return Translation(pipeline, request, partial(_render, pipeline))

@@ -30,7 +30,12 @@ const examples = {}; // number of the example in the form, by task; null after a
 const pending = {}; // AbortController of the request in progress, by task
 const results = {}; // the last request with its answer or problem, by task
 
-const served = () => names.filter((name) => models.some((model) => model.task === name));
+// The models that answer a task, those for the task itself first.
+const modelsOf = (name) => [
+  ...models.filter((model) => model.task === name),
+  ...models.filter((model) => model.other_tasks.includes(name)),
+];
+const served = () => names.filter((name) => modelsOf(name).length);
 const formOf = (name) => find(`form-${name}`);
 const modelOf = (name) => models.find((model) => model.name === formOf(name).elements.model.value);
 const inPanel = (name, selector) => find(`panel-${name}`).querySelector(selector);
@@ -54,9 +59,11 @@ function draw() {
 function drawModels(name) {
   const select = formOf(name).elements.model;
   const chosen = select.value;
-  const options = models
-    .filter((model) => model.task === name)
-    .map((model) => make("option", { value: model.name }, model.name + (model.default ? ` (${message("byDefault")})` : "")));
+  const known = modelsOf(name);
+  const byDefault = known.find((model) => model.task === name && model.default) ?? known[0];
+  const options = known.map((model) =>
+    make("option", { value: model.name }, model.name + (model === byDefault ? ` (${message("byDefault")})` : "")),
+  );
   select.replaceChildren(...options);
   if (options.some((option) => option.value === chosen)) select.value = chosen;
 }

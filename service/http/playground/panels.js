@@ -133,7 +133,7 @@ export function drawCard(model) {
   const { card } = model;
   const entries = [
     ["summary", card.summary],
-    ["task", model.task],
+    ["task", [model.task, ...model.other_tasks].join(", ")],
     ["architecture", model.architecture],
     ["precision", model.precision],
     ["engine", model.engine],

@@ -56,7 +56,6 @@ def test_top_n_may_exceed_the_documents(search_client):
         ({"max_tokens_per_doc": 5}, 422, "validation_failed"),
         ({"rank_fields": [SECRET]}, 422, "validation_failed"),
         ({"model": SECRET}, 404, "unknown_model"),
-        ({"model": "tiny-embed"}, 404, "unknown_model"),
     ],
 )
 def test_invalid_request_is_refused_in_the_form_of_the_protocol(changes, status, code, search_client):
