@@ -188,7 +188,10 @@ def request_limits() -> str:
         ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
         ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
         ["Questions, decisions", f"{decisions.MAX_QUESTIONS}"],
-        ["Different options of all questions, decisions by a zero-shot model", f"{pipeline.MAX_SEQUENCES}"],
+        [
+            "Different options of all questions, decisions by a zero-shot or embedding model",
+            f"{pipeline.MAX_SEQUENCES}",
+        ],
     ]
     return table(["Of a request", "At most"], rows)
 

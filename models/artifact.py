@@ -84,7 +84,8 @@ class Embedding:
 class Decisions:
     """How a model answers typed questions.
 
-    A zero-shot model answers any question. A classifier answers choices among its labels, and those that are mapped.
+    A zero-shot model or an embedding model answers any question. A classifier answers choices among its labels, and
+    those that are mapped.
     """
 
     temperature: float = 1.0  # that its log-odds are divided by, so that probabilities match frequencies

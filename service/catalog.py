@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import NotFound, Unavailable
-from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.pipeline import Pipeline, wrong_task
 
 DEFAULT: Final = "default"
 NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
@@ -109,17 +109,17 @@ class Catalog:
     def update(self, models: Mapping[str, ServedVersions]) -> None:
         """Serves these models from now on. The first of a task answers requests that name no model.
 
-        If there is none, the first one answers that answers this task beside its own.
+        A task that no model was made for is answered by the first model that can.
         """
+        answered = [(served.task, name) for name, served in models.items()]
+        own = {task for task, _ in answered}
+        answered += [(other, name) for task, name in answered for other in tasks.answered_by(task) if other not in own]
         self._models = dict(models)
         self._first_names = {}
         # Others hold these two dictionaries, so they stay the same objects.
         self.pipelines.clear()
         self.tasks.clear()
-        # A model for the task itself goes before those that answer it as well.
-        answered = [(served.task, name) for name, served in self._models.items()]
-        others = [(other, name) for task, name in answered for other in tasks.answered_by(task)[1:]]
-        for task, name in (*answered, *others):
+        for task, name in answered:
             self._first_names.setdefault(task, name)
             served = self._models[name]
             if (pipeline := served.pipelines[served.aliases[DEFAULT]]) is not None:
@@ -127,17 +127,17 @@ class Catalog:
                 self.tasks.setdefault(task, pipeline.for_task(task))
 
     def pipeline(self, task: str, name: str | None, route: Route = ANY) -> Pipeline:
-        """Returns the pipeline for a task and the name of a model, or for the task's first model.
+        """Returns the pipeline for a task and the name of a model. The task's own name means its first model, as None.
 
         Raises:
             NotFound: no model of this name serves the task, or it has no such version.
             ModelLoading: the version is not in memory.
         """
-        served = self._find(name) if name is not None else self._first(task)
+        served = None if name is None else self._find(name)
+        if served is None and name in (None, task):
+            served = self._first(task)
         if served is None or task not in tasks.answered_by(served[2].task):
-            raise NotFound(
-                "unknown_model", "No model of this name serves this task. See /models for the served models."
-            )
+            raise wrong_task()
         return self._choose(*served, route).for_task(task)
 
     def find(self, name: str, route: Route = ANY) -> Pipeline:

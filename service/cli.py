@@ -36,7 +36,7 @@ runs_option: Final = click.option(
     "--runs", type=Directory, default="runs", show_default=True, help="Folder for the state of runs."
 )
 task_option: Final = click.option(
-    "--task", type=click.Choice(tasks.names()), help="Task to use, of those that the model answers. Default: its own."
+    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
 )
 device_option: Final = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device to train on."
@@ -215,8 +215,7 @@ def calibrate(
     from swiftlet_serve.service.offline.calibrate import calibrate, record
 
     (path,) = locate([artifact])
-    model = load_model(path, engine)
-    found = calibrate(model.for_task(task or model.task_name), data, limit=limit)
+    found = calibrate(load_model(path, engine, task=task), data, limit=limit)
     record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
     click.echo(
         f"temperature {found.temperature:g} (fitted on {found.fitted_on} examples)\n"
@@ -240,7 +239,9 @@ def calibrate(
 @click.option(
     "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
 )
-@click.option("--record", is_flag=True, help="Add the scores to the card of the artifact.")
+@click.option(
+    "--record", is_flag=True, help="Add the scores to the card of the artifact, in place of those on the same file."
+)
 def evaluate(
     artifact: str,
     data: Path,
@@ -261,14 +262,13 @@ def evaluate(
 
     results = []
     for path in locate([artifact, *([against] if against else [])]):
-        model = load_model(path, engine)
-        model = model.for_task(task or model.task_name)
+        model = load_model(path, engine, task=task)
         note(f"{model.manifest.name} on {data.name}")
         results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
         for line in summaries.score_lines(model.manifest.name, results[-1]):
             click.echo(line)
         if record and len(results) == 1:
-            record_scores(path, model.task_name, data, results[0])
+            record_scores(model, data, results[0], limit=limit, skip=skip)
     for name, score in results[0].baselines.items():
         note(f"baseline, {name}: {score.value:.2f} %")
     if against:

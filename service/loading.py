@@ -44,14 +44,18 @@ class ServedModel:
         """Returns the model with another of its tasks.
 
         Raises:
-            SetupError: the model does not answer this task.
+            SetupError: the model does not answer this task, or cannot.
         """
         if name == self.task_name:
             return self
         if name not in self.task_names:
             known = " or ".join(self.task_names)
             raise SetupError(f"The model {self.manifest.name} is for the task {known}, not {name}.")
-        return replace(self, task=tasks.load(name).create(self.tokenizer, self.manifest), task_name=name)
+        try:
+            task = tasks.load(name).create(self.tokenizer, self.manifest)
+        except ValueError as error:
+            raise SetupError(f"The model {self.manifest.name} cannot serve the task {name}: {error}") from None
+        return replace(self, task=task, task_name=name)
 
     @property
     def info(self) -> ModelInfo:
@@ -71,13 +75,20 @@ class LoadedModel(ServedModel):
     seconds: float  # duration of loading
 
 
-def load_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tokenizer] | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    engine_name: str,
+    tokenizers: MutableMapping[str, Tokenizer] | None = None,
+    *,
+    task: str | None = None,
+) -> LoadedModel:
     """Verifies an artifact, loads it into an engine and replays its golden answers.
 
     Args:
         path: the artifact directory.
         engine_name: the name of the engine.
         tokenizers: as in `open_model`.
+        task: one of the tasks that the model answers. None: that of its manifest.
 
     Raises:
         ArtifactError: the directory is not a valid artifact, or its answers differ from the golden ones.
@@ -85,6 +96,7 @@ def load_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     """
     started = time.monotonic()
     model = open_model(path, engine_name, tokenizers)
+    model = model.for_task(task or model.task_name)
     hosted, deviation = host_model(model.artifact, engine_name)
     seconds = time.monotonic() - started
     return LoadedModel(

@@ -58,7 +58,6 @@ class Scheduler(Protocol):
 class _VersionState:
     """The state that the pipelines of all tasks of one version share."""
 
-    pipelines: dict[str, Pipeline]  # by task
     on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None
     last_used: float = 0.0
     in_progress: int = 0
@@ -91,8 +90,9 @@ class Pipeline:
         self._scheduler = scheduler
         self.key = key or model.manifest.name
         self.version = version
-        self._state = _VersionState({model.task_name: self})
+        self._state = _VersionState()
         self._state.idle.set()
+        self._others: dict[str, Pipeline] = {}  # by task
         self._threads = threads
         self._max_tokens = max_tokens
         self._deadlines = Deadlines()
@@ -103,14 +103,15 @@ class Pipeline:
         Raises:
             NotFound: the model does not answer the task.
         """
-        pipelines = self._state.pipelines
-        if name not in pipelines:
+        if name == self.model.task_name:
+            return self
+        if name not in self._others:
             if name not in self.model.task_names:
-                detail = "No model of this name serves this task. See /models for the served models."
-                raise NotFound("unknown_model", detail)
-            pipelines[name] = other = copy(self)
+                raise wrong_task()
+            self._others[name] = other = copy(self)
             other.model = self.model.for_task(name)
-        return pipelines[name]
+            other._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
+        return self._others[name]
 
     @property
     def on_answer(self) -> Callable[[BaseModel, Any, RequestRecord], None] | None:
@@ -212,6 +213,11 @@ class Pipeline:
     async def _run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function on a thread. Long texts must not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+
+def wrong_task() -> NotFound:
+    """Returns the error of a request that names a model of another task."""
+    return NotFound("unknown_model", "No served model has this task and name. See /models for the served models.")
 
 
 def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) -> None:

@@ -51,8 +51,8 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Models to serve, separated by commas: names of bundled models or artifact directories. "
-        "The first model of a task answers requests that name no model. Empty: all bundled models, the best "
-        "one of each task first.",
+        "The first model of a task answers requests that name no model; without one, the first embedding model also "
+        "ranks and chooses among labels. Empty: all bundled models, the best one of each task first.",
     )
     repository: str | None = Field(
         None,

@@ -64,7 +64,7 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str) -
 @click.argument("input", required=False)
 @click.option("--model", help="Artifact directory or name of a bundled model.")
 @click.option(
-    "--task", type=click.Choice(tasks.names()), help="Task to use, of those that the model answers. Default: its own."
+    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
 )
 @click.option(
     "--out",

@@ -45,7 +45,7 @@ def estimate(options: Options) -> Estimate:
     """
     job = open_job(options)
     plan = planning.make(job.settings, job.sources)
-    model = load_model(job.model.artifact.path, options.engine).for_task(job.model.task_name)
+    model = load_model(job.model.artifact.path, options.engine, task=job.model.task_name)
     scorer = Scorer(model, job.maker, options.cores)
     output, stream = formats.load(plan.settings.output_format), HashedStream(io.BytesIO())
     writer, codes, rows = output.writer(stream, plan.layout), Counter[str](), 0

@@ -158,7 +158,7 @@ def _work(
     options: Options, job: Opened, plan: Plan, manifest: Manifest, leases: Leases, on_rows: Callable[[int], None]
 ) -> None:
     """Runs one worker in this process."""
-    model = load_model(job.model.artifact.path, options.engine).for_task(job.model.task_name)
+    model = load_model(job.model.artifact.path, options.engine, task=job.model.task_name)
     scorer = Scorer(model, job.maker, options.cores)
     try:
         Worker(options.out, plan, manifest, leases, scorer, options.budget, on_rows).run()

@@ -53,8 +53,7 @@ class BatchScorer:
             SetupError: there is no such model, it does not answer the task, or the columns or parameters do not fit it.
         """
         (path,) = locate([model])
-        loaded = load_model(path, engine)
-        loaded = loaded.for_task(task or loaded.task_name)
+        loaded = load_model(path, engine, task=task)
         self._maker = RequestMaker(loaded.task, columns or {}, parameters or {})
         self._scorer = Scorer(loaded, self._maker, cores)
         self._layout = Layout(None, answer_column, error_column, ",")

@@ -75,10 +75,10 @@ class ModelInfo(BaseModel):
 
     name: Annotated[str, Field(description='Name of the model, for the field "model" of a request.')]
     version: Annotated[str, Field(description="Version of the artifact.")]
-    task: Annotated[str, Field(description="Task of the model, which is also its route.")]
+    task: Annotated[str, Field(description="Task that the model was made for, which is also its route.")]
     other_tasks: Annotated[
         list[str],
-        Field(description="Other tasks that the model answers. Where no model has such a task, the first one answers."),
+        Field(description="Other tasks that the model answers: by default if it is the first that can."),
     ]
     default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
     architecture: Annotated[str, Field(description="Architecture of the network.")]
@@ -119,7 +119,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
 
     Args:
         pipeline: the pipeline of its default version.
-        default: whether it answers requests that name no model.
+        default: whether it answers requests of its task that name no model.
         runtime: the title of its engine.
         versions: its versions in the model repository.
     """

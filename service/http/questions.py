@@ -42,7 +42,7 @@ class Question:
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """The statements of which a zero-shot model says how likely they are."""
+        """The statements of which a zero-shot or embedding model says how likely they are."""
         if not self.options:
             return (self.instructions,)
         return tuple(f"{self.instructions} {option.text}".strip() for option in self.options)

@@ -43,7 +43,9 @@ def calibrate(model: LoadedModel, data: Path, *, limit: int | None = None) -> Ca
         SetupError: the model's task has no probabilities of labels.
     """
     if model.task_name not in READERS:
-        raise SetupError(f"Models for {model.task_name} answer no decisions. Calibrate a classifier.")
+        others = [task for task in model.task_names if task in READERS]
+        advice = f"Name --task {others[0]}." if others else "Calibrate a classifier."
+        raise SetupError(f"The task {model.task_name} has no probabilities of labels. {advice}")
     if model.manifest.embedding is None and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
     parameters, read = READERS[model.task_name]

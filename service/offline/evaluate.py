@@ -102,7 +102,7 @@ def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
 
 def summary(evaluation: Evaluation) -> dict[str, Any]:
     """Returns an evaluation as recorded in the card. An infinite threshold becomes null, which JSON can express."""
-    summary: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "scores": {name: asdict(score) for name, score in evaluation.scores.items()},
         "trivial": {name: asdict(score) for name, score in evaluation.baselines.items()},
     }
@@ -110,20 +110,23 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
         name: {"score": bound.score, "threshold": None if math.isinf(bound.value) else bound.value}
         for name, bound in evaluation.upper_bounds.items()
     }
-    return summary | ({"upper_bounds": bounds} if bounds else {})
+    return scores | ({"upper_bounds": bounds} if bounds else {})
 
 
-def record(path: Path, task: str, data: Path, found: Evaluation) -> Artifact:
-    """Adds the scores of a task on a data file to the card of the artifact in `path`, beside those of its release.
+def record(model: ServedModel, data: Path, found: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
+    """Adds a model's scores on a data file to the card of its artifact, beside those of its release.
+
+    They replace those of the same task on the same file.
 
     Raises:
         ArtifactError: the artifact is invalid.
     """
-    artifact = open_artifact(path)
+    artifact = open_artifact(model.artifact.path)
+    part = {"task": model.task_name, "engine": model.engine_name, "skip": skip, "limit": limit}
+    name = data.name if model.task_name == artifact.manifest.task else f"{data.name}, {model.task_name}"
     card = artifact.card()
-    own = task == artifact.manifest.task
-    also = card.get("also", {}) | {data.name: summary(found) | ({} if own else {"task": task})}
-    return seal(path, artifact.manifest, card | {"also": also})
+    also = card.get("also", {}) | {name: summary(found) | part}
+    return seal(artifact.path, artifact.manifest, card | {"also": also})
 
 
 def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:

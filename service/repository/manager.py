@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from swiftlet_serve.models.artifact import ArtifactError
+from swiftlet_serve.service import tasks
 from swiftlet_serve.service.catalog import DEFAULT, ModelLoading, ServedVersions
 from swiftlet_serve.service.errors import NotFound, SetupError, SwiftletError, Unavailable, log_exception
 from swiftlet_serve.service.repository import desired
@@ -340,9 +341,11 @@ class ModelManager:
                 try:
                     manifest = json.loads(content)
                     version.size = sum(int(file["size"]) for file in manifest["files"].values())
-                    version.task = str(manifest["task"])
+                    task = str(manifest["task"])
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise RepositoryError(f"The manifest of version {number} is invalid.") from None
+                tasks.load(task)  # raises SetupError for a task of a newer server
+                version.task = task
         return version
 
     async def _load_requested(self, version: Version) -> None:

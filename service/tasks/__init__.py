@@ -51,7 +51,7 @@ class Definition(Protocol):
     """Other ways to train it, for a recipe that names one. Optional: without it there is none."""
     OTHER_HEADS: Mapping[Head, Outputs]
     """Other heads that the task can use, with their outputs. Optional: without it there is none. A model that was
-    released for a task with such a head answers this task as well."""
+    released for a task with such a head answers this task as well, so that `create` must accept it."""
     CROSS_ENCODER: bool
     """Whether import takes the function of the scores from a CrossEncoder of sentence-transformers. Optional."""
     GOLDEN_PARAMETERS: Mapping[str, Any]

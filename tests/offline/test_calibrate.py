@@ -63,7 +63,7 @@ def test_calibrate_keeps_what_was_mapped_before(tmp_path):
 @pytest.mark.parametrize(
     ("task", "options", "rows", "message"),
     [
-        ("qa", [], COUNT, "answer no decisions"),
+        ("qa", [], COUNT, "The task qa has no probabilities of labels. Calibrate a classifier."),
         (
             "classify",
             ["--predicate", "Is it?", "no label"],
@@ -88,7 +88,7 @@ def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_p
     data = tmp_path / "named.jsonl"
     rows = ({"text": chr(97 + i % 26), "label": "xyz"[i % 3]} for i in range(COUNT))
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    assert "Models for embed answer no decisions." in calibrate(made.path, data).output
+    assert "Name --task zero-shot." in calibrate(made.path, data).output
     result = calibrate(made.path, data, "--task", "zero-shot")
 
     assert result.exit_code == 0, result.output

@@ -448,9 +448,15 @@ def test_evaluate_command_measures_another_task_and_records_it(tmp_path):
     found = open_artifact(made.path)
     assert found.manifest.name == "tiny-embed"
     also = found.card()["also"]
-    assert also.keys() == {"named.jsonl"}
-    assert also["named.jsonl"]["task"] == "zero-shot"
-    assert also["named.jsonl"]["scores"]["accuracy"]["value"] == 25.0
+    assert also.keys() == {"named.jsonl, zero-shot"}
+    (told,) = also.values()
+    assert told["scores"]["accuracy"]["value"] == 25.0
+    assert {name: told[name] for name in ("task", "engine", "skip", "limit")} == {
+        "task": "zero-shot",
+        "engine": "native",
+        "skip": 0,
+        "limit": None,
+    }
     load_model(made.path, "onnx_cpu")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -535,6 +537,53 @@ async def test_versions_answer_all_their_tasks(root):
         assert (response.status_code, response.headers["x-model-version"]) == (200, "2")
         response = await server.client.post("/rerank", json=body | {"model": "flowers"})
         assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
+
+
+@in_event_loop
+async def test_model_for_a_task_that_this_server_lacks_stops_no_other(root):
+    size = sum(file.size for file in open_artifact(root / "flowers" / "1").manifest.files.values())
+    want(root, flowers={"version": 1, "pinned": True})
+    async with served(root, max_bytes=size * 3 // 2) as server:
+        newer = make_version(root, "newer", 1)
+        manifest = newer / MANIFEST
+        manifest.write_text(manifest.read_text("utf-8").replace('"classify"', '"summarise"'), "utf-8")
+        want(root, flowers={"version": 1, "pinned": True}, newer={"version": 1})
+        for _ in range(2):
+            await server.manager.look()
+            assert await server.version() == 1
+        states = {one.model: one.state for one in server.manager.state().versions}
+        assert states == {"flowers": "ready", "newer": "failed"}
+
+
+@in_event_loop
+async def test_model_of_the_task_is_asked_also_while_it_is_not_in_memory(root):
+    make_version(root, "cross", 1, "rerank", labels=("relevance",))
+    make_version(root, "vectors", 1, "embed")
+    size = sum(file.size for file in open_artifact(root / "vectors" / "1").manifest.files.values())
+    want(root, vectors={"version": 1, "pinned": True}, cross={"version": 1})
+    async with served(root, max_bytes=size * 3 // 2) as server:  # too small for both
+        bodies = ({"inputs": {"query": "abc", "texts": ["a"]}}, {"query": "abc", "texts": ["a"]})
+        for body in bodies:  # of our own route, and TEI's
+            response = await server.client.post("/rerank", json=body)
+            assert (response.status_code, response.json()["code"]) == (503, "model_unavailable")
+
+
+@in_event_loop
+async def test_version_that_has_gone_is_freed_without_the_garbage_collector(root):
+    make_version(root, "vectors", 1, "embed")
+    async with served(root) as server:
+        body = {"inputs": {"query": "abc", "texts": ["a", "b"]}}
+        assert (await server.client.post("/rerank", json=body)).status_code == 200
+        pipeline = weakref.ref(server.runtime.catalog.find("vectors"))
+        gc.disable()
+        try:
+            shutil.rmtree(root / "vectors")
+            await server.manager.look()
+            async with asyncio.timeout(PATIENCE_S):
+                while pipeline() is not None:
+                    await asyncio.sleep(0)
+        finally:
+            gc.enable()
 
 
 @in_event_loop

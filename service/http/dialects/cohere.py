@@ -56,7 +56,7 @@ class RerankResponse(BaseModel):
 def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     """Translates a ranking request."""
     given = bodies.parse(RerankRequest, call.body)
-    pipeline = runtime.catalog.find(given.model or "rerank", call.route).for_task("rerank")
+    pipeline = runtime.catalog.pipeline("rerank", given.model, call.route)
     limit = pipeline.model.manifest.max_tokens
     if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
         _refuse("/max_tokens_per_doc", f"Documents are truncated at the model's limit of {limit} tokens only.")

@@ -51,7 +51,7 @@ class EmbeddingsResponse(BaseModel):
 def embeddings(runtime: Runtime, call: Call) -> Translation:
     """Translates an embeddings request."""
     given = bodies.parse(EmbeddingsRequest, call.body)
-    pipeline = runtime.catalog.find(given.model, call.route).for_task("embed")
+    pipeline = runtime.catalog.pipeline("embed", given.model, call.route)
     parameters: dict[str, Any] = {"encoding_format": given.encoding_format, "truncation": False}
     if given.dimensions is not None:
         parameters["dimensions"] = given.dimensions

@@ -47,7 +47,7 @@ class ClassifyResponse(BaseModel):
 def classify(runtime: Runtime, call: Call) -> Translation:
     """Translates a classification request."""
     given = bodies.parse(ClassifyRequest, call.body)
-    pipeline = runtime.catalog.find(given.model or "classify", call.route).for_task("classify")
+    pipeline = runtime.catalog.pipeline("classify", given.model, call.route)
     texts = [given.input] if isinstance(given.input, str) else given.input
     request = bodies.validate(pipeline.model.task.Request, {"inputs": texts})
     return Translation(pipeline, request, partial(_render, pipeline))

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.service import build_info
-from swiftlet_serve.service.errors import NotFound, SwiftletError, invalid_value
+from swiftlet_serve.service.errors import SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, problem_details
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
@@ -97,7 +97,7 @@ class SimilarityRequest(Foreign):
 
 def predict(runtime: Runtime, call: Call) -> Translation:
     """Translates a prediction request."""
-    pipeline, given = _default(runtime, "classify"), bodies.parse(PredictRequest, call.body)
+    pipeline, given = _default(runtime, call, "classify"), bodies.parse(PredictRequest, call.body)
     _check_direction(given.truncation_direction)
     inputs = given.inputs
     batch = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], list) else None
@@ -118,7 +118,7 @@ def predict(runtime: Runtime, call: Call) -> Translation:
 
 def embed(runtime: Runtime, call: Call) -> Translation:
     """Translates an embedding request."""
-    pipeline, given = _default(runtime, "embed"), bodies.parse(EmbedRequest, call.body)
+    pipeline, given = _default(runtime, call, "embed"), bodies.parse(EmbedRequest, call.body)
     _check_direction(given.truncation_direction)
     parameters = given.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
@@ -130,7 +130,7 @@ def embed(runtime: Runtime, call: Call) -> Translation:
 
 def rerank(runtime: Runtime, call: Call) -> Translation:
     """Translates a ranking request."""
-    pipeline, given = _default(runtime, "rerank"), bodies.parse(RerankRequest, call.body)
+    pipeline, given = _default(runtime, call, "rerank"), bodies.parse(RerankRequest, call.body)
     _check_direction(given.truncation_direction)
     fields = {
         "inputs": {"query": given.query, "texts": given.texts},
@@ -145,7 +145,7 @@ def rerank(runtime: Runtime, call: Call) -> Translation:
 
 def similarity(runtime: Runtime, call: Call) -> Translation:
     """Translates a similarity request: the cosines of a sentence's vector with those of others."""
-    pipeline, given = _default(runtime, "embed"), bodies.parse(SimilarityRequest, call.body).inputs
+    pipeline, given = _default(runtime, call, "embed"), bodies.parse(SimilarityRequest, call.body).inputs
     fields = {"inputs": [given.source_sentence, *given.sentences], "parameters": {"normalize": True}}
     request = bodies.validate(pipeline.model.task.Request, fields)
 
@@ -179,15 +179,14 @@ def render_error(error: SwiftletError, _: str) -> Response:
     )
 
 
-def _default(runtime: Runtime, task: str) -> Pipeline:
-    """Returns the default model of a task.
+def _default(runtime: Runtime, call: Call, task: str) -> Pipeline:
+    """Returns the default model of a task, for requests that name none.
 
     Raises:
         NotFound: no model serves the task.
+        ModelLoading: it is not in memory.
     """
-    if task not in runtime.tasks:
-        raise NotFound("unknown_model", "No served model does this. See /models for the served models.")
-    return runtime.tasks[task]
+    return runtime.catalog.pipeline(task, None, call.route)
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:
