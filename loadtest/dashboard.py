@@ -2,9 +2,10 @@
 
     python -m loadtest.dashboard docker/grafana/dashboard.png
 
-Prometheus scrapes a server of the bundled models during a load of classify, qa and fill-mask. The load is low, then above the
-server's capacity, then low again while the worker process is killed. Needs Prometheus (`apt-get install prometheus`)
-and the extra `plot`, and no Grafana: the queries, legends and titles are the dashboard's own.
+Prometheus scrapes a server of the bundled models during a load of classify, qa and fill-mask. The load is low, then
+above the server's capacity, then low again while the worker process is killed. Needs Prometheus
+(`apt-get install prometheus`) and the extra `plot`, and no Grafana: the queries, legends and titles are the
+dashboard's own.
 """
 
 from __future__ import annotations
