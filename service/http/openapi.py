@@ -78,7 +78,9 @@ class ModelInfo(BaseModel):
     task: Annotated[str, Field(description="Task that the model was made for, which is also its route.")]
     other_tasks: Annotated[
         list[str],
-        Field(description="Other tasks that the model answers: by default if it is the first that can."),
+        Field(
+            description="Other tasks that the model answers. It may be their default if no model was made for them."
+        ),
     ]
     default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
     architecture: Annotated[str, Field(description="Architecture of the network.")]
@@ -86,10 +88,10 @@ class ModelInfo(BaseModel):
     engine: Annotated[str, Field(description="Engine that runs the model.")]
     runtime: Annotated[
         str,
-        Field(description="What the engine runs the model on: its kernel, and why a better one does not serve."),
+        Field(description="Kernel that runs the model, and the reason if a faster one is not used."),
     ]
     max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
-    labels: Annotated[list[str], Field(description="Labels of a classify model; empty for other tasks.")]
+    labels: Annotated[list[str], Field(description="Labels of the model; empty if its outputs have no names.")]
     languages: Annotated[
         list[str],
         Field(description="Languages of the texts that the model was trained for, as BCP 47 tags; empty if not known."),
