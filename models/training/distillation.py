@@ -23,7 +23,7 @@ from swiftlet_serve.models.training.finetuning_losses import Logits, split_logit
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.run_directory import claim_directory, write_array_atomically
+from swiftlet_serve.models.training.run_directory import claim_directory, locked, write_array_atomically
 from swiftlet_serve.models.training.task_training import (
     FinetunedTeacher,
     Run,
@@ -139,19 +139,21 @@ class TaskTeacher:
         Raises:
             RecipeError: the recipe names an engine, and this run cannot use one.
         """
+        if not examples:
+            return []
         run, path = self.run, self.run.directory / f"{self.engine}{'-' if self.engine else ''}{file_name}"
+        parts = {start: path.with_suffix(f".{start}.npy") for start in range(0, len(examples), PART)}
         if not path.is_file():
-            model = self.load()
-            run.report(f"computing the logits of {len(examples)} examples")
-            parts = {start: path.with_suffix(f".{start}.npy") for start in range(0, len(examples), PART)}
-            for start, part in parts.items():
-                if not part.is_file():
-                    write_array_atomically(
-                        part, np.concatenate(self._compute_logits(model, examples[start : start + PART]))
-                    )
-            write_array_atomically(path, np.concatenate([np.load(part) for part in parts.values()]))
-            for part in parts.values():
-                part.unlink()
+            with locked(run.directory):
+                model = self.load()
+                run.report(f"computing the logits of {len(examples)} examples")
+                for start, part in parts.items():
+                    if not part.is_file():
+                        logits = self._compute_logits(model, examples[start : start + PART])
+                        write_array_atomically(part, np.concatenate(logits))
+                write_array_atomically(path, np.concatenate([np.load(part) for part in parts.values()]))
+        for part in parts.values():
+            part.unlink(missing_ok=True)
         ends = np.cumsum([len(example.encoding.focus) for example in examples])
         return np.split(np.load(path), ends[:-1])
 

@@ -15,7 +15,7 @@ import numpy as np
 from swiftlet_serve.models.datasets import Tagged
 from swiftlet_serve.models.tokenizer import Chunk, Tokenizer
 from swiftlet_serve.models.training.entity_examples import make_entity_examples, take_tagged_texts
-from swiftlet_serve.models.training.examples import NO_LABEL, Example
+from swiftlet_serve.models.training.examples import NO_LABEL, TEACHER_TOKENS, Example
 from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.models.training.recipe import Finetuning
 from swiftlet_serve.models.training.text_examples import read_sentences
@@ -51,7 +51,7 @@ def read_tagged_chunks(work: Finetuning, data: Path, tokenizer: Tokenizer, teach
 
 
 def _pair(texts: Sequence[Tagged], examples: Sequence[Example], teacher: Tokenizer) -> Iterator[TaggedChunk]:
-    """Yields each example that has tokens with the same part of its text as the teacher reads it."""
+    """Yields each example that both can read with the same part of its text as the teacher reads it."""
     parts = []
     for example in examples:
         chunk = _chunk(example)
@@ -59,7 +59,7 @@ def _pair(texts: Sequence[Tagged], examples: Sequence[Example], teacher: Tokeniz
         text = texts[chunk.text_index].text
         parts.append(text[offsets[0, 0] : offsets[-1, 1]] if len(offsets) else "")
     for example, tokens in zip(examples, teacher.tokenize(parts), strict=True):
-        if len(tokens):
+        if 0 < len(tokens) <= TEACHER_TOKENS - 2:  # with [CLS] and [SEP]
             (whole,) = teacher.chunks(tokens, 0, len(tokens), 0)
             yield TaggedChunk(example, Example(whole, (NO_LABEL,) * len(tokens)))
 

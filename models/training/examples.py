@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models.tokenizer import Encoding
 
+TEACHER_TOKENS: Final = 512  # that a teacher reads at most: the positions of a BERT
 NO_LABEL: Final = -100  # the target of an unlabelled text, which the cross entropy ignores
 BATCHES_SORTED_TOGETHER: Final = 50  # batches whose examples are sorted by length, to reduce padding
 
@@ -25,7 +26,8 @@ class Example:
 
     encoding: Encoding
     target: tuple[int, ...]
-    """A label, or the positions of an answer's first and last token. (NO_LABEL,) if only the teacher labels it."""
+    """A label, the positions of an answer's first and last token, or a label for each token. NO_LABEL takes the place
+    of what only the teacher labels."""
     context: range = range(0)
     """The positions that an answer may take."""
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
@@ -19,10 +20,11 @@ from swiftlet_serve.models.training.contrastive import train_on_pairs
 from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
 from swiftlet_serve.models.training.entity_examples import read_entities
 from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
-from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.examples import Example, hash_examples
+from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.pair_examples import read_inferences
-from swiftlet_serve.models.training.pretrain import run_settings
+from swiftlet_serve.models.training.pretrain import hash_parameters, run_settings
 from swiftlet_serve.models.training.question_examples import read_questions
 from swiftlet_serve.models.training.question_teacher import AskedWindow, read_asked_windows
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
@@ -77,6 +79,8 @@ def finetune(
     """
     work = recipe.finetuning[name]
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
+    if work.init_from:
+        settings["models"] = {work.init_from: hash_parameters(pretrained)}
     claim_directory(directory, settings)
     run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
@@ -92,35 +96,58 @@ def finetune(
     if plan is not None and plan.character_ngrams:
         logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
     elif plan is not None:
-        teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
-        if plan.init_from_teacher and not has_checkpoint(directory):
-            initialise_from_task_teacher(model, recipe, teacher.load(), examples)
-        read, taught = tokenizer, examples
-        if plan.task_teacher:
-            read = load_own_tokenizer(plan.task_teacher)
-            taught = read_examples(work, data, read)
-            teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
-        if work.method == "entities" or (plan.task_teacher and work.method == "span"):
-            read_pairs = read_tagged_chunks if work.method == "entities" else read_asked_windows
-            pairs: Sequence[TaggedChunk | AskedWindow] = read_pairs(work, data, tokenizer, read)
-            examples = [pair.student for pair in pairs]
-            theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
-            logits = [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
-        else:
-            logits = teacher.predict("logits.npy", taught)
-        if work.unlabelled and work.method == "classification":
-            more = read_unlabelled_texts(work, data, tokenizer)
-            other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
-            examples = [*examples * work.labelled_repeats, *more]
-            logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
+        examples, logits = _ask_teacher(recipe, work, model, tokenizer, examples, data, run)
+    claim_directory(directory, {"examples": hash_examples(examples)}, "examples.json")
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
+
+
+def _ask_teacher(
+    recipe: Recipe,
+    work: Finetuning,
+    model: Model,
+    tokenizer: Tokenizer,
+    examples: list[Example],
+    data: Path,
+    run: Run,
+) -> tuple[list[Example], list[Logits]]:
+    """Returns all examples of the student with the teacher's predictions, and initialises the student if it is to be.
+
+    `examples` are those of the training files, as the student reads them.
+    """
+    plan = work.distillation
+    assert plan is not None  # noqa: S101  # for the type checker
+    teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
+    if plan.init_from_teacher and not has_checkpoint(run.directory):
+        initialise_from_task_teacher(model, recipe, teacher.load(), examples)
+    read, taught = tokenizer, examples
+    if plan.task_teacher:
+        read = load_own_tokenizer(plan.task_teacher)
+        taught = read_examples(work, data, read)
+        teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
+    if work.method == "entities" or (plan.task_teacher and work.method == "span"):
+        read_pairs = read_tagged_chunks if work.method == "entities" else read_asked_windows
+        pairs: Sequence[TaggedChunk | AskedWindow] = read_pairs(work, data, tokenizer, read)
+        theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
+        logits = [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
+        return [pair.student for pair in pairs], logits
+    logits = teacher.predict("logits.npy", taught)
+    if work.unlabelled and work.method == "classification":
+        more = read_unlabelled_texts(work, data, tokenizer)
+        other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
+        examples = [*examples * work.labelled_repeats, *more]
+        logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
+    return examples, logits
 
 
 def read_examples(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
     """Reads the training files of a task.
 
     Raises:
-        DatasetError: a file is not in the task's format.
+        DatasetError: a file is not in the task's format, or none holds an example.
+        RecipeError: the labels do not fit the files.
     """
-    return READERS[work.method](work, data, tokenizer)
+    examples = READERS[work.method](work, data, tokenizer)
+    if not examples:
+        raise DatasetError("The training files hold no example.")
+    return examples

@@ -30,14 +30,19 @@ def read_inferences(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[
     """Reads the pairs of all training files, evenly spaced within each file.
 
     Raises:
-        DatasetError: a file has neither premises with hypotheses, nor texts with labels, nor articles.
+        DatasetError: a file has neither premises with hypotheses, nor texts with labels, nor articles; or a relation is
+            not among the labels of the recipe.
     """
-    pairs = [pair for file, count in work.train.items() for pair in _read(data / file, count, work.negatives)]
+    pairs, targets = [], []
+    for file, count in work.train.items():
+        for pair in _read(data / file, count, work.negatives):
+            fitting = find_relations(pair.label, work.labels)
+            if len(fitting) > 1 and pair.label != OTHER:
+                raise datasets.DatasetError(f"{file} has a relation that is not among the labels of the recipe.")
+            pairs.append(pair)
+            targets.append(fitting[0])
     encodings = tokenizer.encode([(pair.premise, pair.hypothesis) for pair in pairs], work.max_tokens)
-    return [
-        Example(encoding, (find_relations(pair.label, work.labels)[0],))
-        for encoding, pair in zip(encodings, pairs, strict=True)
-    ]
+    return [Example(encoding, (target,)) for encoding, target in zip(encodings, targets, strict=True)]
 
 
 def _read(path: Path, count: int, negatives: int) -> list[Inference]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer, Window
-from swiftlet_serve.models.training.examples import NO_LABEL, Example
+from swiftlet_serve.models.training.examples import NO_LABEL, TEACHER_TOKENS, Example
 from swiftlet_serve.models.training.finetuning_losses import EXCLUDED, Logits
 from swiftlet_serve.models.training.question_examples import (
     ask_again,
@@ -77,7 +77,10 @@ def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teach
 def make_asked_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, teacher: Tokenizer, max_tokens: int, *, labelled: bool
 ) -> list[AskedWindow]:
-    """Returns the windows of all questions that hold tokens. Their targets are the answers if they are `labelled`."""
+    """Returns the windows of all questions that hold tokens. Their targets are the answers if they are `labelled`.
+
+    A word that is unknown to the student may be many tokens of the teacher. Windows that it cannot read are left out.
+    """
     found = []
     for question in questions:
         for example in make_windows(question, tokenizer, max_tokens):
@@ -88,7 +91,7 @@ def make_asked_windows(
             part = question.context[window.token_spans[0, 0] : window.token_spans[-1, 1]]
             student = example if labelled else replace(example, target=NOWHERE)
             found.append(AskedWindow(student, _read(question.question, part, teacher)))
-    return [window for window in found if window.teacher.context]
+    return [one for one in found if one.teacher.context and len(one.teacher.encoding.input_ids) <= TEACHER_TOKENS]
 
 
 def _read(question: str, context: str, tokenizer: Tokenizer) -> Example:

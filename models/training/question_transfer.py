@@ -25,7 +25,7 @@ QUESTION_WORDS: Final = frozenset({"what", "which", "when", "where", "whose", "d
 
 
 def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str], count: int) -> list[Question]:
-    """Returns `count` questions of other contexts, which may answer them or not.
+    """Returns at most `count` questions of other contexts, which may answer them or not.
 
     Each question occurs about equally often, up to `BEST` times, but not if no paragraph shares a word with it.
     """

@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_serve.models.training.recipe import RecipeError
 
+HELD: Final[set[Path]] = set()  # the locks of this process
 
-def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Creates a run's directory and records the settings that decide the run's result.
+
+def claim_directory(directory: Path, settings: Mapping[str, Any], name: str = "run.json") -> None:
+    """Creates a run's directory and records what decides the run's result, in the file `name`.
 
     Raises:
         RecipeError: the directory holds a run with different settings.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path, text = directory / "run.json", json.dumps(settings, indent=1, sort_keys=True)
+    path, text = directory / name, json.dumps(settings, indent=1, sort_keys=True)
     if path.is_file() and path.read_text("utf-8") != text:
-        raise RecipeError(f"{directory} holds a run of a different recipe: name another directory, or delete this one.")
+        raise RecipeError(
+            f"{directory} holds a run of a different recipe or of other data. Name another directory, or delete it."
+        )
     if not path.is_file():
         write_text_atomically(path, text)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other processes from writing to a run's directory.
+
+    Raises:
+        RecipeError: another process writes to it.
+    """
+    path = (directory / "lock").resolve()
+    if path in HELD:  # a student's run reads its teacher's
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"{directory} is in use by another run. Wait until it ends.") from None
+        HELD.add(path)
+        try:
+            yield
+        finally:
+            HELD.discard(path)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

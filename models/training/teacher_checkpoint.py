@@ -42,9 +42,12 @@ def load_teacher_tokenizer(package: str) -> tokenizers.Tokenizer:
     """Loads the tokenizer of a teacher.
 
     Raises:
-        convert.ConversionError: the package is not installed.
+        convert.ConversionError: the package is not installed, or holds no tokenizer.
     """
-    return tokenizers.Tokenizer.from_file(str(find_checkpoint(package) / "tokenizer.json"))
+    path = find_checkpoint(package) / "tokenizer.json"
+    if not path.is_file():
+        raise convert.ConversionError(f"the teacher {package} has no tokenizer.json.")
+    return tokenizers.Tokenizer.from_file(str(path))
 
 
 def load_own_tokenizer(package: str) -> Tokenizer:
@@ -63,11 +66,14 @@ def find_checkpoint(package: str) -> Path:
     Raises:
         convert.ConversionError: the package is not installed.
     """
-    if "/" in package:
+    if "/" in package or Path(package).is_dir():
         if not Path(package).is_dir():
             raise convert.ConversionError(f"there is no directory {package}, which should hold a teacher.")
         return Path(package)
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # of a name with dots
+        spec = None
     if spec is None or spec.origin is None:
         raise convert.ConversionError(f"the teacher's package {package} is not installed.")
     return Path(spec.origin).parent / "model"

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from swiftlet_serve.models import datasets
-from swiftlet_serve.models.datasets import Labelled
+from swiftlet_serve.models.datasets import DatasetError, Labelled
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.corruption import corrupt
 from swiftlet_serve.models.training.examples import Example, take_evenly, unlabelled
@@ -33,9 +33,16 @@ def read_texts(work: Finetuning, data: Path) -> list[Labelled]:
     """Reads the texts of all training files with their labels, evenly spaced within each file.
 
     Raises:
-        DatasetError: a file is not a table of labelled texts.
+        DatasetError: a file is not a table of labelled texts, or has a label that the recipe does not name.
     """
-    return [text for file, count in work.train.items() for text in take_evenly(datasets.labelled(data / file), count)]
+    found = []
+    labels = max(2, len(work.labels))  # a single label is there, 1, or not, 0
+    for file, count in work.train.items():
+        texts = take_evenly(datasets.labelled(data / file), count)
+        if any(text.label >= labels for text in texts):
+            raise DatasetError(f"{file} has a label above {labels - 1}, and the labels of the recipe count from 0.")
+        found += texts
+    return found
 
 
 def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:

@@ -22,6 +22,7 @@ from swiftlet_serve.models.training.acceleration import TokenCounter, accelerate
 from swiftlet_serve.models.training.checkpoint import State, resume, save_checkpoint, save_snapshot
 from swiftlet_serve.models.training.interrupt import DeferredInterrupt
 from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, CurvePoint, read_curve, write_curve
+from swiftlet_serve.models.training.run_directory import locked
 from swiftlet_serve.models.training.schedule import Schedule
 
 REPORT_EVERY: Final = 20  # steps between two points of the learning curve
@@ -75,6 +76,9 @@ def train(
     runs without gradients. `scale_learning_rate` takes the number of a step and returns a scale and the modules whose
     learning rate it scales. After each number of steps in `snapshots`, the directory gets a copy of the parameters.
     `accelerate` allows compiled layers and layers without padding on a GPU.
+
+    Raises:
+        RecipeError: another process trains in the directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     device = device or torch.device("cpu")
@@ -89,7 +93,7 @@ def train(
     faster = accelerated(model, device, bf16=bf16) if accelerate else nullcontext()
     started = time.monotonic()
     model.train()
-    with DeferredInterrupt() as interrupt, closing(speed), faster:
+    with locked(directory), DeferredInterrupt() as interrupt, closing(speed), faster:
         for step in range(first_step, schedule.steps):
             learning_rate = schedule.rate(step)
             for group in optimiser.param_groups:

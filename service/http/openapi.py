@@ -78,9 +78,7 @@ class ModelInfo(BaseModel):
     task: Annotated[str, Field(description="Task that the model was made for, which is also its route.")]
     other_tasks: Annotated[
         list[str],
-        Field(
-            description="Other tasks that the model answers. It may be their default if no model was made for them."
-        ),
+        Field(description="Other tasks that the model answers. It may be their default if no model was made for them."),
     ]
     default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
     architecture: Annotated[str, Field(description="Architecture of the network.")]

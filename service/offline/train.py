@@ -295,7 +295,7 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     if work.distillation is not None and work.distillation.character_ngrams:
         teacher = {"taught_by": "logistic regression on the characters of the same labelled examples"}
     elif work.distillation is not None:
-        checkpoint = work.distillation.task_teacher.rsplit("/", 1)[-1] or recipe.teacher
+        checkpoint = Path(work.distillation.task_teacher).name or recipe.teacher
         teacher = {"taught_by": f"{checkpoint}, fine-tuned on the same labelled examples"}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}

@@ -14,6 +14,7 @@ from swiftlet_serve.models.training.recipe.checks import RecipeError
 from swiftlet_serve.models.training.recipe.optimisation import Optimisation
 
 SHORTEST: Final = 4  # words of an unlabelled sentence
+LEAST_TOKENS: Final = 8  # of a sequence
 
 TrainingMethod = Literal[
     "classification", "span", "masked_lm", "inference", "relevance", "entities", "embedding", "contrastive"
@@ -62,14 +63,13 @@ class Distillation:
         if self.task_teacher_run and not NAME.fullmatch(self.task_teacher_run):
             raise RecipeError("task_teacher_run must be a name of lower-case letters, digits and the characters . _ -.")
         for name in ("teacher_epochs", "task_teacher_epochs"):
-            epochs = getattr(self, name)
-            if type(epochs) is not int or epochs < 1:
-                raise RecipeError(f"{name} must be an integer of at least 1.")
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name} must be at least 1.")
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
-        if type(self.character_ngrams) is not int or self.character_ngrams < 0:
-            raise RecipeError("character_ngrams must be an integer of at least 0.")
+        if self.character_ngrams < 0:
+            raise RecipeError("character_ngrams must be at least 0.")
         if self.character_ngrams and (self.task_teacher or self.teacher_engine or self.init_from_teacher):
             raise RecipeError("character_ngrams take no task_teacher, teacher_engine or init_from_teacher.")
 
@@ -121,7 +121,7 @@ class Finetuning(Optimisation):
     unanswerable_questions: int = field(default=0, kw_only=True)
     """Questions to repeat with a context that does not answer them (question answering only)."""
     asked_again: int = field(default=0, kw_only=True)
-    """Other contexts of the same article that each question is asked of. Only the teacher answers (question answering
+    """Neighbouring contexts that each question is asked of as well, most of them of its article. Only the teacher answers (question answering
     with a task teacher only)."""
     asked_of_parts: int = field(default=0, kw_only=True)
     """How often each question is repeated with a random half of the sentences of its context, which may hold the answer
@@ -152,11 +152,21 @@ class Finetuning(Optimisation):
         super().__post_init__()
         if min(self.batch_size, self.epochs, *self.train.values(), *self.unlabelled.values()) < 1:
             raise RecipeError("batch_size, epochs and the number of examples of each file must be at least 1.")
+        if not 0 < self.learning_rate < math.inf or self.max_tokens < LEAST_TOKENS:
+            raise RecipeError(f"learning_rate must be above 0, and max_tokens at least {LEAST_TOKENS}.")
+        if self.evaluate_skip < 0 or (self.evaluate_limit is not None and self.evaluate_limit < 1):
+            raise RecipeError("evaluate_skip must be at least 0, and evaluate_limit at least 1.")
+        if len(set(self.labels)) < len(self.labels):
+            raise RecipeError("two labels are equal.")
+        if self.method in ("classification", "entities") and not self.labels:
+            raise RecipeError(f"the task {self.task} needs labels.")
+        if self.distillation is not None and len(self.labels) == 1:
+            raise RecipeError("distillation needs at least two labels.")  # of one, every softmax is 1
         if self.method == "masked_lm" and self.distillation is not None:
             raise RecipeError(f"the task {self.task} is not fine-tuned, so it cannot have a distillation table.")
         count = self.unanswerable_questions
-        if type(count) is not int or count < 0 or (count and self.method != "span"):
-            raise RecipeError("unanswerable_questions must be an integer of at least 0, and needs a task like qa.")
+        if count < 0 or (count and self.method != "span"):
+            raise RecipeError("unanswerable_questions must be at least 0, and needs a task like qa.")
         if self.method == "contrastive" and (self.labels or self.distillation is not None):
             raise RecipeError("the method contrastive takes no labels and no distillation.")
         if self.method == "embedding":
@@ -170,24 +180,22 @@ class Finetuning(Optimisation):
         if not 0 <= self.corrupted <= 1 or (self.corrupted and not has_sentences):
             raise RecipeError("corrupted must be between 0 and 1, and needs unlabelled sentences.")
         repeats = self.labelled_repeats
-        if type(repeats) is not int or repeats < 1 or (repeats > 1 and not has_sentences):
-            raise RecipeError("labelled_repeats must be an integer of at least 1, and needs unlabelled sentences.")
-        if type(self.longest_unlabelled) is not int or self.longest_unlabelled < SHORTEST:
-            raise RecipeError(f"longest_unlabelled must be an integer of at least {SHORTEST}.")
-        if type(self.negatives) is not int or self.negatives < 0:
-            raise RecipeError("negatives must be an integer of at least 0.")
-        if self.method == "inference" and find_entailment(self.labels) is None:
-            raise RecipeError("a task like zero-shot needs a label that begins with 'entail'.")
+        if repeats < 1 or (repeats > 1 and not has_sentences):
+            raise RecipeError("labelled_repeats must be at least 1, and needs unlabelled sentences.")
+        if self.longest_unlabelled < SHORTEST:
+            raise RecipeError(f"longest_unlabelled must be at least {SHORTEST}.")
+        if self.negatives < 0:
+            raise RecipeError("negatives must be at least 0.")
+        if self.method == "inference" and (find_entailment(self.labels) is None or len(self.labels) < 2):
+            raise RecipeError("a task like zero-shot needs a label that begins with 'entail', and another one.")
         has_task_teacher = self.distillation is not None and self.distillation.task_teacher
         has_engine = self.distillation is not None and self.distillation.teacher_engine
         if has_engine and self.method == "span" and not has_task_teacher:
             raise RecipeError("teacher_engine needs a task like classify or zero-shot, or a task_teacher.")
         for name in ("asked_again", "asked_of_parts", "transferred_questions"):
             times = getattr(self, name)
-            if type(times) is not int or times < 0 or (times and not (self.method == "span" and has_task_teacher)):
-                raise RecipeError(
-                    f"{name} must be an integer of at least 0, and needs a task like qa with a task_teacher."
-                )
+            if times < 0 or (times and not (self.method == "span" and has_task_teacher)):
+                raise RecipeError(f"{name} must be at least 0, and needs a task like qa with a task_teacher.")
         if self.transferred_questions and all(file.endswith(".json") for file in self.unlabelled):
             raise RecipeError("transferred_questions needs a running text in unlabelled.")
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams
@@ -197,8 +205,7 @@ class Finetuning(Optimisation):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):
             raise RecipeError("a task like rerank needs one label, and no distillation table.")
-        files = self.also_evaluate
-        if not isinstance(files, tuple) or len({Path(file).name for file in files}) < len(files):
+        if len({Path(file).name for file in self.also_evaluate}) < len(self.also_evaluate):
             raise RecipeError("also_evaluate must be a list of files with different names.")
 
     def _can_label(self) -> bool:

@@ -24,8 +24,7 @@ class Optimisation:
     def __post_init__(self) -> None:
         check_choice("optimiser", self.optimiser, Optimiser)
         check_choice("precision", self.precision, Precision)
-        if type(self.gradient_accumulation_steps) is not int or self.gradient_accumulation_steps < 1:
+        if self.gradient_accumulation_steps < 1:
             raise RecipeError(
-                f"gradient_accumulation_steps must be an integer of at least 1, not "
-                f"{self.gradient_accumulation_steps!r}."
+                f"gradient_accumulation_steps must be at least 1, not {self.gradient_accumulation_steps!r}."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -101,17 +102,17 @@ class Pretraining(Optimisation):
         super().__post_init__()
         if min(self.batch_size, self.sequence_length, self.steps + 1) < 1:
             raise RecipeError("batch_size and sequence_length must be at least 1, and steps at least 0.")
+        if not 0 < self.learning_rate < math.inf or min(self.corpora.values(), default=1) < 1:
+            raise RecipeError("learning_rate must be above 0, and the number of sequences of each corpus at least 1.")
         check_choice("masking", self.masking, Masking)
         check_choice("sentence_objective", self.sentence_objective, SentenceObjective)
         if not 0 < self.mask_probability < 1:
             raise RecipeError(f"mask_probability must be between 0 and 1, not {self.mask_probability!r}.")
         held_out = self.held_out_sequences
-        if type(held_out) is not int or held_out < 0 or held_out % self.batch_size:
+        if held_out < 0 or held_out % self.batch_size:
             raise RecipeError("held_out_sequences must be a multiple of batch_size.")
         check_choice("objective", self.objective, Objective)
         check_choice("input_format", self.input_format, InputFormat)
-        if type(self.static_masking) is not bool:
-            raise RecipeError(f"static_masking must be true or false, not {self.static_masking!r}.")
         conflict = find_conflict(self)
         if conflict is not None:
             raise RecipeError(conflict)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from swiftlet_serve.models.training.recipe.checks import RecipeError
 from swiftlet_serve.models.training.recipe.finetuning import Distillation, Finetuning, TrainingMethod, Weakness
 from swiftlet_serve.models.training.recipe.pretraining import KnowledgeTransfer, Pretraining
 from swiftlet_serve.models.training.recipe.recipe import Recipe, TokenizerTraining
+
+TYPES: Final[Mapping[str, str]] = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+}
+"""What a value must be, by pydantic's name of the error."""
 
 
 def read_recipe(path: Path, methods: Mapping[str, Sequence[TrainingMethod]]) -> Recipe:
@@ -34,7 +46,10 @@ def parse_recipe(document: Mapping[str, Any], methods: Mapping[str, Sequence[Tra
     Raises:
         RecipeError: a field is missing or unknown, or a value is invalid.
     """
-    finetuning = {name: _parse_finetuning(table, methods) for name, table in document.get("finetuning", {}).items()}
+    tables = document.get("finetuning", {})
+    if not isinstance(tables, Mapping):
+        raise RecipeError("finetuning must hold a table for each artifact, such as [finetuning.mine].")
+    finetuning = {name: _parse_finetuning(table, methods) for name, table in tables.items()}
     pretraining = _parse_pretraining(document.get("pretraining", {}))
     if "tokenizer" in document:
         document = {**document, "tokenizer": _build(TokenizerTraining, "tokenizer", document["tokenizer"])}
@@ -51,7 +66,7 @@ def _parse_pretraining(table: Any) -> Any:
 
 def _parse_finetuning(table: Any, methods: Mapping[str, Sequence[TrainingMethod]]) -> Any:
     if isinstance(table, Mapping) and "task" in table:
-        if table["task"] not in methods:
+        if table["task"] not in list(methods):  # it may be of any type
             raise RecipeError(f"task must be one of {', '.join(sorted(methods))}, not {table['task']!r}.")
         known = methods[table["task"]]
         method = table.get("method", known[0])
@@ -71,7 +86,23 @@ def _build(kind: type[Any], name: str, table: Mapping[str, Any]) -> Any:
     known = {field.name for field in fields(kind)}
     for key in sorted(set(table) - known):
         raise RecipeError(f"unknown field {key!r} in {name}.")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    types = get_type_hints(kind)
+    for key, value in values.items():
+        if not is_dataclass(value):
+            _check_type(key, value, types[key])
     try:
-        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+        return kind(**values)
     except TypeError as error:
         raise RecipeError(f"{name}: {error}") from None
+
+
+def _check_type(key: str, value: Any, wanted: Any) -> None:
+    """Raises RecipeError if a value is not of the type of its field. The choices of a `Literal` are checked later."""
+    try:
+        TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] in TYPES:
+            path = ".".join(map(str, (key, *first["loc"]))) if isinstance(value, Mapping) else key
+            raise RecipeError(f"{path} must be {TYPES[first['type']]}, not {first['input']!r}.") from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal
 
-from swiftlet_serve.models.artifact import LANGUAGE
+from swiftlet_serve.models.artifact import LANGUAGE, NAME
 from swiftlet_serve.models.training.recipe.checks import RecipeError, check_choice
 from swiftlet_serve.models.training.recipe.finetuning import EMBEDDING_METHODS, Distillation, Finetuning
 from swiftlet_serve.models.training.recipe.pretraining import KnowledgeTransfer, Pretraining
@@ -55,11 +55,16 @@ class Recipe:
     """The languages of the data, as BCP 47 tags such as `en`."""
 
     def __post_init__(self) -> None:
+        for name in (self.name, *self.finetuning):
+            if not NAME.fullmatch(name):
+                raise RecipeError(f"{name!r} is no name: use lower-case letters, digits and the characters . _ -.")
+        if self.seed < 0:
+            raise RecipeError(f"seed must be at least 0, not {self.seed!r}.")
         if not 0 < self.vocab_size < MAX_VOCAB_SIZE:
             raise RecipeError(f"vocab_size must be above 0 and below {MAX_VOCAB_SIZE}, not {self.vocab_size!r}.")
         if bool(self.teacher) == (self.tokenizer is not None):
             raise RecipeError("a recipe needs either a teacher or a [tokenizer] table.")
-        if not isinstance(self.languages, tuple) or not all(_is_language(one) for one in self.languages):
+        if not all(LANGUAGE.fullmatch(one) for one in self.languages):
             raise RecipeError('languages must be a list of BCP 47 tags, such as ["en"].')
         plan = self.pretraining.knowledge_transfer
         if not self.teacher and plan is not None and not plan.has_own_teacher:
@@ -97,10 +102,6 @@ class Recipe:
             return recipe.teacher, recipe.tokenizer, recipe.vocab_size, list(recipe.pretraining.corpora)
 
         return settings(self) == settings(other)
-
-
-def _is_language(tag: object) -> bool:
-    return isinstance(tag, str) and LANGUAGE.fullmatch(tag) is not None
 
 
 def identifying_settings(work: Pretraining | Finetuning | KnowledgeTransfer | Distillation) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.models import datasets
-from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.datasets import DatasetError, Question
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.models.training.examples import NO_LABEL, Example, hash_examples, make_batches, take_evenly
 from swiftlet_serve.models.training.finetune import read_examples
@@ -19,7 +19,7 @@ from swiftlet_serve.models.training.recipe import (
     Distillation,
     Finetuning,
 )
-from swiftlet_serve.models.training.text_examples import SENTENCE_END, read_unlabelled_texts
+from swiftlet_serve.models.training.text_examples import SENTENCE_END, read_texts, read_unlabelled_texts
 from tests.support.artifacts import make_tokenizer
 from tests.support.training import write_squad
 
@@ -190,7 +190,12 @@ def test_read_unlabelled_texts_returns_sentences_without_labels(tmp_path):
     (tmp_path / "reviews.tsv").write_text("label\ttext\n" + "".join(f"0\t{text}\n" for text in reviews), "utf-8")
     files = {"reviews.tsv": 9}
     work = Finetuning(
-        *("classify", "", ()), method="classification", distillation=Distillation(), unlabelled=files, max_tokens=40
+        *("classify", "", ()),
+        labels=("no", "yes"),
+        method="classification",
+        distillation=Distillation(),
+        unlabelled=files,
+        max_tokens=40,
     )
     sentences = ["This one is long enough.", "Is this one a question?", "And here is the last"]
     found = read_unlabelled_texts(work, tmp_path, TOKENIZER)
@@ -209,3 +214,22 @@ def test_hash_examples_depends_on_examples_and_order():
 
     assert len(digests) == 4
     assert hash_examples(found) == hash_examples(list(found))
+
+
+@pytest.mark.parametrize(("labels", "largest", "is_valid"), [(2, 1, True), (2, 2, False), (1, 1, True), (1, 2, False)])
+def test_read_texts_rejects_a_label_that_the_recipe_does_not_name(tmp_path, labels, largest, is_valid):
+    (tmp_path / "a.tsv").write_text(f"label\ttext\n0\tone\n{largest}\ttwo\n", "utf-8")
+    work = Finetuning(*("classify", "", ()), {"a.tsv": 9}, method="classification", labels=("no", "yes")[:labels])
+
+    if is_valid:
+        assert [text.label for text in read_texts(work, tmp_path)] == [0, largest]
+    else:
+        with pytest.raises(DatasetError, match=r"a\.tsv has a label above 1"):
+            read_texts(work, tmp_path)
+
+
+def test_read_examples_needs_an_example(tmp_path):
+    work = Finetuning(*("classify", "", ()), method="classification", labels=("no", "yes"))
+
+    with pytest.raises(DatasetError, match="The training files hold no example"):
+        read_examples(work, tmp_path, TOKENIZER)

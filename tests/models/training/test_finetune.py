@@ -192,7 +192,8 @@ def test_finetune_learns_unlabelled_texts_from_the_teacher(folder, tokenizer, tm
         patch.setattr(distillation, "compute_logits", None)  # not called again
         assert same_state(run_finetuning(plan, tokenizer, folder, tmp_path / "more"), more)
     (folder / "more.txt").write_text("the rain falls on the quiet town. the river lies on the old mill.\n" * 3, "utf-8")
-    run_finetuning(plan, tokenizer, folder, tmp_path / "more")
+    with pytest.raises(RecipeError, match="or of other data"):
+        run_finetuning(plan, tokenizer, folder, tmp_path / "more")
     assert len([*(tmp_path / "more/teacher").glob("unlabelled-*.npy")]) == 2  # other texts need other logits
 
 

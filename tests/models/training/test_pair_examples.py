@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,14 @@ def test_read_examples_reads_inferences_labels_and_articles(tmp_path):
     assert [example.target for example in examples[2:]] == [(1,), (0,)] * 4
     assert "wakeme" in texts[2].replace("Ġ", "").replace("##", "").replace(" ", "")
     assert len(examples) == 2 + 4 + 4  # no sentence of Snow is long enough, so it is no text and no label
+
+
+def test_read_examples_rejects_a_relation_that_fits_several_labels(tmp_path):
+    write_lines(tmp_path / "nli.jsonl", {"premise": "It rains.", "hypothesis": "It is dry.", "label": "-"})
+    work = replace(finetuning(nli__jsonl=9), labels=("contradiction", "neutral", "entailment"))
+
+    with pytest.raises(DatasetError, match="has a relation that is not among the labels of the recipe"):
+        read_examples(work, tmp_path, TOKENIZER)
 
 
 def test_read_examples_rejects_other_lines(tmp_path):

@@ -64,3 +64,14 @@ def test_make_asked_windows_leaves_out_answers_that_only_the_teacher_gives():
     (window,) = make_asked_windows(asked, CHARACTERS, WORDS, 40, labelled=False)
 
     assert window.student.target == (NO_LABEL, NO_LABEL)
+
+
+def test_make_asked_windows_leaves_out_a_window_that_is_too_long_for_the_teacher():
+    """A word is one unknown token of the student, and a token for each letter of the teacher."""
+    short, long = (Question("1", "b?", " ".join(["uuuuuuuuuuuuuuuuuuuu"] * count), (), ()) for count in (1, 30))
+    student = Tokenizer(json.loads(wordpiece([*SPECIALS, "ab", "b", "?"]).to_str()))
+    teacher = Tokenizer(json.loads(wordpiece([*SPECIALS, "ab", "b", "?", "u", "##u"]).to_str()))
+
+    (window,) = make_asked_windows([short, long], student, teacher, 40, labelled=False)
+    assert len(window.student.encoding.input_ids) < 10
+    assert 20 < len(window.teacher.encoding.input_ids) < 40
