@@ -121,8 +121,8 @@ class Finetuning(Optimisation):
     unanswerable_questions: int = field(default=0, kw_only=True)
     """Questions to repeat with a context that does not answer them (question answering only)."""
     asked_again: int = field(default=0, kw_only=True)
-    """Neighbouring contexts that each question is asked of as well, most of them of its article. Only the teacher answers (question answering
-    with a task teacher only)."""
+    """Neighbouring contexts that each question is asked of as well, most of them of its article. Only the teacher
+    answers (question answering with a task teacher only)."""
     asked_of_parts: int = field(default=0, kw_only=True)
     """How often each question is repeated with a random half of the sentences of its context, which may hold the answer
     or not. Only the teacher answers (question answering with a task teacher only)."""
