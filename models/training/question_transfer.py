@@ -21,7 +21,8 @@ from swiftlet_serve.models.training.text_examples import SENTENCE_END
 
 BEST: Final = 20  # paragraphs to choose from for a question: those that share the most words with it
 STEM: Final = r"\b([a-z]{4,6})"  # the first letters of a word that is no name, which its forms share
-QUESTION_WORDS: Final = frozenset({"what", "which", "when", "where", "whose", "does", "many", "much"})
+ASKING: Final = frozenset({"who", "whom", "whose", "what", "which", "when", "where", "why", "how"})
+NO_TOPICS: Final = ASKING | {"does", "many", "much"}  # the words of a question that say nothing about its paragraph
 
 
 def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str], count: int) -> list[Question]:
@@ -30,10 +31,10 @@ def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str],
     Each question occurs about equally often, up to `BEST` times, but not if no paragraph shares a word with it.
     """
     chance = np.random.default_rng(count)
-    texts = list(dict.fromkeys(question.question for question in questions))
+    texts = list(dict.fromkeys(question.question.strip() for question in questions))
     asked = [texts[i] for i in chance.permutation(len(texts))]
     found = []
-    for number, (text, best) in enumerate(zip(asked, _find_paragraphs(asked, paragraphs), strict=True)):
+    for number, (text, best) in enumerate(zip(asked[:count], _find_paragraphs(asked[:count], paragraphs), strict=True)):
         times = count // len(asked) + (number < count % len(asked))
         for place in chance.permutation(best)[:times]:
             question = _take_names(text, paragraphs[place], chance)
@@ -42,8 +43,11 @@ def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str],
 
 
 def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterator[NDArray[np.int64]]:
-    """Yields the numbers of the best paragraphs for each question, at most `BEST`."""
-    vocabulary = sorted({word for text in asked for word in re.findall(STEM, text)} - QUESTION_WORDS)
+    """Yields the numbers of the best paragraphs for each question, at most `BEST`, the best one first.
+
+    Of equal ones, the first is better, so that the result does not depend on the CPU.
+    """
+    vocabulary = sorted({word for text in asked for word in re.findall(STEM, text)} - NO_TOPICS)
     if not (vocabulary and paragraphs):
         yield from [np.arange(0)] * len(asked)
         return
@@ -54,8 +58,9 @@ def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterato
     columns: Any = texts.T.tocsr()
     for row in range(len(asked)):
         scores = (weighted[row] @ columns).tocsr()
-        worst_first = np.argpartition(scores.data, -BEST) if scores.nnz > BEST else np.arange(scores.nnz)
-        yield scores.indices[worst_first[-BEST:]]
+        least = np.partition(scores.data, -BEST)[-BEST] if scores.nnz > BEST else 0.0
+        good = np.flatnonzero(scores.data >= least)
+        yield scores.indices[good[np.lexsort((scores.indices[good], -scores.data[good]))][:BEST]]
 
 
 def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> str:
@@ -70,4 +75,9 @@ def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> s
 def _replace(kind: AnswerType, text: str, sentences: Sequence[str], chance: np.random.Generator) -> str:
     """Returns a text with parts of this kind from random sentences in the place of its own, if there are any."""
     found = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
-    return kind.pattern.sub(lambda _: found[int(chance.integers(len(found)))], text) if found else text
+
+    def exchange(place: re.Match[str]) -> str:
+        asks = place.group().lower() in ASKING  # "In What year did …" has no name
+        return place.group() if asks else found[int(chance.integers(len(found)))]
+
+    return kind.pattern.sub(exchange, text) if found else text

@@ -45,6 +45,20 @@ def test_a_question_takes_names_and_years_of_the_paragraph():
     assert re.fullmatch(r"Which (Anna Berg|Ida Lund) harbour was painted in 1902\?", found[1])
 
 
+@pytest.mark.parametrize("text", [" Who painted it?", "In What year was it painted?", "For Whom was it painted?"])
+def test_a_question_keeps_its_question_word(text):
+    (found,) = transfer([text], [PAINTER], 1)
+
+    assert found.question == text.strip()
+
+
+def test_a_question_goes_to_the_first_of_equal_paragraphs():
+    paragraphs = [f"A stone bridge is number {i}." for i in range(BEST * 3)]
+    found = transfer(["Which stone bridge?"], paragraphs, BEST)
+
+    assert {question.context for question in found} == {*paragraphs[:BEST]}
+
+
 def test_a_question_keeps_its_names_if_the_paragraph_has_none():
     (found,) = transfer(["Who saw birds in Larvik in 1850?"], ["Nothing here is alike, and birds sing."], 1)
 
