@@ -55,13 +55,18 @@ RECIPE_TABLES: Final = (
     "Weakness",
 )
 CHOICES: Final = {name: get_args(kind) for name, kind in vars(recipes).items() if get_origin(kind) is Literal}
+LABELS_WITHOUT_SAMPLES: Final = {
+    "swiftlet_http_responses_total": ("route", "status"),
+    "swiftlet_worker_resident_memory_bytes": ("worker",),
+    "swiftlet_worker_cpu_seconds_total": ("worker",),
+}
 SELF_EXPLANATORY: Final = {
     "architecture": "The architecture of the network, such as `albert`, `mobilebert`, `bert` or `gpt2`.",
     "attention_weight": "The weight of the attention maps in the loss.",
     "config": "The configuration of the architecture, such as its widths.",
     "distillation": "A table, see below.",
     "epochs": "Passes over the training examples.",
-    "labels": "The labels, in the order of the numbers in the data (classify only).",
+    "labels": "The labels of the model. For classify, in the order of the numbers in the data.",
     "learning_rate": "The highest learning rate.",
     "max_tokens": "Tokens of the longest sequence.",
     "feature_weight": "The weight of the hidden states in the loss.",
@@ -323,7 +328,8 @@ def metrics() -> str:
     for family in text_string_to_metric_families(asyncio.run(scrape()).body.decode()):
         if family.name.startswith(prometheus.PREFIX):
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            labels = dict.fromkeys(key for one in family.samples for key in one.labels)
+            found = dict.fromkeys(key for one in family.samples for key in one.labels)
+            labels = found or LABELS_WITHOUT_SAMPLES.get(name, ())
             shown = ", ".join(code(label) for label in labels if label != "le") or "–"
             rows.append([code(name), family.type, shown, family.documentation])
     return table(["Metric", "Type", "Labels", "Description"], rows)

@@ -187,7 +187,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     nargs=2,
     multiple=True,
     metavar="INSTRUCTIONS LABEL",
-    help="Predicate that a label answers. Can be repeated.",
+    help="Instructions of a predicate, and the label that means yes. Can be repeated.",
 )
 @click.option(
     "--score",
@@ -195,7 +195,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     nargs=2,
     multiple=True,
     metavar="INSTRUCTIONS LABELS",
-    help="Score whose levels are labels, separated by commas. Can be repeated.",
+    help="Instructions of a score, and the labels of its levels from low to high, with commas. Can be repeated.",
 )
 def calibrate(
     artifact: str,

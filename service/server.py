@@ -237,7 +237,9 @@ class Server:
         lifespan = Lifespan(self._config)
         await lifespan.startup()
         if lifespan.should_exit:
-            raise SetupError("The engines could not be started. The log has the cause.")
+            raise SetupError(
+                "The engines could not be started. Read the cause in the log above, or run `swiftlet check`."
+            )
         try:
             await self._open()
         except BaseException:

@@ -15,6 +15,7 @@ from swiftlet_serve.service.errors import SetupError
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 PREFIX: Final = "SWIFTLET_"  # of environment variables
+OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
@@ -51,8 +52,8 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Models to serve, separated by commas: names of bundled models or artifact directories. "
-        "The first model of a task answers requests that name no model; without one, the first embedding model also "
-        "ranks and chooses among labels. Empty: all bundled models, the best one of each task first.",
+        "The first model of a task answers requests that name no model. If no model was made for rerank or zero-shot, "
+        "the first embedding model answers these requests. Empty: all bundled models, the best one of each task first.",
     )
     repository: str | None = Field(
         None,
@@ -209,9 +210,9 @@ def check_variables(names: Iterable[str]) -> None:
     """Checks that each environment variable with our prefix is a setting. A misspelt one would silently have no effect.
 
     Raises:
-        SetupError: a variable is no setting. The message has the most similar one.
+        SetupError: a variable is not a setting. The message has the most similar one.
     """
-    known = [name.upper() for name in Settings.model_fields]
+    known = [*(name.upper() for name in Settings.model_fields), *OTHER_VARIABLES]
     for name in sorted(names):
         own = name.upper().removeprefix(PREFIX)
         if own != name.upper() and own not in known:
@@ -219,4 +220,4 @@ def check_variables(names: Iterable[str]) -> None:
             hint = f"Did you mean {PREFIX}{similar[0]}?" if similar else "`swiftlet serve --help` lists the settings."
             if "_SERVICE_" in name or "_TCP" in name:
                 hint = "Kubernetes sets it for a Service named swiftlet, unless enableServiceLinks is false."
-            raise SetupError(f"The environment variable {name} is no setting. {hint}")
+            raise SetupError(f"The environment variable {name} is not a setting. {hint}")

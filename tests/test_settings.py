@@ -94,6 +94,7 @@ def test_unknown_variables_are_errors(name, hint):
 
 def test_variables_of_settings_are_known():
     check_variables([f"SWIFTLET_{name.upper()}" for name in Settings.model_fields] + ["PATH", "swiftlet_port"])
+    check_variables(["SWIFTLET_NATIVE_KERNEL", "SWIFTLET_API_KEY"])
 
 
 def test_server_does_not_start_with_a_misspelt_variable(monkeypatch):

@@ -143,11 +143,13 @@ def _reader(manifest: Manifest, known: Decisions, question: Question) -> Callabl
     if question.kind == "choice":
         chosen: Sequence[str] = [option.value for option in question.options]
         if not set(chosen) <= set(manifest.labels):
-            raise _refusal(question, "A choice is no label of the model. Ask a zero-shot model.")
+            raise _refusal(
+                question, "A choice is not a label of the model. Use the labels in /models, or ask a zero-shot model."
+            )
     else:
         chosen = known.scores.get(question.instructions, ())
         if len(chosen) != len(question.options):
-            detail = "The model's manifest maps no labels to this score, or to another number of levels."
+            detail = "The model's manifest does not map this score to as many labels. Ask a zero-shot model."
             raise _refusal(question, detail)
     return lambda logits: distribution([logits[label] for label in chosen], known.temperature)
 

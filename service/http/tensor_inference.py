@@ -171,7 +171,10 @@ def _arguments(
         Unprocessable: a parameter or an input is unknown to the task.
     """
     if any(len(tensor.values) != 1 for tensor in others):
-        _refuse("extra_forbidden", "The request has an input that the model's task does not have.")
+        _refuse(
+            "extra_forbidden",
+            "An input is neither one of the task nor a parameter. Remove it; /openapi.json lists both.",
+        )
     arguments = {tensor.name: tensor.values[0] for tensor in others}
     whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
     chosen = _task_parameters(
@@ -189,7 +192,7 @@ def _objects(columns: Mapping[str, list[str]], lists: frozenset[str]) -> list[di
     whole = {name: [column] if name in lists else column for name, column in columns.items()}
     count = max(map(len, whole.values()))
     if any(len(column) not in (1, count) for column in whole.values()):
-        _refuse("wrong_shape", "The inputs have different numbers of texts.")
+        _refuse("wrong_shape", "The inputs have different numbers of texts. Send equally many in each.")
     return [{name: column[i % len(column)] for name, column in whole.items()} for i in range(count)]
 
 
@@ -205,12 +208,18 @@ def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dic
         if name in RESERVED or name == "timeout" or name.startswith("triton_"):
             continue
         if name not in known:
-            _refuse("extra_forbidden", "The model's task has no such parameter.", "/parameters")
+            _refuse(
+                "extra_forbidden",
+                "The model's task has no such parameter. /openapi.json lists its parameters.",
+                "/parameters",
+            )
         is_list = isinstance(value, str) and value.startswith("[")
         try:
             chosen[name] = json.loads(value) if is_list and isinstance(value, str) else value
         except (ValueError, RecursionError):
-            _refuse("json_invalid", "A parameter begins like a list and is not valid JSON.", "/parameters")
+            _refuse(
+                "json_invalid", "A parameter begins with [ and is not valid JSON. Write a list as JSON.", "/parameters"
+            )
     return chosen
 
 
@@ -258,7 +267,7 @@ def _choose(
     for one in asked:
         if one not in (*by_name, OUTPUT):
             known = ", ".join((*by_name, OUTPUT))
-            _refuse("unknown_output", f"There is no such output. There are {known}.", "/outputs")
+            _refuse("unknown_output", f"The model has no such output. Ask for {known}.", "/outputs")
         yield by_name[one] if one in by_name else _as_json(answers)
 
 

@@ -45,7 +45,11 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Sequence[Any
     values = _flatten(data, len(shape), pointer)
     expected = _python_type(datatype, pointer)
     if not all(type(value) in expected for value in values):
-        _refuse(f"{pointer}/data", "wrong_datatype", "An input has values of another type than its datatype.")
+        _refuse(
+            f"{pointer}/data",
+            "wrong_datatype",
+            "An input has values of another type than its datatype. Correct one of the two.",
+        )
     _check_count(shape, len(values), pointer)
     return Tensor(name, datatype, shape, values)
 
@@ -100,7 +104,9 @@ def _flatten(data: Sequence[Any], depth: int, pointer: str) -> list[Any]:
             break
         values = [each for value in values for each in value]
     if any(isinstance(value, list | dict) for value in values):
-        _refuse(f"{pointer}/data", "wrong_shape", "An input is nested deeper than its shape, or unevenly.")
+        _refuse(
+            f"{pointer}/data", "wrong_shape", "An input is nested deeper than its shape, or unevenly. Send a flat list."
+        )
     return values
 
 
@@ -108,13 +114,17 @@ def _python_type(datatype: str, pointer: str) -> tuple[type, ...]:
     if datatype == "BYTES":
         return (str,)
     if datatype not in DTYPES:
-        _refuse(f"{pointer}/datatype", "unknown_datatype", "An input has an unknown datatype. Texts have BYTES.")
+        _refuse(f"{pointer}/datatype", "unknown_datatype", "An input has an unknown datatype. Use BYTES for texts.")
     return {"b": (bool,), "u": (int,), "i": (int,), "f": (int, float)}[DTYPES[datatype].kind]
 
 
 def _check_count(shape: Sequence[int], count: int, pointer: str) -> None:
     if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape) or math.prod(shape) != count:
-        _refuse(f"{pointer}/shape", "wrong_shape", "The shape of an input is not that of its data.")
+        _refuse(
+            f"{pointer}/shape",
+            "wrong_shape",
+            "The shape of an input does not match the number of its values. Correct it.",
+        )
 
 
 def _refuse(pointer: str, code: str, detail: str) -> NoReturn:
@@ -122,4 +132,6 @@ def _refuse(pointer: str, code: str, detail: str) -> NoReturn:
 
 
 def _bad_framing() -> InvalidRequest:
-    return InvalidRequest("bad_framing", "The binary data is shorter or longer than the request declares.")
+    return InvalidRequest(
+        "bad_framing", "The binary data is shorter or longer than the request declares. Declare its length in bytes."
+    )

@@ -171,7 +171,7 @@ class SnapshotCollector(Collector):
         yield stages
         yield by_reason(
             "requests_failed",
-            "Total accepted requests that failed, by error code.",
+            "Total accepted requests that failed, by error code. deadline_exceeded includes deadline_too_short.",
             SERVER_ERROR_CODES,
             self._snapshot.stats.failed,
         )
@@ -197,7 +197,8 @@ class SnapshotCollector(Collector):
         yield responses
         yield by_reason(
             "requests_refused",
-            "Total requests that ended before they were accepted, by error code or as disconnected.",
+            "Total requests that ended before they were accepted, by error code or as disconnected. deadline_exceeded "
+            "includes deadline_too_short.",
             (*ERROR_CODES, DISCONNECTED),
             stats.refused,
         )

@@ -54,8 +54,8 @@ class Distillation:
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
     character_ngrams: int = field(default=0, kw_only=True)
-    """The longest n-grams of a logistic regression on characters that takes the place of any other teacher; 0 for none.
-    Each text's predictions come from a regression that did not see the text."""
+    """The maximum length of character n-grams. Above 0, a logistic regression on them replaces any other teacher. Each
+    text's predictions come from a regression that did not see the text."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
@@ -121,8 +121,8 @@ class Finetuning(Optimisation):
     unanswerable_questions: int = field(default=0, kw_only=True)
     """Questions to repeat with a context that does not answer them (question answering only)."""
     asked_again: int = field(default=0, kw_only=True)
-    """Neighbouring contexts that each question is asked of as well, most of them of its article. Only the teacher
-    answers (question answering with a task teacher only)."""
+    """The number of neighbouring contexts, most of them of the same article, with which each question is repeated. Only
+    the teacher answers (question answering with a task teacher only)."""
     asked_of_parts: int = field(default=0, kw_only=True)
     """How often each question is repeated with a random half of the sentences of its context, which may hold the answer
     or not. Only the teacher answers (question answering with a task teacher only)."""
@@ -136,10 +136,10 @@ class Finetuning(Optimisation):
     labelled_repeats: int = field(default=1, kw_only=True)
     """How often each labelled example occurs in an epoch, beside the unlabelled ones, which occur once."""
     corrupted: float = field(default=0.0, kw_only=True)
-    """The fraction of those sentences whose words are moved, left out, inserted, exchanged or inflected. A file with
-    fewer sentences than its number is then taken again."""
+    """The fraction of the sentences in `unlabelled` to corrupt: words are moved, left out, inserted, exchanged or
+    inflected. A file with fewer sentences than its number is then read several times."""
     longest_unlabelled: int = field(default=60, kw_only=True)
-    """The words that a sentence of those files has at most."""
+    """The maximum number of words of a sentence in `unlabelled`. Longer ones are left out."""
     negatives: int = field(default=1, kw_only=True)
     """For each text with a named label, the number of wrong labels that become hypotheses (zero-shot). For each query,
     the number of texts that do not answer it (rerank)."""

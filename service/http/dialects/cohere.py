@@ -59,9 +59,12 @@ def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     pipeline = runtime.catalog.pipeline("rerank", given.model, call.route)
     limit = pipeline.model.manifest.max_tokens
     if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
-        _refuse("/max_tokens_per_doc", f"Documents are truncated at the model's limit of {limit} tokens only.")
+        _refuse(
+            "/max_tokens_per_doc",
+            f"The model truncates documents at {limit} tokens only. Raise max_tokens_per_doc, or omit it.",
+        )
     if given.rank_fields not in (None, ["text"]):
-        _refuse("/rank_fields", "Only the text of a document is ranked.")
+        _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
     texts = [one if isinstance(one, str) else one.text for one in given.documents]
     parameters: dict[str, Any] = {"return_documents": given.return_documents}
     if given.top_n is not None:

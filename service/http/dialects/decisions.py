@@ -208,13 +208,21 @@ def _question(given: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -
     """Raises Unprocessable if the instructions are empty, or two options have the same value."""
     instructions = _text(given.instructions, f"{pointer}/instructions")
     if not instructions.strip():
-        _refuse(f"{pointer}/instructions", "empty", "The instructions of a question are empty.")
+        _refuse(
+            f"{pointer}/instructions",
+            "empty",
+            "The instructions of a question are empty. Write what to decide about the text.",
+        )
     match given:
         case Predicate():
             return Question("predicate", pointer, instructions)
         case ChoiceQuestion():
             if len({(type(one.value), one.value) for one in given.choices}) < len(given.choices):
-                _refuse(f"{pointer}/choices", "duplicate", "Two choices of a question have the same value.")
+                _refuse(
+                    f"{pointer}/choices",
+                    "duplicate",
+                    "Two choices of a question have the same value. Give each its own.",
+                )
             options = [Option(_name(one.value), one.description or _name(one.value)) for one in given.choices]
             return Question("choice", pointer, instructions, tuple(options))
         case ScoreQuestion():

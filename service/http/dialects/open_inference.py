@@ -91,7 +91,7 @@ def _parse(call: Call) -> tuple[InferRequest, memoryview]:
     if length is None:
         return bodies.parse(InferRequest, call.body), memoryview(b"")
     if not (length.isascii() and length.isdecimal()) or len(length) > 9 or int(length) > len(call.body):
-        raise InvalidRequest("bad_framing", "Inference-Header-Content-Length is not the length of the JSON.")
+        raise InvalidRequest("bad_framing", "Inference-Header-Content-Length must be the length of the JSON in bytes.")
     head, tail = call.body[: int(length)], memoryview(call.body)[int(length) :]
     if head:
         return bodies.parse(InferRequest, head), tail
@@ -114,11 +114,16 @@ def _tensors(inputs: Sequence[InferInput], tail: memoryview) -> Iterator[Tensor]
             yield tensors.from_json(one.name, one.datatype, one.shape, one.data, pointer)
             continue
         if type(size) is not int or not 0 <= size <= len(tail):
-            raise InvalidRequest("bad_framing", "An input has neither data nor as much binary data as it declares.")
+            raise InvalidRequest(
+                "bad_framing",
+                "An input has neither data nor as much binary data as it declares. Correct binary_data_size.",
+            )
         yield tensors.from_bytes(one.name, one.datatype, one.shape, tail[:size], pointer)
         tail = tail[size:]
     if len(tail):
-        raise InvalidRequest("bad_framing", "The body has more binary data than the inputs declare.")
+        raise InvalidRequest(
+            "bad_framing", "The body has more binary data than the inputs declare. Correct binary_data_size."
+        )
 
 
 # The response

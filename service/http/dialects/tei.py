@@ -158,14 +158,18 @@ def similarity(runtime: Runtime, call: Call) -> Translation:
 
 def _check_direction(direction: str) -> None:
     if direction.lower() == "left":
-        _refuse("/truncation_direction", "unsupported", "Texts can only be truncated on the right.")
+        _refuse(
+            "/truncation_direction",
+            "unsupported",
+            "Texts can only be truncated on the right. Omit truncation_direction.",
+        )
 
 
 def _text(one: Any) -> Any:
     if isinstance(one, str):
         return one
     if len(one) not in (1, 2):
-        _refuse("/inputs", "wrong_length", "An input is neither a text nor a pair of texts.")
+        _refuse("/inputs", "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
     return {"text": one[0], "text_pair": one[1]} if len(one) == 2 else one[0]
 
 
