@@ -92,6 +92,11 @@ def share_of(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
     return split[-1][0]
 
 
+def unknown_name() -> NotFound:
+    """Returns the error of a request that names no served model."""
+    return NotFound("unknown_model", "No model has this name. See /models for the served models.")
+
+
 class Catalog:
     """All served models. A change takes effect at once: each request looks its pipeline up once."""
 
@@ -136,6 +141,8 @@ class Catalog:
         served = None if name is None else self._find(name)
         if served is None and name in (None, task):
             served = self._first(task)
+        if served is None and name is not None:
+            raise unknown_name()
         if served is None or task not in tasks.answered_by(served[2].task):
             raise wrong_task()
         return self._choose(*served, route).for_task(task)
@@ -151,7 +158,7 @@ class Catalog:
             return self._choose(*served, route)
         if (served := self._first(name)) is not None:
             return self._choose(*served, route).for_task(name)
-        raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
+        raise unknown_name()
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
         base, _, suffix = name.partition("@")

@@ -217,7 +217,7 @@ class Pipeline:
 
 def wrong_task() -> NotFound:
     """Returns the error of a request that names a model of another task."""
-    return NotFound("unknown_model", "No served model has this task and name. See /models for the served models.")
+    return NotFound("unknown_model", "No model of this name serves this task. See /models for the served models.")
 
 
 def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) -> None:
