@@ -93,7 +93,7 @@ def share_of(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
 
 
 def unknown_name() -> NotFound:
-    """Returns the error of a request that names no served model."""
+    """Returns the error for the name of a model that is not served."""
     return NotFound("unknown_model", "No model has this name. See /models for the served models.")
 
 
@@ -112,9 +112,9 @@ class Catalog:
         return self._models
 
     def update(self, models: Mapping[str, ServedVersions]) -> None:
-        """Serves these models from now on. The first of a task answers requests that name no model.
+        """Replaces the served models. The first model of a task answers requests that name no model.
 
-        A task that no model was made for is answered by the first model that can.
+        If no model was made for a task, the first model that can answer it does so.
         """
         answered = [(served.task, name) for name, served in models.items()]
         own = {task for task, _ in answered}

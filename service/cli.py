@@ -35,9 +35,6 @@ data_option: Final = click.option(
 runs_option: Final = click.option(
     "--runs", type=Directory, default="runs", show_default=True, help="Folder for the state of runs."
 )
-task_option: Final = click.option(
-    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
-)
 device_option: Final = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Device to train on."
 )
@@ -178,7 +175,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
-@task_option
+@bulk.task_option
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @click.option("--limit", type=click.IntRange(1), help="Number of examples to use. Default: all.")
 @click.option(
@@ -195,7 +192,7 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     nargs=2,
     multiple=True,
     metavar="INSTRUCTIONS LABELS",
-    help="Instructions of a score, and the labels of its levels from low to high, with commas. Can be repeated.",
+    help="Instructions of a score, and its labels from low to high, separated by commas. Can be repeated.",
 )
 def calibrate(
     artifact: str,
@@ -227,7 +224,7 @@ def calibrate(
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
-@task_option
+@bulk.task_option
 @click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
 @click.option(

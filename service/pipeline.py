@@ -216,7 +216,7 @@ class Pipeline:
 
 
 def wrong_task() -> NotFound:
-    """Returns the error of a request that names a model of another task."""
+    """Returns the error for a model that does not answer the task of the request."""
     return NotFound("unknown_model", "No model of this name serves this task. See /models for the served models.")
 
 

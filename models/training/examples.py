@@ -26,8 +26,8 @@ class Example:
 
     encoding: Encoding
     target: tuple[int, ...]
-    """A label, the positions of an answer's first and last token, or a label for each token. NO_LABEL takes the place
-    of what only the teacher labels."""
+    """The label of the text, the positions of the answer's first and last token, or the label of each token. NO_LABEL
+    stands for a label or position that only the teacher predicts."""
     context: range = range(0)
     """The positions that an answer may take."""
 

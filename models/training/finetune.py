@@ -111,7 +111,7 @@ def _ask_teacher(
     data: Path,
     run: Run,
 ) -> tuple[list[Example], list[Logits]]:
-    """Returns all examples of the student with the teacher's predictions, and initialises the student if it is to be.
+    """Returns the student's examples with the teacher's predictions. Initialises the student if the recipe says so.
 
     `examples` are those of the training files, as the student reads them.
     """

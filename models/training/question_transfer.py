@@ -26,7 +26,7 @@ NO_TOPICS: Final = ASKING | {"does", "many", "much"}  # the words of a question 
 
 
 def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str], count: int) -> list[Question]:
-    """Returns at most `count` questions of other contexts, which may answer them or not.
+    """Returns at most `count` questions with other contexts. A context may lack the answer.
 
     Each question occurs about equally often, up to `BEST` times, but not if no paragraph shares a word with it.
     """

@@ -60,12 +60,15 @@ def _delimiter(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
+task_option: Final = click.option(
+    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
+)
+
+
 @click.command()
 @click.argument("input", required=False)
 @click.option("--model", help="Artifact directory or name of a bundled model.")
-@click.option(
-    "--task", type=click.Choice(tasks.names()), help="Task to use. An embedding model has several. Default: its own."
-)
+@task_option
 @click.option(
     "--out",
     required=True,

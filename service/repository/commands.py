@@ -41,14 +41,14 @@ def push(artifact: str, repository: str, version: int | None) -> None:
     type=click.FloatRange(0, 1),
     default=0.98,
     show_default=True,
-    help="Lowest agreement for a promotion, from 0 to 1.",
+    help="Minimum agreement of the candidate, from 0 to 1.",
 )
 @click.option(
     "--most-time",
     type=click.FloatRange(0, min_open=True),
     default=1.2,
     show_default=True,
-    help="Longest engine time for a promotion, as a multiple of the served version's.",
+    help="Maximum engine time of the candidate, as a multiple of the served version's.",
 )
 @click.option("--api-key", envvar="SWIFTLET_API_KEY", help="API key of the servers, if they need one.")
 def shadow_report(urls: tuple[str, ...], least_agreement: float, most_time: float, api_key: str | None) -> None:

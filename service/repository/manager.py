@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.catalog import DEFAULT, ModelLoading, ServedVersions
+from swiftlet_serve.service.catalog import DEFAULT, ModelLoading, ServedVersions, unknown_name
 from swiftlet_serve.service.errors import NotFound, SetupError, SwiftletError, Unavailable, log_exception
 from swiftlet_serve.service.repository import desired
 from swiftlet_serve.service.repository.cache import Cache
@@ -245,7 +245,7 @@ class ModelManager:
             NotFound: the model is not served.
         """
         if name not in self._serving:
-            raise NotFound("unknown_model", "No model has this name. See /models for the served models.")
+            raise unknown_name()
         await self._change({name: None})
         self._explicit[name] = None
 

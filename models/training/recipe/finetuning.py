@@ -54,8 +54,8 @@ class Distillation:
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
     character_ngrams: int = field(default=0, kw_only=True)
-    """The maximum length of character n-grams. Above 0, a logistic regression on them replaces any other teacher. Each
-    text's predictions come from a regression that did not see the text."""
+    """The maximum length of character n-grams; 0 for none. If it is set, the teacher is a logistic regression on these
+    n-grams. Each text's predictions come from a regression that did not see the text."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
