@@ -108,6 +108,9 @@ class Finetuning(Optimisation):
     batch_size: int = 32
     """Examples per forward pass."""
     learning_rate: float = 1e-4
+    restarts: int = field(default=0, kw_only=True)
+    """The number of times that the learning rate rises and falls again, after equal numbers of steps. With one restart
+    and four epochs, the first two epochs are those of a recipe without restart and with two epochs."""
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
     method: TrainingMethod = field(kw_only=True)
@@ -154,6 +157,8 @@ class Finetuning(Optimisation):
             raise RecipeError("batch_size, epochs and the number of examples of each file must be at least 1.")
         if not 0 < self.learning_rate < math.inf or self.max_tokens < LEAST_TOKENS:
             raise RecipeError(f"learning_rate must be above 0, and max_tokens at least {LEAST_TOKENS}.")
+        if not 0 <= self.restarts < self.epochs:
+            raise RecipeError("restarts must be at least 0, and below epochs.")
         if self.evaluate_skip < 0 or (self.evaluate_limit is not None and self.evaluate_limit < 1):
             raise RecipeError("evaluate_skip must be at least 0, and evaluate_limit at least 1.")
         if len(set(self.labels)) < len(self.labels):

@@ -76,11 +76,13 @@ def test_read_examples_labels_later_tokens_of_a_word_as_inside(folder):
     assert example.target[0] == LABELS.index("B-PER")
 
 
-def test_read_examples_divides_long_texts(folder):
-    whole = read_examples(finetuning(), folder, TOKENIZER)
-    parts = read_examples(finetuning(max_tokens=5), folder, TOKENIZER)
+def test_read_examples_divides_long_texts(tmp_path):
+    (tmp_path / "ner.conll").write_text("Ana B-person\nRui I-person\nleft O\n" * 5, "utf-8")
+    whole = read_examples(finetuning(), tmp_path, TOKENIZER)
+    parts = read_examples(finetuning(max_tokens=8), tmp_path, TOKENIZER)
 
-    assert all(len(part.encoding.input_ids) <= 5 for part in parts)
+    assert len(whole) == 1 < len(parts)
+    assert all(len(part.encoding.input_ids) <= 8 for part in parts)
     assert sum((part.target for part in parts), ()) == sum((one.target for one in whole), ())
 
 

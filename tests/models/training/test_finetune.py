@@ -470,6 +470,7 @@ def test_task_teacher_is_shared_by_students_with_one_vocabulary(folder, tokenize
     other = replace(
         recipe(
             epochs=3,
+            restarts=2,
             learning_rate=1e-3,
             also_evaluate=("mood.tsv",),
             distillation=replace(PLAN, hard_label_weight=0.1, temperature=4.0),

@@ -217,7 +217,6 @@ def test_pretrain_accepts_every_input_format(project, tmp_path, name):
         ({"input_format": "document_sentences", "sentence_objective": "sentence_order"}, "has no pairs of texts"),
         ({"input_format": "pages"}, "input_format must be one of blocks, segment_pairs"),
         ({"input_format": "full_sentences", "sequence_length": 4}, "sequence_length of at least 8"),
-        ({"static_masking": 1}, "static_masking must be true or false"),
         ({"static_masking": True, "sentence_objective": "next_sentence"}, "static_masking with next_sentence needs"),
         ({"objective": "causal_lm", "sentence_objective": "sentence_order"}, "cannot be combined with a sentence"),
         ({"objective": "causal_lm", "static_masking": True}, "masks nothing"),
