@@ -228,25 +228,33 @@ def compute_logits(model: Model, examples: Sequence[Example], batch_size: int, d
 
 
 @torch.no_grad()
-def initialise_from_task_teacher(student: Model, recipe: Recipe, teacher: Model, examples: Sequence[Example]) -> None:
-    """Initialises a student from a fine-tuned teacher, on a sample of the task's examples.
+def initialise_from_finetuned(student: Model, recipe: Recipe, source: Model, examples: Sequence[Example]) -> None:
+    """Initialises a student from a model of the task, such as its teacher, on a sample of the task's examples.
 
     Raises:
-        RecipeError: the student's architecture has no such method.
+        RecipeError: the student's architecture has no such method, or none for this model.
     """
-    initialise = find_initialiser(recipe.architecture, student.encoder.config.traits())
+    own, other = student.encoder.config, source.encoder.config
+    initialise = find_initialiser(recipe.architecture, own.traits())
+    traits = other.traits()
+    is_standard = traits.bottleneck is None and len(traits.feed_forward) == 1
+    is_factorised = traits.embedding.projection != "none"
+    if own.hidden_size != other.hidden_size or not is_standard or (is_factorised and own.traits().bottleneck is None):
+        raise RecipeError(
+            "the student starts from a BERT of the same hidden size only, or, if it has bottlenecks, from an ALBERT."
+        )
     ids = np.concatenate([example.encoding.input_ids for example in examples])
-    vocab_size = teacher.encoder.embeddings.word.num_embeddings
+    vocab_size = source.encoder.embeddings.word.num_embeddings
     counts = torch.from_numpy(np.bincount(ids, minlength=vocab_size)).float()
     order = np.random.default_rng(recipe.seed).permutation(len(examples))
     tokens = np.cumsum([len(examples[i].encoding.input_ids) for i in order])
     chosen = [examples[i] for i in order[: 1 + int(np.searchsorted(tokens, SAMPLE_TOKENS))]]
     input_ids, types, lengths = collate(chosen, torch.device("cpu"))
     sample = Sample(input_ids, types, torch.arange(input_ids.shape[1]) < lengths[:, None])
-    initialise(student, teacher.encoder, counts, sample)
+    initialise(student, source.encoder, counts, sample)
     head = student.head
-    if isinstance(head, Classification) and head.pooler is None:  # the teacher has a pooler, so its head does not fit
+    if isinstance(head, Classification) and head.pooler is None:  # the source may have a pooler
         hidden = student.encoder(sample.input_ids, sample.token_type_ids, sample.is_token)
-        fit(head.output, hidden[:, 0], task_logits(teacher, chosen))
+        fit(head.output, hidden[:, 0], task_logits(source, chosen))
     else:
-        head.load_state_dict(teacher.head.state_dict())
+        head.load_state_dict(source.head.state_dict())

@@ -17,7 +17,7 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.contrastive import train_on_pairs
-from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_task_teacher
+from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_from_finetuned
 from swiftlet_serve.models.training.entity_examples import read_entities
 from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.examples import Example, hash_examples
@@ -64,10 +64,12 @@ def finetune(
     progress: Callable[[int, int], None] | None = None,
     predict: Predict | None = None,
     teachers: Path | None = None,
+    initial_model: Model | None = None,
 ) -> Model:
     """Fine-tunes the pre-trained encoder with a new head on the task of the artifact `name`. Returns it on the CPU.
 
-    `pretrained` is the model of another artifact if the task continues its training.
+    `pretrained` is the model of another artifact if the task continues its training. `initial_model` is the model that
+    `init_from_model` names.
 
     A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
     teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run. The predictions of a teacher of
@@ -79,8 +81,9 @@ def finetune(
     """
     work = recipe.finetuning[name]
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
-    if work.init_from:
-        settings["models"] = {work.init_from: hash_parameters(pretrained)}
+    named = {work.init_from: pretrained, "init_from_model": initial_model}
+    if parents := {name: hash_parameters(parent) for name, parent in named.items() if name and parent is not None}:
+        settings["models"] = parents
     claim_directory(directory, settings)
     run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
@@ -96,7 +99,7 @@ def finetune(
     if plan is not None and plan.character_ngrams:
         logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
     elif plan is not None:
-        examples, logits = _ask_teacher(recipe, work, model, tokenizer, examples, data, run)
+        examples, logits = _ask_teacher(recipe, work, model, initial_model, tokenizer, examples, data, run)
     claim_directory(directory, {"examples": hash_examples(examples)}, "examples.json")
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model
@@ -106,6 +109,7 @@ def _ask_teacher(
     recipe: Recipe,
     work: Finetuning,
     model: Model,
+    initial_model: Model | None,
     tokenizer: Tokenizer,
     examples: list[Example],
     data: Path,
@@ -119,7 +123,9 @@ def _ask_teacher(
     assert plan is not None  # noqa: S101  # for the type checker
     teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
     if plan.init_from_teacher and not has_checkpoint(run.directory):
-        initialise_from_task_teacher(model, recipe, teacher.load(), examples)
+        initial_model = teacher.load()
+    if initial_model is not None and not has_checkpoint(run.directory):
+        initialise_from_finetuned(model, recipe, initial_model, examples)
     read, taught = tokenizer, examples
     if plan.task_teacher:
         read = load_own_tokenizer(plan.task_teacher)

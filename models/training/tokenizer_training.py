@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import tokenizers
@@ -111,7 +111,14 @@ def train_unigram(
         raise ValueError(f"SentencePiece cannot make a vocabulary of {size} pieces: {error}") from error
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(len(processor))]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=SPECIALS.index("[UNK]")))
+    return make_unigram(pieces, SPECIALS.index("[UNK]"), normalizer)
+
+
+def make_unigram(
+    pieces: Sequence[tuple[str, float]], unknown: int, normalizer: normalizers.Normalizer
+) -> tokenizers.Tokenizer:
+    """Makes a unigram tokenizer of pieces with their scores. `unknown` is the number of [UNK] among them."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(list(pieces), unk_id=unknown))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=BLANK, prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(replacement=BLANK, prepend_scheme="always")
@@ -176,6 +183,6 @@ def _add_template(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, SPECIALS.index(token)) for token in ("[CLS]", "[SEP]")],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
     return tokenizer

@@ -1,4 +1,4 @@
-"""A smaller vocabulary for a small model: the pieces of a WordPiece vocabulary that a corpus uses.
+"""A smaller vocabulary for a small model: the pieces of a WordPiece or unigram vocabulary that a corpus uses.
 
 The teacher's word embeddings are reduced to the same pieces, so that teacher and student read the same tokens.
 """
@@ -37,9 +37,12 @@ def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> t
         ValueError: the special tokens and the characters alone exceed `size`.
     """
     vocabulary = tokenizer.get_vocab()
+    document = json.loads(tokenizer.to_str())
+    is_unigram = document["model"]["type"] == "Unigram"
     characters = sorted({character for piece in counts for character in piece.removeprefix("##")})
-    # A character may start or continue a word, wherever it occurred.
-    characters = [piece for one in characters for piece in (one, f"##{one}") if piece in vocabulary]
+    if not is_unigram:  # a character may start or continue a word, wherever it occurred
+        characters = [piece for one in characters for piece in (one, f"##{one}")]
+    characters = [piece for piece in characters if piece in vocabulary]
     kept = dict.fromkeys([*SPECIALS, *characters])
     if len(kept) > size:
         raise ValueError(f"{len(kept)} special tokens and characters do not fit into a vocabulary of {size}.")
@@ -50,8 +53,11 @@ def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> t
             kept[piece] = None
     pieces = sorted(kept, key=vocabulary.__getitem__)
     numbers = {piece: number for number, piece in enumerate(pieces)}
-    document = json.loads(tokenizer.to_str())
-    document["model"]["vocab"] = numbers
+    if is_unigram:
+        scores = document["model"]["vocab"]
+        document["model"] |= {"vocab": [scores[vocabulary[piece]] for piece in pieces], "unk_id": numbers["[UNK]"]}
+    else:
+        document["model"]["vocab"] = numbers
     document["truncation"] = document["padding"] = None
     for token in document["added_tokens"]:
         token["id"] = numbers[token["content"]]

@@ -86,6 +86,7 @@ def run_recipe(
                     progress=progress,
                     predict=predict,
                     teachers=runs / TEACHERS,
+                    initial_model=_load_initial_model(recipe.finetuning[stage], tokenizer),
                 )
         card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
@@ -162,6 +163,24 @@ def _load_teacher_model(name: str) -> tuple[Model, list[str]]:
     return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).tokens
 
 
+def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
+    """Loads the network of `init_from_model`, or returns None if the task names none.
+
+    Raises:
+        SetupError: there is no such artifact, or it has another task, other labels or another vocabulary.
+        ArtifactError: it is damaged.
+    """
+    name = (work.distillation or Distillation()).init_from_model
+    if not name:
+        return None
+    (path,) = locate([name])
+    artifact = open_artifact(path)
+    manifest, pieces = artifact.manifest, Tokenizer.load(artifact.file(TOKENIZER)).tokens
+    if (manifest.task, manifest.labels) != (work.task, work.labels) or pieces != tokenizer.tokens:
+        raise SetupError(f"The init_from_model {name!r} cannot be used: its task, labels or vocabulary differ.")
+    return load_network(artifact)
+
+
 def report_with_prefix(report: Callable[[str], None], name: str, text: str) -> None:
     """Reports a text, preceded by the name of the recipe, artifact or variant."""
     report(f"{name}: {text}")
@@ -220,6 +239,8 @@ def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
         try:
             if plan.task_teacher:
                 find_checkpoint(plan.task_teacher)
+            if plan.init_from_model:
+                locate([plan.init_from_model])
         except ConversionError as error:
             raise SetupError(f"{name}: {error}") from None
         if plan.teacher_engine:
@@ -240,7 +261,9 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
     head, outputs = definition.HEAD, definition.OUTPUTS
     if work.method in EMBEDDING_METHODS:
         head, outputs = "embedding", "hidden"
-    vocabulary = {"tokenizer": recipe.tokenizer.kind} if recipe.tokenizer is not None else {"teacher": recipe.teacher}
+    vocabulary = {"teacher": Path(recipe.teacher).name}
+    if recipe.tokenizer is not None:
+        vocabulary = {"tokenizer": recipe.tokenizer.kind}
     return Manifest(
         name=name,
         version=recipe.version,
@@ -295,7 +318,7 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     if work.distillation is not None and work.distillation.character_ngrams:
         teacher = {"taught_by": "logistic regression on the characters of the same labelled examples"}
     elif work.distillation is not None:
-        checkpoint = Path(work.distillation.task_teacher).name or recipe.teacher
+        checkpoint = Path(work.distillation.task_teacher or recipe.teacher).name
         teacher = {"taught_by": f"{checkpoint}, fine-tuned on the same labelled examples"}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}

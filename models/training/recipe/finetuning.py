@@ -40,6 +40,9 @@ class Distillation:
     teacher_learning_rate: float = 5e-5
     init_from_teacher: bool = field(default=False, kw_only=True)
     """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
+    init_from_model: str = field(default="", kw_only=True)
+    """Initialises the student from this model of the same task, vocabulary and hidden size: a bundled model, or the
+    directory of an artifact. Its architecture may be another."""
     task_teacher: str = field(default="", kw_only=True)
     """Another teacher, whose predictions take the place of those of the recipe's teacher: an installed package, or the
     directory of a checkpoint. It reads the texts with a tokenizer of its own."""
@@ -70,8 +73,13 @@ class Distillation:
                 raise RecipeError(f"{name} must be above 0.")
         if self.character_ngrams < 0:
             raise RecipeError("character_ngrams must be at least 0.")
-        if self.character_ngrams and (self.task_teacher or self.teacher_engine or self.init_from_teacher):
-            raise RecipeError("character_ngrams take no task_teacher, teacher_engine or init_from_teacher.")
+        if self.init_from_teacher and self.init_from_model:
+            raise RecipeError("set init_from_teacher or init_from_model, but not both.")
+        has_model = self.task_teacher or self.teacher_engine or self.init_from_teacher or self.init_from_model
+        if self.character_ngrams and has_model:
+            raise RecipeError(
+                "character_ngrams take no task_teacher, teacher_engine, init_from_teacher or init_from_model."
+            )
 
 
 @dataclass(frozen=True)

@@ -559,6 +559,48 @@ def test_finetune_initialises_the_student_from_the_teacher(folder, tokenizer, tm
     assert distances[1] < 0.5 * distances[0]
 
 
+FROM_MODEL = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_model="artifact")}
+
+
+@pytest.mark.parametrize("changes", [{}, QA], ids=["classify", "qa"])
+def test_finetune_initialises_the_student_from_another_model(folder, tokenizer, tmp_path, changes):
+    """A MobileBERT starts from an ALBERT of the task. Training is too slow to change the result."""
+    source = run_finetuning(recipe(learning_rate=3e-3, epochs=6, **changes), tokenizer, folder, tmp_path / "source")
+    plan = replace(recipe(**FROM_MODEL, **changes), architecture="mobilebert", config=BOTTLENECK)
+    examples = read_examples(plan.finetuning["work"], folder, tokenizer)
+    distances = []
+    for initial in (None, source):
+        other = build("mobilebert", {**BOTTLENECK, "vocab_size": tokenizer.vocab_size}, "masked_lm")
+        run = tmp_path / str(initial is None)
+        model = finetune(plan, "work", other, tokenizer, folder, run, SILENT, initial_model=initial)
+        with torch.no_grad():
+            outputs = task_logits(model, examples), task_logits(source, examples)
+            distances.append(float(distillation_loss(*outputs, 1.0)))
+
+    assert distances[1] < 0.3 * distances[0]
+    settings = json.loads((tmp_path / "False/run.json").read_text("utf-8"))
+    assert settings["models"].keys() == {"init_from_model"}
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (("albert", BODY), ("albert", BODY)),
+        (("mobilebert", BOTTLENECK), ("mobilebert", BOTTLENECK)),
+        (("mobilebert", BOTTLENECK), ("albert", BODY | {"hidden_size": 64})),
+    ],
+    ids=["factorised", "bottlenecks", "width"],
+)
+def test_finetune_rejects_a_model_that_it_cannot_start_from(folder, tokenizer, tmp_path, own, other):
+    architecture, shape = own
+    plan = replace(recipe(**FROM_MODEL), architecture=architecture, config=shape)
+    pretrained = build(architecture, {**shape, "vocab_size": tokenizer.vocab_size}, "masked_lm")
+    source = build(other[0], {**other[1], "vocab_size": tokenizer.vocab_size}, "classification", 2)
+
+    with pytest.raises(RecipeError, match="the student starts from a BERT of the same hidden size only"):
+        finetune(plan, "work", pretrained, tokenizer, folder, tmp_path, SILENT, initial_model=source)
+
+
 def test_finetune_run_settings_omit_defaults(folder, tokenizer, tmp_path):
     """A run from before an optional field existed can therefore resume."""
     run_finetuning(recipe(), tokenizer, folder, tmp_path)

@@ -162,6 +162,10 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("licences = []", "licences = []\nasked_of_parts = 0.5"), "asked_of_parts must be an integer, not 0.5"),
         (("licences = []", "licences = []\ntransferred_questions = -1"), "transferred_questions must be at least 0"),
         (("hard_label_weight = 0.25", "character_ngrams = 4"), "character_ngrams need a task like classify"),
+        (
+            ("hard_label_weight = 0.25", 'init_from_teacher = true\ninit_from_model = "albert-qa"'),
+            "set init_from_teacher or init_from_model, but not both",
+        ),
         (("hard_label_weight = 0.25", "character_ngrams = -1"), "character_ngrams must be at least 0"),
         (("hard_label_weight = 0.25", "character_ngrams = 4.5"), "character_ngrams must be an integer, not 4.5"),
         (

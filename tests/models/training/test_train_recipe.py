@@ -12,8 +12,9 @@ import torch
 
 from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.training.pretrain import pretrain
+from swiftlet_serve.models.training.pretrain import hash_parameters, pretrain
 from swiftlet_serve.models.training.recipe import RecipeError
+from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline import train as offline_train
@@ -324,6 +325,51 @@ def test_run_recipe_initialises_from_other_recipes(pretrained, project, tmp_path
     states = [torch.load(project / "runs" / name / "checkpoint.pt", weights_only=True)["model"] for name in names]
 
     assert all(torch.allclose(states[0][name], state[name], atol=1e-6) for state in states[1:] for name in state)
+
+
+def write_successor(project, path, artifact: str, name: str = "tiny-qa", change: tuple[str, str] = ("", "")) -> str:
+    """Writes a recipe of a MobileBERT that starts from an artifact. Returns its path."""
+    text = (project / "tiny.toml").read_text("utf-8").replace('architecture = "albert"', 'architecture = "mobilebert"')
+    text = text.replace("num_attention_heads", "intra_bottleneck_size = 32\nnum_attention_heads")
+    text = text.replace("steps = 12", "steps = 0").replace(
+        "[pretraining.knowledge_transfer]\nfeature_weight = 1.0\n", ""
+    )
+    text += f'\n[finetuning.{name}.distillation]\ninit_from_model = "{artifact}"\nteacher_learning_rate = 1e-3\n'
+    (path / "next.toml").write_text(text.replace(*change) if change[0] else text, "utf-8")
+    return str(path / "next.toml")
+
+
+def test_run_recipe_starts_from_an_artifact(trained, project, tmp_path, monkeypatch):
+    source = trained[0][1]
+    recipe = write_successor(project, tmp_path, str(source.path))
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    arguments = (project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+    (artifact,) = run_recipe(recipe, ("tiny-qa",), *arguments)
+
+    assert artifact.manifest.architecture == "mobilebert"
+    assert artifact.card()["finetuning"]["distillation"]["init_from_model"] == str(source.path)
+    settings = json.loads((tmp_path / "runs/tiny/tiny-qa/run.json").read_text("utf-8"))
+    assert settings["models"]["init_from_model"] == hash_parameters(load_network(source))
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [(0, ("", "")), (1, ("vocab_size = 50", "vocab_size = 49")), (2, ("", ""))],
+    ids=["task", "vocabulary", "head"],
+)
+def test_run_recipe_rejects_an_artifact_of_another_kind(trained, project, tmp_path, number, change):
+    recipe = write_successor(project, tmp_path, str(trained[0][number].path), change=change)
+
+    with pytest.raises(SetupError, match="cannot be used: its task, labels or vocabulary differ"):
+        run_recipe(recipe, ("tiny-qa",), project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+
+
+def test_run_recipe_rejects_a_missing_artifact_before_it_trains(project, tmp_path):
+    recipe = write_successor(project, tmp_path, "nowhere")
+
+    with pytest.raises(SetupError, match="nowhere"):
+        run_recipe(recipe, ("tiny-qa",), project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("key", ["init_from_recipe", "teacher_recipe"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
+from tokenizers import normalizers
 
+from swiftlet_serve.models.training.tokenizer_training import make_unigram
 from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS, count_pieces, prune
 from tests.support.training import (
     wordpiece,
@@ -86,3 +88,15 @@ def test_prune_updates_the_template_to_the_new_ids(template):
 def test_prune_rejects_a_size_below_the_characters():
     with pytest.raises(ValueError, match="do not fit into a vocabulary of 6"):
         pruned(6)
+
+
+def test_prune_keeps_the_scores_of_a_unigram_vocabulary():
+    pieces = [("[CLS]", 0.0), ("[PAD]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0), ("▁", -2.0), ("a", -6.0), ("b", -6.5)]
+    pieces += [("▁ab", -5.0), ("▁a", -4.0), ("ba", -7.0), ("▁cc", -9.0), ("c", -9.5), ("[MASK]", 0.0)]
+    whole = make_unigram(pieces, 3, normalizers.NFKC())
+    small, kept = prune(whole, count_pieces(whole, ["ab ab ba", "ab ba aba"]), 10)
+
+    assert [whole.id_to_token(old) for old in kept] == [small.id_to_token(number) for number in range(10)]
+    assert {"▁", "a", "b", "▁ab", "ba"} == set(small.get_vocab()) - set(SPECIALS)
+    for text in ("ab ba", "[MASK] abba", "x"):
+        assert small.encode(text).tokens == whole.encode(text).tokens
