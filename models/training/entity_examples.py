@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import Tagged
@@ -71,6 +72,13 @@ def find_labels(
         if name is not None:
             labels[start:end] = f"I-{name}" if name else None
             labels[start] = f"B-{name}" if name else None
-    for start, end in tokens.offsets:
-        label = labels[start] if end > start else OUTSIDE
+    for (start, end), first in zip(tokens.offsets, find_starts(text.text, tokens), strict=True):
+        label = labels[first] if end > start else OUTSIDE
         yield NO_LABEL if label is None else numbers[label]
+
+
+def find_starts(text: str, tokens: TokenizedText) -> NDArray[np.int64]:
+    """Returns where each token starts without the space before it, (F,), which SentencePiece's tokens include."""
+    spans = tokens.offsets.tolist()
+    starts = [end - len(text[start:end].lstrip()) if text[start:end].strip() else start for start, end in spans]
+    return np.array(starts, np.int64)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_serve.models.datasets import Tagged
 from swiftlet_serve.models.tokenizer import Chunk, Tokenizer
-from swiftlet_serve.models.training.entity_examples import make_entity_examples, take_tagged_texts
+from swiftlet_serve.models.training.entity_examples import find_starts, make_entity_examples, take_tagged_texts
 from swiftlet_serve.models.training.examples import NO_LABEL, TEACHER_TOKENS, Example
 from swiftlet_serve.models.training.finetuning_losses import Logits
 from swiftlet_serve.models.training.recipe import Finetuning
@@ -27,13 +28,18 @@ class TaggedChunk:
 
     student: Example
     teacher: Example
+    starts: NDArray[np.int64]
+    """Where the word of each of the student's tokens starts in this part, (F,)."""
+    teacher_starts: NDArray[np.int64]
+    """The same for the teacher's tokens, (T,)."""
 
     def align(self, logits: Logits) -> Logits:
         """Returns the teacher's logits (T, L) at the student's tokens, (F, L): NaN where none of its tokens starts."""
-        own, theirs = (_chunk(example).tokens.offsets[:, 0] for example in (self.student, self.teacher))
-        starts = own - own[0]  # the teacher reads only this part of the text
-        places = np.minimum(np.searchsorted(theirs, starts), len(theirs) - 1)
-        same = theirs[places] == starts
+        if np.array_equal(self.teacher_starts, self.starts):
+            return logits
+        # Of two tokens with one start, the first is SentencePiece's mark of a word.
+        places = np.maximum(np.searchsorted(self.teacher_starts, self.starts, side="right") - 1, 0)
+        same = self.teacher_starts[places] == self.starts
         return np.where(same[:, None], logits[places], np.float32(np.nan))
 
 
@@ -58,10 +64,13 @@ def _pair(texts: Sequence[Tagged], examples: Sequence[Example], teacher: Tokeniz
         offsets = chunk.tokens.offsets
         text = texts[chunk.text_index].text
         parts.append(text[offsets[0, 0] : offsets[-1, 1]] if len(offsets) else "")
-    for example, tokens in zip(examples, teacher.tokenize(parts), strict=True):
+    for example, part, tokens in zip(examples, parts, teacher.tokenize(parts), strict=True):
         if 0 < len(tokens) <= TEACHER_TOKENS - 2:  # with [CLS] and [SEP]
             (whole,) = teacher.chunks(tokens, 0, len(tokens), 0)
-            yield TaggedChunk(example, Example(whole, (NO_LABEL,) * len(tokens)))
+            chunk = _chunk(example)
+            starts = find_starts(texts[chunk.text_index].text, chunk.tokens) - chunk.tokens.offsets[0, 0]
+            read = Example(whole, (NO_LABEL,) * len(tokens))
+            yield TaggedChunk(example, read, starts, find_starts(part, tokens))
 
 
 def _chunk(example: Example) -> Chunk:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import normalizers
 
 from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import NO_LABEL
 from swiftlet_serve.models.training.finetune import read_examples
 from swiftlet_serve.models.training.finetuning_losses import label_loss, split_logits, task_logits
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
+from swiftlet_serve.models.training.tokenizer_training import make_unigram
+from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
 from tests.support.artifacts import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -74,6 +79,19 @@ def test_read_examples_labels_later_tokens_of_a_word_as_inside(folder):
 
     assert set(inside) <= {LABELS.index("I-PER")}
     assert example.target[0] == LABELS.index("B-PER")
+
+
+def test_read_examples_labels_tokens_that_begin_with_a_space(tmp_path):
+    """SentencePiece's tokens include the space before a word. A space alone is inside or outside of an entity."""
+    (tmp_path / "ner.conll").write_text("Ana B-person\nRui I-person\nx O\nRio B-place\n", "utf-8")
+    pieces = [(special, 0.0) for special in SPECIALS]
+    pieces += [("▁", -3.0), ("▁Ana", -4.0), ("Ru", -5.0), ("i", -6.0), ("▁x", -4.0), ("▁Rio", -4.0)]
+    tokenizer = Tokenizer(json.loads(make_unigram(pieces, 1, normalizers.NFKC()).to_str()))
+    (example,) = read_examples(finetuning(), tmp_path, tokenizer)
+
+    read = [tokenizer.tokens[i] for i in example.encoding.input_ids[1:-1]]
+    assert read == ["▁Ana", "▁", "Ru", "i", "▁x", "▁Rio"]
+    assert [LABELS[i] for i in example.target] == ["B-PER", "I-PER", "I-PER", "I-PER", "O", "B-LOC"]
 
 
 def test_read_examples_divides_long_texts(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
@@ -22,12 +23,25 @@ from swiftlet_serve.models.training.finetune import finetune
 from swiftlet_serve.models.training.finetuning_losses import task_logits
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe
 from swiftlet_serve.models.training.teacher_checkpoint import load_own_tokenizer
+from swiftlet_serve.models.training.tokenizer_training import make_unigram
 from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
 from tests.support.artifacts import make_tokenizer
 from tests.support.training import SILENT, teacher_package, wordpiece
 
 CHARACTERS = make_tokenizer()  # the student's
 WORDS = Tokenizer(json.loads(wordpiece([*SPECIALS, "ana", "rio", "left", "##s", "a", "##n"]).to_str()))
+SPACES = Tokenizer(
+    json.loads(
+        make_unigram(
+            [
+                *((special, 0.0) for special in SPECIALS),
+                *(("▁", -3.0), ("▁ana", -4.0), ("▁rio", -4.0), ("left", -5.0), ("A", -6.0), ("na", -6.0)),
+            ],
+            SPECIALS.index("[UNK]"),
+            normalizers.NFKC(),
+        ).to_str()
+    )
+)  # its tokens begin with a space
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 TEACHER, OTHER = "teacher_of_the_entity_tests", "other_teacher_of_the_entity_tests"
 PLAN = Distillation(
@@ -71,13 +85,24 @@ def test_align_takes_the_logits_of_tokens_that_start_at_the_same_character(tmp_p
             assert np.array_equal(row, expected.astype(np.float32), equal_nan=True)
 
 
-def test_align_of_the_same_tokenizer_changes_nothing(tmp_path):
-    (tmp_path / "ner.conll").write_text("Ana B-person\nleft O\n", "utf-8")
-    (pair,) = read_tagged_chunks(finetuning(), tmp_path, CHARACTERS, CHARACTERS)
+@pytest.mark.parametrize("tokenizer", [CHARACTERS, SPACES], ids=["characters", "spaces"])
+def test_align_of_the_same_tokenizer_changes_nothing(tmp_path, tokenizer):
+    (tmp_path / "ner.conll").write_text("Ana B-person\nleft O\nana O\n", "utf-8")
+    (pair,) = read_tagged_chunks(finetuning(), tmp_path, tokenizer, tokenizer)
     logits = np.random.default_rng(0).normal(size=(len(pair.student.target), 5)).astype(np.float32)
 
     assert np.array_equal(pair.align(logits), logits)
     assert np.array_equal(pair.student.encoding.input_ids, pair.teacher.encoding.input_ids)
+
+
+def test_align_leaves_out_the_space_before_a_token(tmp_path):
+    (tmp_path / "ner.conll").write_text("ana O\nleft O\nrio O\n", "utf-8")
+    (pair,) = read_tagged_chunks(finetuning(), tmp_path, WORDS, SPACES)
+    read = [SPACES.tokens[i] for i in pair.teacher.encoding.input_ids[1:-1]]
+    logits = np.arange(len(read), dtype=np.float32)[:, None].repeat(5, 1)
+
+    assert read == ["▁ana", "▁", "left", "▁rio"]
+    assert pair.align(logits)[:, 0].tolist() == [0, 2, 3]
 
 
 @pytest.fixture(scope="module")
