@@ -73,7 +73,7 @@ class TaskTeacher:
         """
         kept = find_kept_pieces(recipe, tokenizer)
         plan = _plan(work)
-        work = replace(work, epochs=plan.teacher_epochs, learning_rate=plan.teacher_learning_rate, restarts=0)
+        work = replace(work, epochs=plan.teacher_epochs, learning_rate=plan.teacher_learning_rate)
         return cls._claim(run.directory / "teacher", recipe, work, recipe.teacher, kept, tokenizer, examples, run)
 
     @classmethod
@@ -88,8 +88,7 @@ class TaskTeacher:
             RecipeError: the directory holds another run.
         """
         plan = _plan(work)
-        learning_rate = plan.task_teacher_learning_rate
-        work = replace(work, epochs=plan.task_teacher_epochs, learning_rate=learning_rate, restarts=0)
+        work = replace(work, epochs=plan.task_teacher_epochs, learning_rate=plan.task_teacher_learning_rate)
         directory = run.directory / "task_teacher"
         if plan.task_teacher_run and run.teachers is not None:
             directory = run.teachers / plan.task_teacher_run

@@ -21,7 +21,7 @@ from swiftlet_serve.models.training.distillation import TaskTeacher, initialise_
 from swiftlet_serve.models.training.entity_examples import read_entities
 from swiftlet_serve.models.training.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.examples import Example, hash_examples
-from swiftlet_serve.models.training.finetuning_losses import Logits
+from swiftlet_serve.models.training.finetuning_losses import Logits, mean_predictions
 from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import hash_parameters, run_settings
@@ -73,7 +73,7 @@ def finetune(
 
     A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
     teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run. The predictions of a teacher of
-    n-grams are kept in the directory itself.
+    n-grams are kept in the directory itself. Of two teachers, the student learns the mean prediction.
 
     Raises:
         RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
@@ -98,8 +98,9 @@ def finetune(
     plan = work.distillation
     if plan is not None and plan.character_ngrams:
         logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
-    elif plan is not None:
-        examples, logits = _ask_teacher(recipe, work, model, initial_model, tokenizer, examples, data, run)
+    if plan is not None and recipe.teacher:
+        examples, theirs = _ask_teacher(recipe, work, model, initial_model, tokenizer, examples, data, run)
+        logits = theirs if logits is None else mean_predictions(logits, theirs)
     claim_directory(directory, {"examples": hash_examples(examples)}, "examples.json")
     train_on_examples(model, examples, logits, work, recipe.seed, run)
     return model

@@ -76,6 +76,17 @@ def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
     return losses / targets.numel()
 
 
+def mean_predictions(one: Sequence[Logits], other: Sequence[Logits]) -> list[Logits]:
+    """Returns the logarithms of the mean probabilities of two predictions for each example, (F, L) each."""
+    half = np.log(np.float32(0.5))
+    return [half + np.logaddexp(_log_softmax(a), _log_softmax(b)) for a, b in zip(one, other, strict=True)]
+
+
+def _log_softmax(logits: Logits) -> Logits:
+    found: Logits = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    return found
+
+
 def distillation_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Returns the mean KL divergence from the teacher's softened predictions, times T², over start and end for answers.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -14,17 +13,12 @@ from swiftlet_serve.models.training.recipe import Finetuning, Optimisation, Pret
 
 @dataclass(frozen=True)
 class Schedule(Optimisation):
-    """A linear warm-up and a linear decay to zero, for AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) or LAMB.
-
-    Both may be repeated (Loshchilov and Hutter 2016, arXiv:1608.03983, with a cosine in the place of the linear decay).
-    """
+    """A linear warm-up and a linear decay to zero, for AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) or LAMB."""
 
     steps: int
     learning_rate: float
     warmup: float = 0.06
-    """The fraction of the steps, from the start or a restart on, with a rising learning rate."""
-    restarts: int = 0
-    """The number of times that the warm-up and the decay are repeated."""
+    """The fraction of the steps with a rising learning rate."""
     weight_decay: float = 0.01
     """Applies to matrices, but not to biases and norms."""
     max_gradient_norm: float = 1.0
@@ -38,16 +32,12 @@ class Schedule(Optimisation):
             optimiser=work.optimiser,
             gradient_accumulation_steps=work.gradient_accumulation_steps,
             precision=work.precision,
-            restarts=work.restarts if isinstance(work, Finetuning) else 0,
         )
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 0."""
-        starts = [self.steps * part // (self.restarts + 1) for part in range(self.restarts + 2)]
-        end = bisect_right(starts, step)
-        steps, done = starts[end] - starts[end - 1], step - starts[end - 1]
-        rising = max(1, round(steps * self.warmup))
-        return self.learning_rate * min((done + 1) / rising, (steps - done) / max(1, steps - rising))
+        rising = max(1, round(self.steps * self.warmup))
+        return self.learning_rate * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
 
     def make_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
         """Makes the optimiser of the model's trainable parameters."""

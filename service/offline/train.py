@@ -315,11 +315,12 @@ def _training_files(recipe: Recipe, work: Finetuning) -> list[str]:
 
 def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
-    if work.distillation is not None and work.distillation.character_ngrams:
-        teacher = {"taught_by": "logistic regression on the characters of the same labelled examples"}
-    elif work.distillation is not None:
+    if work.distillation is not None:
         checkpoint = Path(work.distillation.task_teacher or recipe.teacher).name
-        teacher = {"taught_by": f"{checkpoint}, fine-tuned on the same labelled examples"}
+        names = [f"{checkpoint}, fine-tuned on the same labelled examples"] if checkpoint else []
+        if work.distillation.character_ngrams:
+            names.append("logistic regression on the characters of the same labelled examples")
+        teacher = {"taught_by": ", and ".join(names)}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}
     elif work.method == "masked_lm" and plan.has_own_teacher:

@@ -57,8 +57,14 @@ class Distillation:
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
     character_ngrams: int = field(default=0, kw_only=True)
-    """The maximum length of character n-grams; 0 for none. If it is set, the teacher is a logistic regression on these
-    n-grams. Each text's predictions come from a regression that did not see the text."""
+    """The maximum length of character n-grams; 0 for none. If it is set, a logistic regression on these n-grams
+    teaches: alone, or beside the recipe's teacher if there is one. The student then learns the mean prediction. Each
+    text's prediction comes from a regression that did not see the text."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether a setting needs a teacher that is a network."""
+        return bool(self.task_teacher or self.teacher_engine or self.init_from_teacher or self.init_from_model)
 
     def __post_init__(self) -> None:
         if not (0 <= self.hard_label_weight <= 1 and 1 <= self.temperature < math.inf):
@@ -75,11 +81,6 @@ class Distillation:
             raise RecipeError("character_ngrams must be at least 0.")
         if self.init_from_teacher and self.init_from_model:
             raise RecipeError("set init_from_teacher or init_from_model, but not both.")
-        has_model = self.task_teacher or self.teacher_engine or self.init_from_teacher or self.init_from_model
-        if self.character_ngrams and has_model:
-            raise RecipeError(
-                "character_ngrams take no task_teacher, teacher_engine, init_from_teacher or init_from_model."
-            )
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,6 @@ class Finetuning(Optimisation):
     batch_size: int = 32
     """Examples per forward pass."""
     learning_rate: float = 1e-4
-    restarts: int = field(default=0, kw_only=True)
-    """The number of times that the learning rate rises and falls again, after equal numbers of steps. With one restart
-    and four epochs, the first two epochs are those of a recipe without restart and with two epochs."""
     max_tokens: int = 512
     labels: tuple[str, ...] = ()
     method: TrainingMethod = field(kw_only=True)
@@ -165,8 +163,6 @@ class Finetuning(Optimisation):
             raise RecipeError("batch_size, epochs and the number of examples of each file must be at least 1.")
         if not 0 < self.learning_rate < math.inf or self.max_tokens < LEAST_TOKENS:
             raise RecipeError(f"learning_rate must be above 0, and max_tokens at least {LEAST_TOKENS}.")
-        if not 0 <= self.restarts < self.epochs:
-            raise RecipeError("restarts must be at least 0, and below epochs.")
         if self.evaluate_skip < 0 or (self.evaluate_limit is not None and self.evaluate_limit < 1):
             raise RecipeError("evaluate_skip must be at least 0, and evaluate_limit at least 1.")
         if len(set(self.labels)) < len(self.labels):

@@ -70,7 +70,7 @@ class Recipe:
         if not self.teacher and plan is not None and not plan.has_own_teacher:
             raise RecipeError("knowledge_transfer needs a teacher, a teacher_recipe or a teacher_model.")
         plans = [work.distillation for work in self.finetuning.values() if work.distillation is not None]
-        if not self.teacher and not all(plan.character_ngrams for plan in plans):
+        if not self.teacher and not all(plan.character_ngrams and not plan.has_network for plan in plans):
             raise RecipeError("distillation needs a teacher, and this recipe names none.")
         if not self.teacher and any(work.method == "embedding" for work in self.finetuning.values()):
             raise RecipeError("a task like embed needs a teacher, and this recipe names none.")

@@ -18,6 +18,7 @@ from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training import distillation, task_training, trainer
+from swiftlet_serve.models.training import finetune as finetune_module
 from swiftlet_serve.models.training.corpus import Vocabulary, prepare_vocabulary
 from swiftlet_serve.models.training.distillation import find_kept_pieces, make_task_teacher
 from swiftlet_serve.models.training.examples import NO_LABEL, Example, hash_examples
@@ -470,7 +471,6 @@ def test_task_teacher_is_shared_by_students_with_one_vocabulary(folder, tokenize
     other = replace(
         recipe(
             epochs=3,
-            restarts=2,
             learning_rate=1e-3,
             also_evaluate=("mood.tsv",),
             distillation=replace(PLAN, hard_label_weight=0.1, temperature=4.0),
@@ -557,6 +557,23 @@ def test_finetune_initialises_the_student_from_the_teacher(folder, tokenizer, tm
             distances.append(float(distillation_loss(task_logits(model, examples), theirs, 1.0)))
 
     assert distances[1] < 0.5 * distances[0]
+
+
+def test_finetune_learns_the_mean_prediction_of_two_teachers(folder, tokenizer, tmp_path, monkeypatch):
+    taught: list[np.ndarray] = []
+    train = finetune_module.train_on_examples
+
+    def keep(model, examples, logits, *others):
+        taught.extend(logits)
+        train(model, examples, logits, *others)
+
+    monkeypatch.setattr(finetune_module, "train_on_examples", keep)
+    run_finetuning(recipe(distillation=replace(PLAN, character_ngrams=3)), tokenizer, folder, tmp_path)
+
+    network, ngrams = (torch.from_numpy(np.load(tmp_path / name)) for name in ("teacher/logits.npy", "ngrams.npy"))
+    expected = (network.softmax(1) + ngrams.softmax(1)) / 2
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(taught)).softmax(1), expected)
+    assert not torch.allclose(network.softmax(1), expected, atol=1e-3)
 
 
 FROM_MODEL = {"learning_rate": 1e-9, "epochs": 1, "distillation": replace(PLAN, init_from_model="artifact")}

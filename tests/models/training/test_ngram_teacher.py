@@ -14,6 +14,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.finetune import finetune
 from swiftlet_serve.models.training.ngram_teacher import FOLDS, cross_fit
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe, RecipeError
+from swiftlet_serve.models.training.recipe.recipe import TokenizerTraining
 from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
 from tests.support.training import SILENT, wordpiece
 
@@ -63,7 +64,7 @@ def recipe(**changes) -> Recipe:
     pretraining = Pretraining({"text.txt": 9}, 16, 8, 0, 1e-3)
     return Recipe(
         *("tiny", "1", "A test.", 1, 64, "albert", BODY, pretraining, {"work": replace(work, **changes)}),
-        teacher="none",
+        tokenizer=TokenizerTraining("wordpiece"),
     )
 
 
@@ -107,6 +108,14 @@ def test_finetune_learns_from_ngrams_and_keeps_their_predictions(folder, tokeniz
     reports.clear()
     run(recipe(), tokenizer, folder, reports.append)
     assert not any("n-grams" in line for line in reports)
+
+
+@pytest.mark.parametrize("field", ["init_from_teacher", "task_teacher", "teacher_engine", "init_from_model"])
+def test_recipe_without_a_teacher_takes_ngrams_only(field):
+    plan = Distillation(character_ngrams=3, **{field: True if field == "init_from_teacher" else "x"})
+
+    with pytest.raises(RecipeError, match="distillation needs a teacher, and this recipe names none"):
+        recipe(distillation=plan)
 
 
 def test_finetune_rejects_a_label_that_is_too_rare_for_the_folds(folder, tokenizer):

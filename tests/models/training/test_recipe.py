@@ -169,10 +169,6 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("hard_label_weight = 0.25", "character_ngrams = -1"), "character_ngrams must be at least 0"),
         (("hard_label_weight = 0.25", "character_ngrams = 4.5"), "character_ngrams must be an integer, not 4.5"),
         (
-            ("hard_label_weight = 0.25", "character_ngrams = 4\ninit_from_teacher = true"),
-            "character_ngrams take no task_teacher",
-        ),
-        (
             ("licences = []", "licences = []\ncorrupted = 0.5"),
             "corrupted must be between 0 and 1, and needs",
         ),
@@ -210,8 +206,6 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("licences = []", 'licences = []\nlearning_rate = "1e-4"'), "learning_rate must be a number, not '1e-4'"),
         (("licences = []", "licences = []\nlearning_rate = -1"), "learning_rate must be above 0"),
         (("licences = []", "licences = []\nmax_tokens = 0"), "max_tokens at least 8"),
-        (("licences = []", "licences = []\nrestarts = -1"), "restarts must be at least 0, and below epochs"),
-        (("licences = []", "licences = []\nrestarts = 9"), "restarts must be at least 0, and below epochs"),
         (("licences = []", "licences = []\nevaluate_limit = 0"), "evaluate_limit at least 1"),
         (("licences = []", "licences = []\nepochs = true"), "epochs must be an integer, not True"),
         (("licences = []", 'licences = []\nlabels = "NEGATIVE"'), "labels must be a list, not 'NEGATIVE'"),

@@ -32,22 +32,6 @@ def test_schedule_is_linear_on_both_sides():
     assert [schedule.rate(step) for step in (0, 4, 9, 10, 55, 99)] == pytest.approx([0.1, 0.5, 1, 1, 0.5, 1 / 90])
 
 
-@given(st.integers(1, 500), st.integers(1, 5), st.floats(0, 1))
-def test_restart_repeats_the_schedule(steps, restarts, warmup):
-    once = Schedule(steps, learning_rate=2.0, warmup=warmup)
-    repeated = Schedule((restarts + 1) * steps, learning_rate=2.0, warmup=warmup, restarts=restarts)
-
-    assert [repeated.rate(step) for step in range(repeated.steps)] == [once.rate(step) for step in range(steps)] * (
-        restarts + 1
-    )
-
-
-def test_restart_divides_steps_almost_equally():
-    rates = [Schedule(7, learning_rate=1.0, warmup=0.0, restarts=1).rate(step) for step in range(7)]
-
-    assert rates == pytest.approx([1, 1, 1 / 2, 1, 1, 2 / 3, 1 / 3])
-
-
 def test_optimiser_decays_matrices_but_not_biases(tmp_path):
     class Parameters(nn.Module):
         def __init__(self) -> None:
