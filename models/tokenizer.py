@@ -145,7 +145,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`, from which `load` restores the same tokenizer."""
-        path.write_text(json.dumps(self._document, ensure_ascii=False), "utf-8")
+        path.write_text(json.dumps(self._document, ensure_ascii=False, separators=(",", ":")), "utf-8")
 
     def encode(
         self, texts: Sequence[Text], max_tokens: int, *, truncate: bool = True, mask: bool = False

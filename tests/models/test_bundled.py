@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 PATHS = list(find_artifacts(BUNDLED))
 NAMES = [path.name for path in PATHS]
 TASKS = {
-    "classify": ("sst2", "cola"),
+    "classify": ("sst2", "cola", "nsmc"),
     "qa": ("qa",),
     "fill-mask": ("fill-mask",),
     "embed": ("embed",),
@@ -43,6 +43,7 @@ MIN_SCORES = {
     "albert-fill-mask": ("top_1", 30),
     "mobilebert-fill-mask": ("top_1", 28),  # the goal is 30, for which the ALBERT trained seven hours
     "cola": ("matthews", 35),
+    "nsmc": ("accuracy", 88.5),
     "embed": ("spearman", 80),
 }
 BATCH_TOLERANCE = 1e-5  # relative error between a row in a batch and the row alone; measured: 0
@@ -67,7 +68,7 @@ def artifact(name: str) -> Artifact:
 
 @each
 def test_model_names_its_language(name):
-    assert artifact(name).manifest.languages == ("en",)
+    assert artifact(name).manifest.languages == (("ko",) if name == "albert-nsmc" else ("en",))
 
 
 async def _ask(name: str, bodies: list[dict], task: str) -> list:
@@ -87,7 +88,7 @@ def ask(name: str, *bodies: dict, task: str | None = None) -> list:
 
 def test_bundled_models_cover_both_architectures_and_all_tasks():
     every = {f"{architecture}-{TASKS[task][0]}" for architecture in ("albert", "mobilebert") for task in OF_BOTH}
-    assert {*NAMES} == every | {"albert-cola", "mobilebert-embed"}
+    assert {*NAMES} == every | {"albert-cola", "albert-nsmc", "mobilebert-embed"}
     for name in NAMES:
         manifest = artifact(name).manifest
         assert manifest.name == name
