@@ -123,10 +123,8 @@ def _ask_teacher(
     plan = work.distillation
     assert plan is not None  # noqa: S101  # for the type checker
     teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
-    if plan.init_from_teacher and not has_checkpoint(run.directory):
-        initial_model = teacher.load()
-    if initial_model is not None and not has_checkpoint(run.directory):
-        initialise_from_finetuned(model, recipe, initial_model, examples)
+    if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
+        initialise_from_finetuned(model, recipe, initial_model or teacher.load(), examples)
     read, taught = tokenizer, examples
     if plan.task_teacher:
         read = load_own_tokenizer(plan.task_teacher)

@@ -77,7 +77,7 @@ def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
 
 
 def mean_predictions(one: Sequence[Logits], other: Sequence[Logits]) -> list[Logits]:
-    """Returns the logarithms of the mean probabilities of two predictions for each example, (F, L) each."""
+    """Returns the mean of two teachers' probabilities for each example, as logarithms, (F, L) each."""
     half = np.log(np.float32(0.5))
     return [half + np.logaddexp(_log_softmax(a), _log_softmax(b)) for a, b in zip(one, other, strict=True)]
 

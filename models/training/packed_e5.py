@@ -55,7 +55,7 @@ NAMES: Final = {
     "fo": "output.dense",
     "oln": "output.LayerNorm",
 }
-"""The modules of transformers' BERT by their names in the file."""
+"""The names of modules in transformers' BERT, by their names in the file."""
 KINDS: Final = {"w": "weight", "b": "bias"}
 
 
@@ -80,7 +80,7 @@ class Reader:
 
 
 def unpack(path: Path, directory: Path) -> None:
-    """Writes the checkpoint of a packed file: config.json, model.safetensors and tokenizer.json.
+    """Unpacks a file into a checkpoint: config.json, model.safetensors and tokenizer.json.
 
     Raises:
         ModelError: the file is damaged, or of another format.
@@ -139,7 +139,7 @@ def _full_name(name: str) -> str:
 
 
 def _read_packed(content: bytes, start: int, count: int) -> NDArray[np.float32]:
-    """Returns `count` weights that are in blocks from a position on."""
+    """Returns `count` weights. Their blocks start at the byte `start`."""
     blocks = np.frombuffer(content, BLOCK, count // WEIGHTS, start)
     weights = np.concatenate([blocks["nibbles"] & 15, blocks["nibbles"] >> 4], axis=1).astype(np.float32) - 8
     packed: NDArray[np.float32] = (weights * blocks["scale"].astype(np.float32)[:, None]).ravel()

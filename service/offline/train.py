@@ -158,9 +158,8 @@ def _load_teacher_model(name: str) -> tuple[Model, list[str]]:
         SetupError: there is no such artifact.
         ArtifactError: it is damaged.
     """
-    (path,) = locate([name])
-    artifact = open_artifact(path)
-    return load_network(artifact), Tokenizer.load(artifact.file(TOKENIZER)).tokens
+    artifact, pieces = _open_model(name)
+    return load_network(artifact), pieces
 
 
 def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
@@ -173,12 +172,18 @@ def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
     name = (work.distillation or Distillation()).init_from_model
     if not name:
         return None
-    (path,) = locate([name])
-    artifact = open_artifact(path)
-    manifest, pieces = artifact.manifest, Tokenizer.load(artifact.file(TOKENIZER)).tokens
+    artifact, pieces = _open_model(name)
+    manifest = artifact.manifest
     if (manifest.task, manifest.labels) != (work.task, work.labels) or pieces != tokenizer.tokens:
         raise SetupError(f"The init_from_model {name!r} cannot be used: its task, labels or vocabulary differ.")
     return load_network(artifact)
+
+
+def _open_model(name: str) -> tuple[Artifact, list[str]]:
+    """Opens an artifact, a bundled model or a directory. Returns it with its vocabulary."""
+    (path,) = locate([name])
+    artifact = open_artifact(path)
+    return artifact, Tokenizer.load(artifact.file(TOKENIZER)).tokens
 
 
 def report_with_prefix(report: Callable[[str], None], name: str, text: str) -> None:
