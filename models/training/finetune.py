@@ -26,7 +26,7 @@ from swiftlet_serve.models.training.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.pair_examples import read_inferences
 from swiftlet_serve.models.training.pretrain import hash_parameters, run_settings
 from swiftlet_serve.models.training.question_examples import read_questions
-from swiftlet_serve.models.training.question_teacher import AskedWindow, read_asked_windows
+from swiftlet_serve.models.training.question_teacher import AskedWindow, find_kept_windows, read_asked_windows
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
 from swiftlet_serve.models.training.relevance_examples import read_relevance
 from swiftlet_serve.models.training.run_directory import claim_directory
@@ -130,12 +130,14 @@ def _ask_teacher(
         read = load_own_tokenizer(plan.task_teacher)
         taught = read_examples(work, data, read)
         teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
-    if work.method == "entities" or (plan.task_teacher and work.method == "span"):
-        read_pairs = read_tagged_chunks if work.method == "entities" else read_asked_windows
-        pairs: Sequence[TaggedChunk | AskedWindow] = read_pairs(work, data, tokenizer, read)
-        theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
-        logits = [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
-        return [pair.student for pair in pairs], logits
+    if work.method == "entities":
+        chunks = read_tagged_chunks(work, data, tokenizer, read)
+        return [chunk.student for chunk in chunks], _predict_aligned(teacher, chunks)
+    if plan.task_teacher and work.method == "span":
+        windows = read_asked_windows(work, data, tokenizer, read)
+        logits = _predict_aligned(teacher, windows)
+        kept = find_kept_windows(windows, logits, work.kept_unanswered, recipe.seed)
+        return [windows[i].student for i in kept], [logits[i] for i in kept]
     logits = teacher.predict("logits.npy", taught)
     if work.unlabelled and work.method == "classification":
         more = read_unlabelled_texts(work, data, tokenizer)
@@ -143,6 +145,12 @@ def _ask_teacher(
         examples = [*examples * work.labelled_repeats, *more]
         logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
     return examples, logits
+
+
+def _predict_aligned(teacher: TaskTeacher, pairs: Sequence[TaggedChunk | AskedWindow]) -> list[Logits]:
+    """Returns the teacher's predictions at the student's positions."""
+    theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
+    return [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
 
 
 def read_examples(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer, Window
@@ -72,6 +73,20 @@ def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teach
         *make_asked_windows(questions, tokenizer, teacher, work.max_tokens, labelled=True),
         *make_asked_windows(again, tokenizer, teacher, work.max_tokens, labelled=False),
     ]
+
+
+def find_kept_windows(
+    windows: Sequence[AskedWindow], logits: Sequence[Logits], share: float, seed: int
+) -> NDArray[np.int64]:
+    """Returns the numbers of the windows to learn from.
+
+    Drops all but about a `share` of the windows that only the teacher answers and in which it finds no answer. `logits`
+    are its predictions at the student's positions, (L, 2).
+    """
+    chance = np.random.default_rng(seed).random(len(windows))
+    unlabelled = np.array([window.student.target == NOWHERE for window in windows])
+    answered = np.array([one[1:].max(0).sum() > one[0].sum() for one in logits])  # [CLS] stands for no answer
+    return np.flatnonzero(~unlabelled | answered | (chance < share))
 
 
 def make_asked_windows(

@@ -1,7 +1,7 @@
 """Asks questions of a data set about paragraphs of running text. A teacher of question answering then answers them.
 
 Each question is paired with paragraphs that share words with it. Names and years of the paragraph replace those of the
-question: "Who painted the Night Watch?" becomes "Who painted The Harbour?". About a third of the paragraphs hold an
+question: "Who painted the Night Watch?" becomes "Who painted The Harbour?". About a quarter of the paragraphs hold an
 answer. A student that reads only the contexts of a small data set remembers them.
 """
 

@@ -138,6 +138,9 @@ class Finetuning(Optimisation):
     transferred_questions: int = field(default=0, kw_only=True)
     """Questions of the training files to pair with paragraphs of the running texts in `unlabelled`. A paragraph's names
     replace those of its question. Only the teacher answers (question answering with a task teacher only)."""
+    kept_unanswered: float = field(default=1.0, kw_only=True)
+    """The fraction to keep of the windows that only the teacher answers and in which it finds no answer (question
+    answering with a task teacher only)."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
     Question answering with a task teacher takes questions in SQuAD's format, or makes one for each paragraph of a
@@ -205,6 +208,11 @@ class Finetuning(Optimisation):
             times = getattr(self, name)
             if times < 0 or (times and not (self.method == "span" and has_task_teacher)):
                 raise RecipeError(f"{name} must be at least 0, and needs a task like qa with a task_teacher.")
+        kept = self.kept_unanswered
+        if not 0 <= kept <= 1 or (kept < 1 and not (self.method == "span" and has_task_teacher)):
+            raise RecipeError(
+                "kept_unanswered must be between 0 and 1, and below 1 needs a task like qa with a task_teacher."
+            )
         if self.transferred_questions and all(file.endswith(".json") for file in self.unlabelled):
             raise RecipeError("transferred_questions needs a running text in unlabelled.")
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams

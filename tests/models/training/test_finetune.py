@@ -273,6 +273,24 @@ def test_finetune_transfers_questions_to_paragraphs_of_running_text(folder, toke
     assert f"task teacher: computing the logits of {len(windows)} examples" in reports
 
 
+def test_finetune_drops_questions_without_an_answer(folder, tokenizer, tmp_path, monkeypatch):
+    """The teacher finds no answer where the context is a part of the question's own."""
+    contexts = ["the quiet town. the river and the snow.", "the snow? and the old river!"]
+    write_squad(folder / "parts.json", *((str(i), "the mill", text, ["the"]) for i, text in enumerate(contexts)))
+    changes = {**QA, "train": {"parts.json": 2}, "asked_of_parts": 2, "distillation": replace(PLAN, task_teacher=OTHER)}
+    trained: list[int] = []
+
+    def find_no_answers(_, examples):
+        return [np.eye(len(one.encoding.input_ids), 2, dtype=np.float32)[:, [0, 0]] for one in examples]
+
+    monkeypatch.setattr(finetune_module, "train_on_examples", lambda _, examples, *__: trained.append(len(examples)))
+    monkeypatch.setattr(distillation.TaskTeacher, "predict_unlabelled", find_no_answers)
+    for kept in (1.0, 0.0):
+        run_finetuning(recipe(**changes, kept_unanswered=kept), tokenizer, folder, tmp_path / str(kept))
+
+    assert trained == [2 + 2 * 2, 2]
+
+
 def test_transferred_questions_need_a_running_text():
     with pytest.raises(RecipeError, match="needs a running text in unlabelled"):
         recipe(

@@ -13,7 +13,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples import NO_LABEL
 from swiftlet_serve.models.training.finetuning_losses import EXCLUDED
 from swiftlet_serve.models.training.question_examples import make_windows
-from swiftlet_serve.models.training.question_teacher import make_asked_windows
+from swiftlet_serve.models.training.question_teacher import find_kept_windows, make_asked_windows
 from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
 from tests.support.artifacts import make_tokenizer
 from tests.support.training import wordpiece
@@ -75,3 +75,35 @@ def test_make_asked_windows_leaves_out_a_window_that_is_too_long_for_the_teacher
     (window,) = make_asked_windows([short, long], student, teacher, 40, labelled=False)
     assert len(window.student.encoding.input_ids) < 10
     assert 20 < len(window.teacher.encoding.input_ids) < 40
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40), st.sampled_from([0.0, 0.5, 1.0]))
+def test_only_unlabelled_windows_without_an_answer_are_dropped(windows, share):
+    """`windows` says of each whether it has a label and whether the teacher finds an answer."""
+    question = Question("1", "b?", "ab cab", ("ab",), (0,))
+    asked = {
+        has_label: make_asked_windows([question], CHARACTERS, WORDS, 40, labelled=has_label)[0]
+        for has_label in (True, False)
+    }
+    logits = np.zeros((len(asked[True].student.encoding.input_ids), 2), np.float32)
+    found, nothing = logits.copy(), logits.copy()
+    found[asked[True].student.context.start] = 1
+    nothing[0] = 1
+    kept = find_kept_windows(
+        [asked[has_label] for has_label, _ in windows], [found if finds else nothing for _, finds in windows], share, 1
+    )
+    certain = {i for i, one in enumerate(windows) if any(one)}
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    assert set(kept.tolist()) >= certain
+    if share != 0.5:
+        assert set(kept.tolist()) == (set(range(len(windows))) if share else certain)
+
+
+def test_about_the_share_of_windows_without_an_answer_is_kept():
+    question = Question("1", "b?", "ab cab", (), ())
+    (window,) = make_asked_windows([question], CHARACTERS, WORDS, 40, labelled=False)
+    logits = np.zeros((len(window.student.encoding.input_ids), 2), np.float32)  # as likely as an answer
+    kept = find_kept_windows([window] * 1000, [logits] * 1000, 0.3, 1)
+
+    assert 250 < len(kept) < 350
+    assert np.array_equal(kept, find_kept_windows([window] * 1000, [logits] * 1000, 0.3, 1))
