@@ -22,7 +22,7 @@ mkdir -p "$out"
 run_tests() {
   local chosen=()
   [[ $device != cpu ]] || chosen=(-k 'cuda or gpu or graph')
-  "$python" -m pytest -q tests/models/ragged tests/models/training/test_{acceleration,trainer}.py \
+  "$python" -m pytest -q tests/models/ragged tests/models/training/loop/test_{acceleration,trainer}.py \
     tests/engines/test_torch.py tests/benchmark/test_device.py "${chosen[@]}"
 }
 

@@ -26,14 +26,14 @@ from swiftlet_serve.models.architectures.layers import Encoder
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
 from swiftlet_serve.models.device_peak import measured_peak
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training import acceleration, trainer
-from swiftlet_serve.models.training.acceleration import can_be_packed
-from swiftlet_serve.models.training.examples import Example, make_batches, take_evenly
-from swiftlet_serve.models.training.finetune import read_examples
-from swiftlet_serve.models.training.finetuning_losses import label_loss, task_logits
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.examples.example import Example, make_batches, take_evenly
+from swiftlet_serve.models.training.finetuning.finetune import read_examples
+from swiftlet_serve.models.training.finetuning.losses import label_loss, task_logits
+from swiftlet_serve.models.training.loop import acceleration, trainer
+from swiftlet_serve.models.training.loop.acceleration import can_be_packed
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.recipe import Finetuning, Precision
-from swiftlet_serve.models.training.schedule import Schedule
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.loading import locate
 from swiftlet_serve.service.offline.environment import current_environment

@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.checkpoint import snapshot_path
-from swiftlet_serve.models.training.corpus import TOKENIZER_FILE
-from swiftlet_serve.models.training.examples import Example
-from swiftlet_serve.models.training.finetune import finetune
-from swiftlet_serve.models.training.finetuning_losses import task_logits
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.examples.example import Example
+from swiftlet_serve.models.training.finetuning.finetune import finetune
+from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.loop.checkpoint import snapshot_path
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.pretraining.corpus import TOKENIZER_FILE
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe
 from swiftlet_serve.models.training.study import Downstream, Study, join_rows
 

@@ -9,7 +9,7 @@ from typing import Literal
 from matplotlib.figure import Figure
 
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 
 XAxis = Literal["step", "seconds", "flops"]  # attributes of CurvePoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, CurvePoint, read_curve
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, CurvePoint, read_curve
 from swiftlet_serve.models.training.recipe import Recipe, RecipeError, TrainingMethod, parse_recipe
 
 HELD_OUT: Final = "held_out_"  # the prefix of a loss on held-out text

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 import swiftlet_serve.models.training
-from swiftlet_serve.models.training.corpus import copy_vocabulary
 from swiftlet_serve.models.training.downstream import format_scores, plot_scores, score_checkpoints
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.loop.trainer import find_device
 from swiftlet_serve.models.training.plot import plot
+from swiftlet_serve.models.training.pretraining.corpus import copy_vocabulary
 from swiftlet_serve.models.training.study import HELD_OUT, format_table, held_out_losses, read_study
-from swiftlet_serve.models.training.trainer import find_device
 from swiftlet_serve.service.offline.evaluate import Progress
 from swiftlet_serve.service.offline.train import (
     check_files,

@@ -13,9 +13,11 @@ from swiftlet_serve.models.artifact import TOKENIZER, Artifact, Manifest, open_a
 from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.finetune import finetune
-from swiftlet_serve.models.training.learning_curve import LOSSES_FILE, read_curve
-from swiftlet_serve.models.training.pretrain import pretrain
+from swiftlet_serve.models.training.finetuning.finetune import finetune
+from swiftlet_serve.models.training.finetuning.task_training import MEAN
+from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_serve.models.training.loop.trainer import find_device
+from swiftlet_serve.models.training.pretraining.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import (
     EMBEDDING_METHODS,
     Distillation,
@@ -26,9 +28,7 @@ from swiftlet_serve.models.training.recipe import (
     TrainingMethod,
     read_recipe,
 )
-from swiftlet_serve.models.training.task_training import MEAN
-from swiftlet_serve.models.training.teacher_checkpoint import find_checkpoint
-from swiftlet_serve.models.training.trainer import find_device
+from swiftlet_serve.models.training.teachers.checkpoint import find_checkpoint
 from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError

@@ -10,8 +10,12 @@ import pytest
 import tokenizers
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.tokenizer_training import find_continuations, train_unigram, train_wordpiece
-from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
+from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
+from swiftlet_serve.models.training.vocabulary.tokenizer_training import (
+    find_continuations,
+    train_unigram,
+    train_wordpiece,
+)
 from tests.support.paths import ROOT
 
 TRAINERS = {"wordpiece": train_wordpiece, "unigram": train_unigram}

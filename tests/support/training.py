@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.training.examples import Example
+from swiftlet_serve.models.training.examples.example import Example
+from swiftlet_serve.models.training.loop.schedule import Schedule
+from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.recipe import Recipe
-from swiftlet_serve.models.training.schedule import Schedule
-from swiftlet_serve.models.training.trainer import train
-from swiftlet_serve.models.training.vocabulary_pruning import SPECIALS
+from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 from swiftlet_serve.service.offline.train import load_recipe
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings

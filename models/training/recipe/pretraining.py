@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swiftlet_serve.models.training.conflicts import find_conflict
 from swiftlet_serve.models.training.recipe.checks import RecipeError, check_choice
+from swiftlet_serve.models.training.recipe.conflicts import find_conflict
 from swiftlet_serve.models.training.recipe.optimisation import Optimisation
 
 Strategy = Literal["auxiliary", "joint", "progressive"]

@@ -12,7 +12,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.training.pretrain import pretrain
+from swiftlet_serve.models.training.pretraining.pretrain import pretrain
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.train import load_recipe, run_recipe

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.training import knowledge_transfer
 from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.bottleneck_layers import (
     initialise_bottleneck,
@@ -23,7 +22,8 @@ from swiftlet_serve.models.training.initialisation.standard_layers import (
     initialise_masked_lm_head,
     standard_layers,
 )
-from swiftlet_serve.models.training.teacher_checkpoint import prune_embeddings
+from swiftlet_serve.models.training.teachers import knowledge_transfer
+from swiftlet_serve.models.training.teachers.checkpoint import prune_embeddings
 from tests.support.checkpoints import SMALL, conversion, reference
 from tests.support.training import same_state
 

@@ -21,7 +21,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import Artifact, open_artifact
 from swiftlet_serve.models.datasets import documents
-from swiftlet_serve.models.training.corpus import PRUNING_DOCUMENTS
+from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS
 from swiftlet_serve.models.training.recipe import Finetuning, KnowledgeTransfer, Recipe
 from swiftlet_serve.models.training.study import read_study
 from swiftlet_serve.service.loading import BUNDLED

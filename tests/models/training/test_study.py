@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from swiftlet_serve.models.training.downstream import score_checkpoints
-from swiftlet_serve.models.training.learning_curve import read_curve
+from swiftlet_serve.models.training.loop.learning_curve import read_curve
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.models.training.study import read_study
 from swiftlet_serve.service.cli import main

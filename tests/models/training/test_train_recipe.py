@@ -12,7 +12,7 @@ import torch
 
 from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.training.pretrain import hash_parameters, pretrain
+from swiftlet_serve.models.training.pretraining.pretrain import hash_parameters, pretrain
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError

@@ -1,0 +1,170 @@
+"""Fine-tuning of a pre-trained model on one task (Devlin et al. 2018, arXiv:1810.04805, section 4).
+
+If the recipe asks for distillation, the model also learns from a teacher that was fine-tuned on the same examples
+(Hinton et al. 2015, arXiv:1503.02531).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from swiftlet_serve.models.datasets import DatasetError
+from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.examples.entities import read_entities
+from swiftlet_serve.models.training.examples.example import Example, hash_examples
+from swiftlet_serve.models.training.examples.pairs import read_inferences
+from swiftlet_serve.models.training.examples.questions import read_questions
+from swiftlet_serve.models.training.examples.relevance import read_relevance
+from swiftlet_serve.models.training.examples.texts import read_labelled_texts, read_unlabelled_texts
+from swiftlet_serve.models.training.finetuning.contrastive import train_on_pairs
+from swiftlet_serve.models.training.finetuning.distillation import TaskTeacher, initialise_from_finetuned
+from swiftlet_serve.models.training.finetuning.entity_teacher import TaggedChunk, read_tagged_chunks
+from swiftlet_serve.models.training.finetuning.losses import Logits, mean_predictions
+from swiftlet_serve.models.training.finetuning.ngram_teacher import predict_by_ngrams
+from swiftlet_serve.models.training.finetuning.question_teacher import (
+    AskedWindow,
+    find_kept_windows,
+    read_asked_windows,
+)
+from swiftlet_serve.models.training.finetuning.sentence_vectors import train_on_vectors
+from swiftlet_serve.models.training.finetuning.task_training import (
+    Predict,
+    Run,
+    add_head,
+    finetuning_settings,
+    train_on_examples,
+)
+from swiftlet_serve.models.training.loop.checkpoint import has_checkpoint
+from swiftlet_serve.models.training.loop.run_directory import claim_directory
+from swiftlet_serve.models.training.pretraining.pretrain import hash_parameters, run_settings
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
+from swiftlet_serve.models.training.teachers.checkpoint import load_own_tokenizer
+
+READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], list[Example]]]] = {
+    "classification": read_labelled_texts,
+    "span": read_questions,
+    "inference": read_inferences,
+    "relevance": read_relevance,
+    "entities": read_entities,
+}
+"""The readers of the training files, by the method of training."""
+
+
+def finetune(
+    recipe: Recipe,
+    name: str,
+    pretrained: Model,
+    tokenizer: Tokenizer,
+    data: Path,
+    directory: Path,
+    report: Callable[[str], None] = print,
+    *,
+    device: torch.device | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    predict: Predict | None = None,
+    teachers: Path | None = None,
+    initial_model: Model | None = None,
+) -> Model:
+    """Fine-tunes the pre-trained encoder with a new head on the task of the artifact `name`. Returns it on the CPU.
+
+    `pretrained` is the model of another artifact if the task continues its training. `initial_model` is the model that
+    `init_from_model` names.
+
+    A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
+    teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run. The predictions of a teacher of
+    n-grams are kept in the directory itself. Of two teachers, the student learns the mean prediction.
+
+    Raises:
+        RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
+            for a teacher of n-grams.
+    """
+    work = recipe.finetuning[name]
+    settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
+    named = {work.init_from: pretrained, "init_from_model": initial_model}
+    if parents := {name: hash_parameters(parent) for name, parent in named.items() if name and parent is not None}:
+        settings["models"] = parents
+    claim_directory(directory, settings)
+    run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
+    config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
+    model = add_head(recipe, work, recipe.architecture, config, pretrained.encoder)
+    if work.method == "embedding":
+        train_on_vectors(model, recipe, work, tokenizer, data, run)
+        return model
+    if work.method == "contrastive":
+        train_on_pairs(model, recipe, work, tokenizer, data, run)
+        return model
+    examples, logits = read_examples(work, data, tokenizer), None
+    plan = work.distillation
+    if plan is not None and plan.character_ngrams:
+        logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
+    if plan is not None and recipe.teacher:
+        examples, theirs = _ask_teacher(recipe, work, model, initial_model, tokenizer, examples, data, run)
+        logits = theirs if logits is None else mean_predictions(logits, theirs)
+    claim_directory(directory, {"examples": hash_examples(examples)}, "examples.json")
+    train_on_examples(model, examples, logits, work, recipe.seed, run)
+    return model
+
+
+def _ask_teacher(
+    recipe: Recipe,
+    work: Finetuning,
+    model: Model,
+    initial_model: Model | None,
+    tokenizer: Tokenizer,
+    examples: list[Example],
+    data: Path,
+    run: Run,
+) -> tuple[list[Example], list[Logits]]:
+    """Returns the student's examples with the teacher's predictions. Initialises the student if the recipe says so.
+
+    `examples` are those of the training files, as the student reads them.
+    """
+    plan = work.distillation
+    assert plan is not None  # noqa: S101  # for the type checker
+    teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
+    if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
+        initialise_from_finetuned(model, recipe, initial_model or teacher.load(), examples)
+    read, taught = tokenizer, examples
+    if plan.task_teacher:
+        read = load_own_tokenizer(plan.task_teacher)
+        taught = read_examples(work, data, read)
+        teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
+    if work.method == "entities":
+        chunks = read_tagged_chunks(work, data, tokenizer, read)
+        return [chunk.student for chunk in chunks], _predict_aligned(teacher, chunks)
+    if plan.task_teacher and work.method == "span":
+        windows = read_asked_windows(work, data, tokenizer, read)
+        logits = _predict_aligned(teacher, windows)
+        kept = find_kept_windows(windows, logits, work.kept_unanswered, recipe.seed)
+        return [windows[i].student for i in kept], [logits[i] for i in kept]
+    logits = teacher.predict("logits.npy", taught)
+    if work.unlabelled and work.method == "classification":
+        more = read_unlabelled_texts(work, data, tokenizer)
+        other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
+        examples = [*examples * work.labelled_repeats, *more]
+        logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
+    return examples, logits
+
+
+def _predict_aligned(teacher: TaskTeacher, pairs: Sequence[TaggedChunk | AskedWindow]) -> list[Logits]:
+    """Returns the teacher's predictions at the student's positions."""
+    theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
+    return [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
+
+
+def read_examples(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:
+    """Reads the training files of a task.
+
+    Raises:
+        DatasetError: a file is not in the task's format, or none holds an example.
+        RecipeError: the labels do not fit the files.
+    """
+    examples = READERS[work.method](work, data, tokenizer)
+    if not examples:
+        raise DatasetError("The training files hold no example.")
+    return examples

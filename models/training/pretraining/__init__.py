@@ -1,0 +1,1 @@
+"""Pre-training of a model on a corpus: sequences, objectives and losses."""

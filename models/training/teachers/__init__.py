@@ -1,0 +1,1 @@
+"""Trained encoders that teach: their checkpoints, and the transfer of their knowledge to a student."""

@@ -1,0 +1,1 @@
+"""The vocabulary of a new model: trained on a corpus, or a part of its teacher's."""
