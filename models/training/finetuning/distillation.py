@@ -37,6 +37,7 @@ STUDENT_FIELDS: Final = (
     "asked_again",
     "asked_of_parts",
     "corrupted",
+    "init_from",
     "kept_unanswered",
     "labelled_repeats",
     "longest_unlabelled",

@@ -92,6 +92,8 @@ def finetune(
     run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = add_head(recipe, work, recipe.architecture, config, pretrained.encoder)
+    if work.init_from:
+        model.head.load_state_dict(pretrained.head.state_dict())
     if work.method == "embedding":
         train_on_vectors(model, recipe, work, tokenizer, data, run)
         return model

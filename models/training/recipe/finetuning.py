@@ -123,7 +123,8 @@ class Finetuning(Optimisation):
     """How the task is trained; by default the task's own way. With `contrastive`, models for `rerank` and `zero-shot`
     make vectors."""
     init_from: str = field(default="", kw_only=True)
-    """The artifact of this recipe whose training this one continues."""
+    """The artifact of this recipe whose training this one continues. It has the same task and labels, unless both make
+    vectors."""
     distillation: Distillation | None = field(default=None, kw_only=True)
     also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
     """Further evaluation files, under the data folder."""
@@ -215,6 +216,9 @@ class Finetuning(Optimisation):
             )
         if self.transferred_questions and all(file.endswith(".json") for file in self.unlabelled):
             raise RecipeError("transferred_questions needs a running text in unlabelled.")
+        plan = self.distillation
+        if self.init_from and plan is not None and (plan.init_from_teacher or plan.init_from_model):
+            raise RecipeError("set init_from, init_from_teacher or init_from_model, but only one of them.")
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams
         if has_ngrams and (self.method != "classification" or self.unlabelled):
             raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")

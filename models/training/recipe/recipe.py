@@ -86,14 +86,13 @@ class Recipe:
                 raise RecipeError(f"the objective {objective} trains no masked-LM head, which {name} needs.")
 
     def _can_continue(self, work: Finetuning) -> bool:
-        """Returns whether the artifact that a fine-tuning continues makes vectors as it does."""
+        """Returns whether the network of the artifact that a fine-tuning continues has the same outputs."""
         before = self.finetuning.get(work.init_from)
-        return (
-            before is not None
-            and not before.init_from
-            and work.method in EMBEDDING_METHODS
-            and before.method in EMBEDDING_METHODS
-        )
+        if before is None or before.init_from or work.method == "masked_lm":
+            return False
+        if work.method in EMBEDDING_METHODS:
+            return before.method in EMBEDDING_METHODS
+        return (before.method, before.task, before.labels) == (work.method, work.task, work.labels)
 
     def has_same_vocabulary(self, other: Recipe) -> bool:
         """Returns whether the other recipe builds the same vocabulary."""

@@ -292,6 +292,40 @@ def test_finetune_drops_questions_without_an_answer(folder, tokenizer, tmp_path,
     assert trained == [2 + 2 * 2, 2]
 
 
+def test_a_fine_tuning_that_continues_another_starts_with_its_encoder_and_head(
+    folder, tokenizer, tmp_path, monkeypatch
+):
+    plan = recipe(distillation=None)
+    works = {"work": plan.finetuning["work"], "more": replace(plan.finetuning["work"], init_from="work")}
+    plan = replace(plan, finetuning=works)
+    finished = finetune(plan, "work", make_pretrained(tokenizer), tokenizer, folder, tmp_path / "work", SILENT)
+    monkeypatch.setattr(finetune_module, "train_on_examples", lambda *_: None)
+    untrained = finetune(plan, "more", finished, tokenizer, folder, tmp_path / "more", SILENT)
+
+    assert untrained is not finished
+    assert same_state(untrained, finished)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"init_from": "other", "labels": ("QUIET", "LOUD", "NEITHER")},
+        {"init_from": "other", "task": "zero-shot", "method": "inference", "labels": ("entailment", "neutral")},
+    ],
+)
+def test_a_fine_tuning_continues_only_one_of_the_same_task_and_labels(change):
+    plan = recipe()
+    works = {"other": plan.finetuning["work"], "work": replace(plan.finetuning["work"], **change)}
+    with pytest.raises(RecipeError, match="work cannot continue 'other'"):
+        replace(plan, finetuning=works)
+
+
+@pytest.mark.parametrize("change", [{"init_from_teacher": True}, {"init_from_model": "albert-sst2"}])
+def test_a_student_starts_from_one_model(change):
+    with pytest.raises(RecipeError, match="set init_from, init_from_teacher or init_from_model, but only one"):
+        recipe(init_from="other", distillation=replace(PLAN, **change))
+
+
 def test_transferred_questions_need_a_running_text():
     with pytest.raises(RecipeError, match="needs a running text in unlabelled"):
         recipe(
