@@ -31,7 +31,11 @@ FORMS: Final[Sequence[Sequence[str]]] = (
     ("can", "will", "must", "would", "could", "to"),
 )
 """Words that a corruption exchanges for one another."""
-ALTERNATIVES: Final = {word: [other for other in forms if other != word] for forms in FORMS for word in forms}
+ALTERNATIVES: Final = {
+    word: [other for forms in FORMS if word in forms for other in forms if other != word]
+    for word in dict.fromkeys(word for forms in FORMS for word in forms)
+}
+"""The words that may take the place of each, of all its rows."""
 ENDINGS: Final = ("s", "ed", "ing")
 
 
@@ -54,7 +58,7 @@ def move(words: Words, chance: np.random.Generator) -> Words:
     """Moves a word to another place."""
     i = int(chance.integers(len(words)))
     rest = [*words[:i], *words[i + 1 :]]
-    j = int(chance.integers(len(rest)))
+    j = (i + 1 + int(chance.integers(len(rest)))) % len(words)  # any place but its own
     return [*rest[:j], words[i], *rest[j:]]
 
 

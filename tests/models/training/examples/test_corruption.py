@@ -24,6 +24,18 @@ def test_moved_words_are_the_same_words(change):
 
     assert all(sorted(words) == sorted(WORDS) for words in found)
     assert len({" ".join(words) for words in found}) > 5
+    assert WORDS not in found
+
+
+def test_move_reaches_every_place():
+    places = {tuple(changed(corruption.move, seed, ["a", "b", "c"])) for seed in range(200)}
+
+    assert places == {("b", "a", "c"), ("b", "c", "a"), ("a", "c", "b"), ("c", "a", "b")}
+
+
+def test_a_word_of_two_rows_has_the_alternatives_of_both():
+    assert set(corruption.ALTERNATIVES["that"]) == {"this", "these", "those", "and", "or", "but", "because", "if"}
+    assert {"in", "will"} <= set(corruption.ALTERNATIVES["to"])
 
 
 def test_swap_changes_two_neighbours():
