@@ -128,7 +128,7 @@ def _ask_teacher(
     """
     plan = work.distillation
     assert plan is not None  # noqa: S101  # for the type checker
-    teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
+    own = teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
     if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
         initialise_from_finetuned(model, recipe, initial_model or teacher.load(), examples)
     read, taught = tokenizer, examples
@@ -138,7 +138,10 @@ def _ask_teacher(
         teacher = TaskTeacher.prepare_other(recipe, work, read, taught, run)
     if work.method == "entities":
         chunks = read_tagged_chunks(work, data, tokenizer, read)
-        return [chunk.student for chunk in chunks], _predict_aligned(teacher, chunks)
+        students, logits = [chunk.student for chunk in chunks], _predict_aligned(teacher, chunks)
+        if plan.teacher_weight:
+            logits = mean_predictions(own.predict_unlabelled(students), logits, plan.teacher_weight)
+        return students, logits
     if plan.task_teacher and work.method == "span":
         windows = read_asked_windows(work, data, tokenizer, read)
         logits = _predict_aligned(teacher, windows)

@@ -76,10 +76,14 @@ def label_loss(logits: Tensor, examples: Sequence[Example]) -> Tensor:
     return losses / targets.numel()
 
 
-def mean_predictions(one: Sequence[Logits], other: Sequence[Logits]) -> list[Logits]:
-    """Returns the mean of two teachers' probabilities for each example, as logarithms, (F, L) each."""
-    half = np.log(np.float32(0.5))
-    return [half + np.logaddexp(_log_softmax(a), _log_softmax(b)) for a, b in zip(one, other, strict=True)]
+def mean_predictions(one: Sequence[Logits], other: Sequence[Logits], weight: float = 0.5) -> list[Logits]:
+    """Returns the mean of two teachers' probabilities for each example, as logarithms, (F, L) each.
+
+    `weight` is that of the first one, between 0 and 1.
+    """
+    own, rest = np.log(np.float32([weight, 1 - weight]))
+    pairs = zip(one, other, strict=True)
+    return [np.logaddexp(own + _log_softmax(a), rest + _log_softmax(b)) for a, b in pairs]
 
 
 def _log_softmax(logits: Logits) -> Logits:

@@ -53,6 +53,8 @@ class Distillation:
     """The passes of the task teacher over the training files."""
     task_teacher_learning_rate: float = field(default=3e-5, kw_only=True)
     """The highest learning rate of the task teacher."""
+    teacher_weight: float = field(default=0.0, kw_only=True)
+    """The weight of the recipe's teacher in the predictions, beside the task teacher (entities only)."""
     teacher_engine: str = field(default="", kw_only=True)
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
@@ -77,6 +79,8 @@ class Distillation:
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
+        if not 0 <= self.teacher_weight < 1 or (self.teacher_weight and not self.task_teacher):
+            raise RecipeError("teacher_weight must be at least 0 and below 1, and needs a task_teacher.")
         if self.character_ngrams < 0:
             raise RecipeError("character_ngrams must be at least 0.")
         if self.init_from_teacher and self.init_from_model:
@@ -222,6 +226,8 @@ class Finetuning(Optimisation):
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams
         if has_ngrams and (self.method != "classification" or self.unlabelled):
             raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")
+        if plan is not None and plan.teacher_weight and self.method != "entities":
+            raise RecipeError("teacher_weight needs a task like entities.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):

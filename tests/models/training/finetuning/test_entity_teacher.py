@@ -18,6 +18,7 @@ from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.entities import read_entities
 from swiftlet_serve.models.training.examples.example import NO_LABEL
+from swiftlet_serve.models.training.finetuning import finetune as finetune_module
 from swiftlet_serve.models.training.finetuning.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.finetuning.finetune import finetune
 from swiftlet_serve.models.training.finetuning.losses import task_logits
@@ -151,3 +152,21 @@ def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_te
     labelled = read_entities(work, folder, tokenizer)
     right = ours[: sum(len(one.target) for one in labelled)].argmax(1).numpy()
     assert (right == np.concatenate([one.target for one in labelled])).mean() > 0.95
+
+
+def test_two_teachers_teach_the_weighted_mean_of_their_probabilities(folder, tmp_path, monkeypatch):
+    taught: list[np.ndarray] = []
+    monkeypatch.setattr(finetune_module, "train_on_examples", lambda *given: taught.extend(given[2]))
+    plan = replace(PLAN, task_teacher=OTHER, teacher_weight=0.25, teacher_epochs=1, task_teacher_epochs=3)
+    train(folder, tmp_path, distillation=plan, unlabelled={"long.txt": 2})
+    own, other = (
+        np.load(next((tmp_path / name).glob("unlabelled-*.npy"))).astype(np.float64)
+        for name in ("teacher", "task_teacher")
+    )
+
+    def probabilities(logits):
+        return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+    expected = 0.25 * probabilities(own) + 0.75 * probabilities(other)
+    assert not np.allclose(own, other)
+    np.testing.assert_allclose(np.exp(np.concatenate(taught)), expected, atol=1e-6)
