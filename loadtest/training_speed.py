@@ -26,9 +26,11 @@ from swiftlet_serve.models.architectures.layers import Encoder
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
 from swiftlet_serve.models.device_peak import measured_peak
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.example import Example, make_batches, take_evenly
+from swiftlet_serve.models.training.examples.batches import make_batches
+from swiftlet_serve.models.training.examples.example import Example, take_evenly
 from swiftlet_serve.models.training.finetuning.finetune import read_examples
-from swiftlet_serve.models.training.finetuning.losses import label_loss, task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
+from swiftlet_serve.models.training.finetuning.losses import label_loss
 from swiftlet_serve.models.training.loop import acceleration, trainer
 from swiftlet_serve.models.training.loop.acceleration import can_be_packed
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve

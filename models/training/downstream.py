@@ -19,7 +19,7 @@ from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.loop.checkpoint import snapshot_path
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.pretraining.corpus import TOKENIZER_FILE

@@ -15,8 +15,9 @@ from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZ
 from swiftlet_serve.models.graphs.export import export, golden
 from swiftlet_serve.models.graphs.quantize import quantize
 from swiftlet_serve.models.heads import Classification
-from swiftlet_serve.models.training.examples.example import Example, make_batches
-from swiftlet_serve.models.training.finetuning.losses import Logits
+from swiftlet_serve.models.training.examples.batches import make_batches
+from swiftlet_serve.models.training.examples.example import Example
+from swiftlet_serve.models.training.finetuning.logits import Logits
 from swiftlet_serve.models.training.finetuning.task_training import FinetunedTeacher
 from swiftlet_serve.service.offline.release import golden_encodings
 from swiftlet_serve.service.settings import usable_cores

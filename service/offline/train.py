@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from swiftlet_serve.models.training.recipe import (
     TrainingMethod,
     read_recipe,
 )
-from swiftlet_serve.models.training.teachers.checkpoint import find_checkpoint
+from swiftlet_serve.models.training.teachers.encoders import find_checkpoint
 from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
@@ -78,17 +78,17 @@ def run_recipe(
         work = recipe.finetuning[name]
         report_task = partial(report_with_prefix, report, name)
         model = pretrained
-        for stage in (work.init_from, name):
-            if stage and work.method != "masked_lm":
-                model = finetune(
-                    *(recipe, stage, model, tokenizer, data, runs / recipe.name / stage, report_task),
-                    device=torch_device,
-                    progress=progress,
-                    predict=predict,
-                    teachers=runs / TEACHERS,
-                    initial_model=_load_initial_model(recipe.finetuning[stage], tokenizer),
-                )
-        card = _card(recipe, work) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
+        for stage in _stages(recipe, name) if work.method != "masked_lm" else ():
+            report_stage = partial(report_with_prefix, report, stage)
+            model = finetune(
+                *(recipe, stage, model, tokenizer, data, runs / recipe.name / stage, report_stage),
+                device=torch_device,
+                progress=progress,
+                predict=predict,
+                teachers=runs / TEACHERS,
+                initial_model=_load_initial_model(recipe.finetuning[stage], tokenizer),
+            )
+        card = _card(recipe, name) | {"compute": {"machine": processor(), "stages": _compute(recipe, name, runs)}}
         draft = Draft(model, tokenizer, _manifest(recipe, name, model, tokenizer), card)
         artifacts.append(
             release(
@@ -233,29 +233,34 @@ def check_files(kind: str, files: Iterable[str], data: Path) -> None:
             raise SetupError(f"This {kind} needs the file {file}, which is not in {data}.")
 
 
+def _stages(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """Returns the fine-tunings that make an artifact, the first one first."""
+    before = recipe.finetuning[name].init_from
+    return (before, name) if before else (name,)
+
+
 def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
     """Checks that the task teachers and their engines exist, because they are used after hours of training.
 
     Raises:
         SetupError: a teacher is missing, or there is no such engine.
     """
-    for name in names:
-        plan = recipe.finetuning[name].distillation or Distillation()
+    for stage in dict.fromkeys(stage for name in names for stage in _stages(recipe, name)):
+        plan = recipe.finetuning[stage].distillation or Distillation()
         try:
             if plan.task_teacher:
                 find_checkpoint(plan.task_teacher)
             if plan.init_from_model:
                 locate([plan.init_from_model])
         except ConversionError as error:
-            raise SetupError(f"{name}: {error}") from None
+            raise SetupError(f"{stage}: {error}") from None
         if plan.teacher_engine:
             plugins.load(engines, plan.teacher_engine)
 
 
 def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Returns all data files of a recipe, which are checked before hours of training."""
-    named = [recipe.finetuning[name] for name in names]
-    works = [*named, *(recipe.finetuning[work.init_from] for work in named if work.init_from)]
+    works = [recipe.finetuning[stage] for name in names for stage in _stages(recipe, name)]
     files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))
     return [*recipe.pretraining.corpora, *files]
 
@@ -298,14 +303,14 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
     for other in filter(None, (recipe.pretraining.init_from_recipe, plan.teacher_recipe)):
         compute |= _compute(load_recipe(other), "", runs)
     stages = {recipe.name: runs / recipe.name}
-    if name:
-        run = runs / recipe.name / name
-        work = recipe.finetuning[name]
-        if work.init_from:
-            stages[work.init_from] = runs / recipe.name / work.init_from
-        shared = (work.distillation or Distillation()).task_teacher_run
+    for stage in _stages(recipe, name) if name else ():
+        run = runs / recipe.name / stage
+        shared = (recipe.finetuning[stage].distillation or Distillation()).task_teacher_run
         task_teacher = runs / TEACHERS / shared if shared else run / "task_teacher"
-        stages |= {f"{name}'s teacher": run / "teacher", f"{name}'s task teacher": task_teacher, name: run}
+        stages[f"{stage}'s teacher"] = run / "teacher"
+        if task_teacher not in stages.values():  # two stages may share one
+            stages[f"{stage}'s task teacher"] = task_teacher
+        stages[stage] = run
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]
@@ -313,19 +318,13 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
     return compute
 
 
-def _training_files(recipe: Recipe, work: Finetuning) -> list[str]:
-    works = [work, recipe.finetuning[work.init_from]] if work.init_from else [work]
-    return sorted({*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))})
-
-
-def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
+def _card(recipe: Recipe, name: str) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
-    if work.distillation is not None:
-        checkpoint = Path(work.distillation.task_teacher or recipe.teacher).name
-        names = [f"{checkpoint}, fine-tuned on the same labelled examples"] if checkpoint else []
-        if work.distillation.character_ngrams:
-            names.append("logistic regression on the characters of the same labelled examples")
-        teacher = {"taught_by": ", and ".join(names)}
+    work, works = recipe.finetuning[name], [recipe.finetuning[stage] for stage in _stages(recipe, name)]
+    files = {*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))}
+    if any(one.distillation is not None for one in works):
+        teachers = dict.fromkeys(teacher for one in works for teacher in _teachers(recipe, one))
+        teacher = {"taught_by": ", and ".join(teachers)}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}
     elif work.method == "masked_lm" and plan.has_own_teacher:
@@ -336,8 +335,20 @@ def _card(recipe: Recipe, work: Finetuning) -> dict[str, Any]:
     elsewhere = {"weaknesses", "method"}  # in other parts of the artifact
     return {
         "summary": recipe.summary,
-        "trained_on": _training_files(recipe, work),
-        "licences": list(work.licences),
+        "trained_on": sorted(files),
+        "licences": list(dict.fromkeys(licence for one in works for licence in one.licences)),
         "pretraining": pretraining,
         "finetuning": {name: value for name, value in asdict(work).items() if name not in elsewhere},
     } | teacher
+
+
+def _teachers(recipe: Recipe, work: Finetuning) -> Iterator[str]:
+    """Yields a description of each teacher whose predictions a task learns."""
+    plan = work.distillation
+    if plan is None:
+        return
+    has_recipe_teacher = not plan.task_teacher or plan.recipe_teacher_share
+    for checkpoint in filter(None, (plan.task_teacher, recipe.teacher if has_recipe_teacher else "")):
+        yield f"{Path(checkpoint).name}, fine-tuned on the same labelled examples"
+    if plan.character_ngrams:
+        yield "logistic regression on the characters of the same labelled examples"

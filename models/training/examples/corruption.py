@@ -35,7 +35,7 @@ ALTERNATIVES: Final = {
     word: [other for forms in FORMS if word in forms for other in forms if other != word]
     for word in dict.fromkeys(word for forms in FORMS for word in forms)
 }
-"""The words that may take the place of each, of all its rows."""
+"""The words that may replace a word: those of every row that holds it."""
 ENDINGS: Final = ("s", "ed", "ing")
 
 

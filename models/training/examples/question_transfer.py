@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.training.examples.cloze import NAMES, YEARS, AnswerType, find_places
-from swiftlet_serve.models.training.examples.texts import SENTENCE_END
+from swiftlet_serve.models.training.examples.sentences import SENTENCE_END
 
 BEST: Final = 20  # paragraphs to choose from for a question: those that share the most words with it
 STEM: Final = r"\b([a-z]{4,6})"  # the first letters of a word that is no name, which its forms share

@@ -16,7 +16,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.cloze import make_question
 from swiftlet_serve.models.training.examples.example import Example, take_evenly
 from swiftlet_serve.models.training.examples.question_transfer import transfer_questions
-from swiftlet_serve.models.training.examples.texts import SENTENCE_END, split_sentences
+from swiftlet_serve.models.training.examples.sentences import SENTENCE_END, split_sentences
 from swiftlet_serve.models.training.recipe import Finetuning
 
 STRIDE: Final = 128  # tokens that consecutive windows of a context share

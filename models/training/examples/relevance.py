@@ -17,7 +17,7 @@ from swiftlet_serve.models.datasets import Question
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example, take_evenly
 from swiftlet_serve.models.training.examples.questions import find_answer, make_unanswerable
-from swiftlet_serve.models.training.examples.texts import SENTENCE_END
+from swiftlet_serve.models.training.examples.sentences import SENTENCE_END
 from swiftlet_serve.models.training.recipe import Finetuning
 
 RELEVANT: Final = 1

@@ -18,8 +18,9 @@ import torch
 
 from swiftlet_serve.models.heads import Classification, Model
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.example import Example, collate, hash_examples, make_batches
-from swiftlet_serve.models.training.finetuning.losses import Logits, split_logits, task_logits
+from swiftlet_serve.models.training.examples.batches import collate, make_batches
+from swiftlet_serve.models.training.examples.example import Example, hash_examples
+from swiftlet_serve.models.training.finetuning.logits import Logits, split_logits, task_logits
 from swiftlet_serve.models.training.finetuning.task_training import (
     FinetunedTeacher,
     Run,
@@ -31,7 +32,7 @@ from swiftlet_serve.models.training.initialisation import find_initialiser
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit
 from swiftlet_serve.models.training.loop.run_directory import claim_directory, locked, write_array_atomically
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.teachers.checkpoint import load_teacher, load_teacher_tokenizer, prune_embeddings
+from swiftlet_serve.models.training.teachers.encoders import load_teacher, load_teacher_tokenizer, prune_embeddings
 
 STUDENT_FIELDS: Final = (
     "asked_again",

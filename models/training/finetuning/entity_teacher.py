@@ -17,8 +17,8 @@ from swiftlet_serve.models.datasets import Tagged
 from swiftlet_serve.models.tokenizer import Chunk, Tokenizer
 from swiftlet_serve.models.training.examples.entities import find_starts, make_entity_examples, take_tagged_texts
 from swiftlet_serve.models.training.examples.example import NO_LABEL, TEACHER_TOKENS, Example
-from swiftlet_serve.models.training.examples.texts import read_sentences
-from swiftlet_serve.models.training.finetuning.losses import Logits
+from swiftlet_serve.models.training.examples.sentences import read_sentences
+from swiftlet_serve.models.training.finetuning.logits import Logits
 from swiftlet_serve.models.training.recipe import Finetuning
 
 

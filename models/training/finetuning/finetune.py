@@ -17,14 +17,14 @@ from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.entities import read_entities
 from swiftlet_serve.models.training.examples.example import Example, hash_examples
-from swiftlet_serve.models.training.examples.pairs import read_inferences
+from swiftlet_serve.models.training.examples.inference import read_inferences
 from swiftlet_serve.models.training.examples.questions import read_questions
 from swiftlet_serve.models.training.examples.relevance import read_relevance
 from swiftlet_serve.models.training.examples.texts import read_labelled_texts, read_unlabelled_texts
 from swiftlet_serve.models.training.finetuning.contrastive import train_on_pairs
 from swiftlet_serve.models.training.finetuning.distillation import TaskTeacher, initialise_from_finetuned
 from swiftlet_serve.models.training.finetuning.entity_teacher import TaggedChunk, read_tagged_chunks
-from swiftlet_serve.models.training.finetuning.losses import Logits, mean_predictions
+from swiftlet_serve.models.training.finetuning.logits import Logits, mean_predictions
 from swiftlet_serve.models.training.finetuning.ngram_teacher import predict_by_ngrams
 from swiftlet_serve.models.training.finetuning.question_teacher import (
     AskedWindow,
@@ -43,7 +43,7 @@ from swiftlet_serve.models.training.loop.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.loop.run_directory import claim_directory
 from swiftlet_serve.models.training.pretraining.pretrain import hash_parameters, run_settings
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, TrainingMethod
-from swiftlet_serve.models.training.teachers.checkpoint import load_own_tokenizer
+from swiftlet_serve.models.training.teachers.encoders import load_own_tokenizer
 
 READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], list[Example]]]] = {
     "classification": read_labelled_texts,
@@ -77,7 +77,8 @@ def finetune(
 
     A teacher, if the recipe asks for one, is fine-tuned first, in the folder `teacher` of the directory, and a task
     teacher in `task_teacher`, or in the folder `teachers` if the recipe names its run. The predictions of a teacher of
-    n-grams are kept in the directory itself. Of two teachers, the student learns the mean prediction.
+    n-grams are kept in the directory itself. The student learns from the task teacher if there is one, and from the
+    mean of two teachers' predictions if the recipe asks for both.
 
     Raises:
         RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
@@ -128,7 +129,7 @@ def _ask_teacher(
     """
     plan = work.distillation
     assert plan is not None  # noqa: S101  # for the type checker
-    own = teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
+    recipe_teacher = teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
     if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
         initialise_from_finetuned(model, recipe, initial_model or teacher.load(), examples)
     read, taught = tokenizer, examples
@@ -139,8 +140,8 @@ def _ask_teacher(
     if work.method == "entities":
         chunks = read_tagged_chunks(work, data, tokenizer, read)
         students, logits = [chunk.student for chunk in chunks], _predict_aligned(teacher, chunks)
-        if plan.teacher_weight:
-            logits = mean_predictions(own.predict_unlabelled(students), logits, plan.teacher_weight)
+        if plan.recipe_teacher_share:
+            logits = mean_predictions(recipe_teacher.predict_unlabelled(students), logits, plan.recipe_teacher_share)
         return students, logits
     if plan.task_teacher and work.method == "span":
         windows = read_asked_windows(work, data, tokenizer, read)
@@ -157,7 +158,13 @@ def _ask_teacher(
 
 
 def _predict_aligned(teacher: TaskTeacher, pairs: Sequence[TaggedChunk | AskedWindow]) -> list[Logits]:
-    """Returns the teacher's predictions at the student's positions."""
+    """Returns the teacher's predictions at the student's positions.
+
+    Raises:
+        DatasetError: there are no texts, because each is too long for the teacher.
+    """
+    if not pairs:
+        raise DatasetError("The task teacher can read none of the training texts.")
     theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
     return [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
 

@@ -19,7 +19,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import normalize
 
 from swiftlet_serve.models.training.examples.texts import read_texts
-from swiftlet_serve.models.training.finetuning.losses import Logits
+from swiftlet_serve.models.training.finetuning.logits import Logits
 from swiftlet_serve.models.training.finetuning.task_training import Run
 from swiftlet_serve.models.training.loop.run_directory import write_array_atomically
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError

@@ -24,7 +24,7 @@ from swiftlet_serve.models.training.examples.questions import (
     read_unlabelled_questions,
     take_questions,
 )
-from swiftlet_serve.models.training.finetuning.losses import EXCLUDED, Logits
+from swiftlet_serve.models.training.finetuning.logits import EXCLUDED, Logits
 from swiftlet_serve.models.training.recipe import Finetuning
 
 NOWHERE: Final = (NO_LABEL, NO_LABEL)  # the target of a question that only the teacher answers
@@ -76,17 +76,18 @@ def read_asked_windows(work: Finetuning, data: Path, tokenizer: Tokenizer, teach
 
 
 def find_kept_windows(
-    windows: Sequence[AskedWindow], logits: Sequence[Logits], share: float, seed: int
+    windows: Sequence[AskedWindow], logits: Sequence[Logits], fraction: float, seed: int
 ) -> NDArray[np.int64]:
     """Returns the numbers of the windows to learn from.
 
-    Drops all but about a `share` of the windows that only the teacher answers and in which it finds no answer. `logits`
-    are its predictions at the student's positions, (L, 2).
+    Keeps about a `fraction` of the unlabelled windows in which the teacher finds no answer, and all other windows.
+    `logits` are its predictions at the student's positions, (L, 2). It finds an answer if the likeliest start and the
+    likeliest end together are likelier than [CLS]; that the end follows the start is not required.
     """
     chance = np.random.default_rng(seed).random(len(windows))
-    unlabelled = np.array([window.student.target == NOWHERE for window in windows])
-    answered = np.array([one[1:].max(0).sum() > one[0].sum() for one in logits])  # [CLS] stands for no answer
-    return np.flatnonzero(~unlabelled | answered | (chance < share))
+    labelled = np.array([window.student.target != NOWHERE for window in windows], bool)
+    answered = np.array([one[1:].max(0).sum(dtype=np.float64) > one[0].sum() for one in logits], bool)
+    return np.flatnonzero(labelled | answered | (chance < fraction))
 
 
 def make_asked_windows(

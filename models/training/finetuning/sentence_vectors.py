@@ -21,14 +21,15 @@ from swiftlet_serve.models import convert
 from swiftlet_serve.models import sentence_transformers as sentences
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.example import Example, make_batches, unlabelled
-from swiftlet_serve.models.training.examples.texts import read_sentences
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.examples.batches import make_batches
+from swiftlet_serve.models.training.examples.example import Example, unlabelled
+from swiftlet_serve.models.training.examples.sentences import read_sentences
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.task_training import Run, train_on_batches
 from swiftlet_serve.models.training.loop.run_directory import claim_directory, write_array_atomically
 from swiftlet_serve.models.training.loop.trainer import Losses
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe, RecipeError
-from swiftlet_serve.models.training.teachers.checkpoint import find_checkpoint
+from swiftlet_serve.models.training.teachers.encoders import find_checkpoint
 
 VECTORS_FILE: Final = "vectors.npy"  # in the folder `teacher` of the run's directory; fp16, (N, H)
 

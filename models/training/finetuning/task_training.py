@@ -13,15 +13,10 @@ from torch import Tensor, nn
 from swiftlet_serve.models.artifact import Embedding
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.example import Example, make_batches
-from swiftlet_serve.models.training.finetuning.losses import (
-    Logits,
-    distillation_loss,
-    has_labelled_tokens,
-    label_loss,
-    stack_logits,
-    task_logits,
-)
+from swiftlet_serve.models.training.examples.batches import make_batches
+from swiftlet_serve.models.training.examples.example import Example
+from swiftlet_serve.models.training.finetuning.logits import Logits, has_labelled_tokens, stack_logits, task_logits
+from swiftlet_serve.models.training.finetuning.losses import distillation_loss, label_loss
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import Losses, train
 from swiftlet_serve.models.training.recipe import EMBEDDING_METHODS, Finetuning, Recipe, identifying_settings

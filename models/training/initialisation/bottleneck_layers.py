@@ -36,7 +36,7 @@ from swiftlet_serve.models.training.initialisation.standard_layers import (
     neuron_contributions,
     standard_layers,
 )
-from swiftlet_serve.models.training.teachers.knowledge_transfer import teacher_layer
+from swiftlet_serve.models.training.teachers.depth import teacher_layer
 
 HEAD_ITERATIONS: Final = 3  # alternating fits of the two parts of the masked-LM head
 MIN_RESIDUAL_SCALE: Final = 0.05  # per dimension of the hidden states, because the fit divides by it

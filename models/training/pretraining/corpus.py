@@ -29,7 +29,7 @@ from swiftlet_serve.models.training.loop.run_directory import (
 from swiftlet_serve.models.training.pretraining import input_formats
 from swiftlet_serve.models.training.pretraining.objectives.sentence_pairs import split_segments
 from swiftlet_serve.models.training.recipe import Recipe, RecipeError, TokenizerTraining
-from swiftlet_serve.models.training.teachers.checkpoint import load_teacher_tokenizer
+from swiftlet_serve.models.training.teachers.encoders import load_teacher_tokenizer
 from swiftlet_serve.models.training.vocabulary.pruning import count_pieces, prune
 from swiftlet_serve.models.training.vocabulary.tokenizer_training import train_unigram, train_wordpiece
 

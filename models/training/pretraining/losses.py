@@ -11,13 +11,13 @@ from torch import Tensor
 
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.training.loop.trainer import Losses
+from swiftlet_serve.models.training.pretraining import knowledge_transfer
 from swiftlet_serve.models.training.pretraining.batch_sampler import Batch
+from swiftlet_serve.models.training.pretraining.knowledge_transfer import Phase
 from swiftlet_serve.models.training.pretraining.networks import Student, Teacher
 from swiftlet_serve.models.training.pretraining.objectives.masked_lm import Masked
 from swiftlet_serve.models.training.pretraining.objectives.replaced_token import detection_loss, replace_tokens
 from swiftlet_serve.models.training.recipe import KnowledgeTransfer
-from swiftlet_serve.models.training.teachers import knowledge_transfer
-from swiftlet_serve.models.training.teachers.knowledge_transfer import Phase
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 
 

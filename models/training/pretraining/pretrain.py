@@ -26,6 +26,7 @@ from swiftlet_serve.models.training.initialisation.standard_layers import initia
 from swiftlet_serve.models.training.loop.run_directory import claim_directory
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import Losses, train
+from swiftlet_serve.models.training.pretraining import knowledge_transfer
 from swiftlet_serve.models.training.pretraining.batch_sampler import Batch, BatchSampler
 from swiftlet_serve.models.training.pretraining.corpus import (
     TOKENIZER_FILE,
@@ -38,8 +39,7 @@ from swiftlet_serve.models.training.pretraining.losses import causal_lm_losses, 
 from swiftlet_serve.models.training.pretraining.networks import Student, Teacher, check_teacher, make_teacher
 from swiftlet_serve.models.training.pretraining.objectives.replaced_token import make_generator
 from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe, RecipeError, identifying_settings
-from swiftlet_serve.models.training.teachers import knowledge_transfer
-from swiftlet_serve.models.training.teachers.checkpoint import load_teacher, prune_embeddings
+from swiftlet_serve.models.training.teachers.encoders import load_teacher, prune_embeddings
 
 ENCODER_SAMPLE: Final = 64  # sequences, about, for initialising an encoder
 HEAD_SAMPLE: Final = 240  # sequences, about, if the head is initialised as well, which reads masked positions only

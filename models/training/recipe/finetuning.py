@@ -44,8 +44,9 @@ class Distillation:
     """Initialises the student from this model of the same task, vocabulary and hidden size: a bundled model, or the
     directory of an artifact. Its architecture may be another."""
     task_teacher: str = field(default="", kw_only=True)
-    """Another teacher, whose predictions take the place of those of the recipe's teacher: an installed package, or the
-    directory of a checkpoint. It reads the texts with a tokenizer of its own."""
+    """Another teacher, whose predictions take the place of those of the recipe's teacher, or join them
+    (`recipe_teacher_share`): an installed package, or the directory of a checkpoint. It reads the texts with a
+    tokenizer of its own."""
     task_teacher_run: str = field(default="", kw_only=True)
     """The name of the task teacher's run, which recipes with the same teacher, task and examples share; by default each
     has its own."""
@@ -53,8 +54,9 @@ class Distillation:
     """The passes of the task teacher over the training files."""
     task_teacher_learning_rate: float = field(default=3e-5, kw_only=True)
     """The highest learning rate of the task teacher."""
-    teacher_weight: float = field(default=0.0, kw_only=True)
-    """The weight of the recipe's teacher in the predictions, beside the task teacher (entities only)."""
+    recipe_teacher_share: float = field(default=0.0, kw_only=True)
+    """The share of the recipe's teacher in the mean of both teachers' probabilities; 0 leaves it out (entities with a
+    task teacher only)."""
     teacher_engine: str = field(default="", kw_only=True)
     """The engine that computes the predictions in int8, such as `native`, which is several times as fast as PyTorch; by
     default PyTorch, in the precision of the training."""
@@ -79,8 +81,9 @@ class Distillation:
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
-        if not 0 <= self.teacher_weight < 1 or (self.teacher_weight and not self.task_teacher):
-            raise RecipeError("teacher_weight must be at least 0 and below 1, and needs a task_teacher.")
+        share = self.recipe_teacher_share
+        if not 0 <= share < 1 or (share and not self.task_teacher):
+            raise RecipeError("recipe_teacher_share must be at least 0 and below 1, and needs a task_teacher.")
         if self.character_ngrams < 0:
             raise RecipeError("character_ngrams must be at least 0.")
         if self.init_from_teacher and self.init_from_model:
@@ -127,8 +130,8 @@ class Finetuning(Optimisation):
     """How the task is trained; by default the task's own way. With `contrastive`, models for `rerank` and `zero-shot`
     make vectors."""
     init_from: str = field(default="", kw_only=True)
-    """The artifact of this recipe whose training this one continues. It has the same task and labels, unless both make
-    vectors."""
+    """The artifact of this recipe whose training this one continues. It has the same task, method and labels, unless
+    both make vectors, and continues no other itself."""
     distillation: Distillation | None = field(default=None, kw_only=True)
     also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
     """Further evaluation files, under the data folder."""
@@ -144,8 +147,8 @@ class Finetuning(Optimisation):
     """Questions of the training files to pair with paragraphs of the running texts in `unlabelled`. A paragraph's names
     replace those of its question. Only the teacher answers (question answering with a task teacher only)."""
     kept_unanswered: float = field(default=1.0, kw_only=True)
-    """The fraction to keep of the windows that only the teacher answers and in which it finds no answer (question
-    answering with a task teacher only)."""
+    """The fraction to keep of the unlabelled windows in which the teacher finds no answer (question answering with a
+    task teacher only). Windows are parts of contexts that a model reads at once."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
     Question answering with a task teacher takes questions in SQuAD's format, or makes one for each paragraph of a
@@ -226,8 +229,8 @@ class Finetuning(Optimisation):
         has_ngrams = self.distillation is not None and self.distillation.character_ngrams
         if has_ngrams and (self.method != "classification" or self.unlabelled):
             raise RecipeError("character_ngrams need a task like classify, and no unlabelled.")
-        if plan is not None and plan.teacher_weight and self.method != "entities":
-            raise RecipeError("teacher_weight needs a task like entities.")
+        if plan is not None and plan.recipe_teacher_share and self.method != "entities":
+            raise RecipeError("recipe_teacher_share needs a task like entities.")
         if (self.method == "entities") != bool(self.entity_kinds):
             raise RecipeError("a task like entities needs entity_kinds, and no other task has any.")
         if self.method == "relevance" and (len(self.labels) != 1 or self.distillation is not None):

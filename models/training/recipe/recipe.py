@@ -49,7 +49,8 @@ class Recipe:
     finetuning: Mapping[str, Finetuning]
     """The task of each artifact, by the artifact's name."""
     teacher: str = ""
-    """An installed package that holds a BERT checkpoint in its folder `model`."""
+    """A trained encoder with layers like BERT's: an installed package with a checkpoint in its folder `model`, or the
+    directory of a checkpoint."""
     tokenizer: TokenizerTraining | None = None
     languages: tuple[str, ...] = ()
     """The languages of the data, as BCP 47 tags such as `en`."""
@@ -77,8 +78,8 @@ class Recipe:
         for name, work in self.finetuning.items():
             if work.init_from and not self._can_continue(work):
                 raise RecipeError(
-                    f"{name} cannot continue {work.init_from!r}: name an artifact of this recipe with the same kind of "
-                    "network, which continues no other itself."
+                    f"{name} cannot continue {work.init_from!r}: name an artifact of this recipe with the same task, "
+                    "method and labels (or both make vectors), which continues no other itself."
                 )
         objective = self.pretraining.objective
         for name, work in self.finetuning.items():

@@ -1,1 +1,1 @@
-"""Trained encoders that teach: their checkpoints, and the transfer of their knowledge to a student."""
+"""Trained encoders that teach: how they are found and read."""

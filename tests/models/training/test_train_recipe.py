@@ -141,6 +141,54 @@ teacher_engine = "native"
     assert logits.shape[1] == len(first.manifest.labels)
 
 
+def test_card_tells_both_stages_of_a_model_that_continues_another(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    text = (project / "tiny.toml").read_text("utf-8")
+    more = """
+[finetuning.tiny-mood.distillation]
+task_teacher = "tiny_teacher_of_the_tests"
+task_teacher_run = "moods"
+[finetuning.more]
+task = "classify"
+init_from = "tiny-mood"
+labels = ["QUIET", "LOUD"]
+train = { "mood.tsv" = 8 }
+evaluate = "mood.tsv"
+licences = ["another"]
+max_tokens = 32
+"""
+    (tmp_path / "tiny.toml").write_text(text + more, "utf-8")
+    reports: list[str] = []
+    arguments = (project / "data", tmp_path / "runs", tmp_path / "out", reports.append)
+    (more_model,) = run_recipe(str(tmp_path / "tiny.toml"), ("more",), *arguments)
+    card = more_model.card()
+
+    assert list(card["compute"]["stages"]) == ["tiny", "tiny-mood's task teacher", "tiny-mood", "more"]
+    assert card["taught_by"] == "tiny_teacher_of_the_tests, fine-tuned on the same labelled examples"
+    assert card["licences"] == ["our own", "another"]
+    assert {line.partition(":")[0] for line in reports if ": step" in line} >= {"tiny-mood", "more"}
+
+
+def test_run_recipe_looks_for_the_teachers_of_the_first_stage_before_it_trains(project, tmp_path):
+    text = (project / "tiny.toml").read_text("utf-8")
+    more = """
+[finetuning.tiny-mood.distillation]
+task_teacher = "no_such_package"
+[finetuning.more]
+task = "classify"
+init_from = "tiny-mood"
+labels = ["QUIET", "LOUD"]
+evaluate = "mood.tsv"
+licences = []
+"""
+    (tmp_path / "tiny.toml").write_text(text + more, "utf-8")
+    with pytest.raises(SetupError, match=r"tiny-mood: .*no_such_package"):
+        run_recipe(
+            str(tmp_path / "tiny.toml"), ("more",), project / "data", tmp_path / "runs", tmp_path / "out", SILENT
+        )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_recipe_answers_questions_by_a_teacher_on_an_engine(trained, project, tmp_path, monkeypatch):
     monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
     text = (project / "tiny.toml").read_text("utf-8")

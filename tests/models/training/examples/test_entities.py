@@ -14,7 +14,8 @@ from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import NO_LABEL
 from swiftlet_serve.models.training.finetuning.finetune import read_examples
-from swiftlet_serve.models.training.finetuning.losses import label_loss, split_logits, task_logits
+from swiftlet_serve.models.training.finetuning.logits import split_logits, task_logits
+from swiftlet_serve.models.training.finetuning.losses import label_loss
 from swiftlet_serve.models.training.recipe import Finetuning, RecipeError
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 from swiftlet_serve.models.training.vocabulary.tokenizer_training import make_unigram

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import DatasetError, Question
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.models.training.examples.example import NO_LABEL, Example, hash_examples, make_batches, take_evenly
+from swiftlet_serve.models.training.examples.batches import make_batches
+from swiftlet_serve.models.training.examples.example import NO_LABEL, Example, hash_examples, take_evenly
 from swiftlet_serve.models.training.examples.questions import STRIDE, ask_of_parts, make_unanswerable, make_windows
-from swiftlet_serve.models.training.examples.texts import SENTENCE_END, read_texts, read_unlabelled_texts
+from swiftlet_serve.models.training.examples.sentences import SENTENCE_END
+from swiftlet_serve.models.training.examples.texts import read_texts, read_unlabelled_texts
 from swiftlet_serve.models.training.finetuning.finetune import read_examples
-from swiftlet_serve.models.training.recipe import (
-    Distillation,
-    Finetuning,
-)
+from swiftlet_serve.models.training.recipe import Distillation, Finetuning
 from tests.support.artifacts import make_tokenizer
 from tests.support.training import write_squad
 

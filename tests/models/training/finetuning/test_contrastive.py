@@ -15,9 +15,10 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import unlabelled
-from swiftlet_serve.models.training.finetuning.contrastive import SCALE, Pair, contrastive_loss, read_pairs
+from swiftlet_serve.models.training.examples.partners import Pair, read_pairs
+from swiftlet_serve.models.training.finetuning.contrastive import SCALE, contrastive_loss
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.task_training import MEAN
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
 from tests.support.training import SILENT, same_state, wordpiece, write_squad

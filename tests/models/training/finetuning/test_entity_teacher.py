@@ -21,9 +21,9 @@ from swiftlet_serve.models.training.examples.example import NO_LABEL
 from swiftlet_serve.models.training.finetuning import finetune as finetune_module
 from swiftlet_serve.models.training.finetuning.entity_teacher import TaggedChunk, read_tagged_chunks
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe
-from swiftlet_serve.models.training.teachers.checkpoint import load_own_tokenizer
+from swiftlet_serve.models.training.teachers.encoders import load_own_tokenizer
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 from swiftlet_serve.models.training.vocabulary.tokenizer_training import make_unigram
 from tests.support.artifacts import make_tokenizer
@@ -157,7 +157,7 @@ def test_student_learns_the_predictions_of_its_teacher(folder, tmp_path, task_te
 def test_two_teachers_teach_the_weighted_mean_of_their_probabilities(folder, tmp_path, monkeypatch):
     taught: list[np.ndarray] = []
     monkeypatch.setattr(finetune_module, "train_on_examples", lambda *given: taught.extend(given[2]))
-    plan = replace(PLAN, task_teacher=OTHER, teacher_weight=0.25, teacher_epochs=1, task_teacher_epochs=3)
+    plan = replace(PLAN, task_teacher=OTHER, recipe_teacher_share=0.25, teacher_epochs=1, task_teacher_epochs=3)
     train(folder, tmp_path, distillation=plan, unlabelled={"long.txt": 2})
     own, other = (
         np.load(next((tmp_path / name).glob("unlabelled-*.npy"))).astype(np.float64)

@@ -14,28 +14,24 @@ import torch
 
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.convert import ConversionError
-from swiftlet_serve.models.datasets import Question
+from swiftlet_serve.models.datasets import DatasetError, Question
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import NO_LABEL, Example, hash_examples
 from swiftlet_serve.models.training.examples.questions import read_unlabelled_questions
-from swiftlet_serve.models.training.examples.texts import read_sentences, read_unlabelled_texts
-from swiftlet_serve.models.training.finetuning import distillation, task_training
+from swiftlet_serve.models.training.examples.sentences import read_sentences
+from swiftlet_serve.models.training.examples.texts import read_unlabelled_texts
+from swiftlet_serve.models.training.finetuning import distillation, question_teacher, task_training
 from swiftlet_serve.models.training.finetuning import finetune as finetune_module
 from swiftlet_serve.models.training.finetuning.distillation import find_kept_pieces, make_task_teacher
 from swiftlet_serve.models.training.finetuning.finetune import finetune, read_examples
-from swiftlet_serve.models.training.finetuning.losses import distillation_loss, stack_logits, task_logits
+from swiftlet_serve.models.training.finetuning.logits import stack_logits, task_logits
+from swiftlet_serve.models.training.finetuning.losses import distillation_loss
 from swiftlet_serve.models.training.finetuning.question_teacher import make_asked_windows, read_asked_windows
 from swiftlet_serve.models.training.loop import trainer
 from swiftlet_serve.models.training.pretraining.corpus import Vocabulary, prepare_vocabulary
-from swiftlet_serve.models.training.recipe import (
-    Distillation,
-    Finetuning,
-    Pretraining,
-    Recipe,
-    RecipeError,
-)
-from swiftlet_serve.models.training.teachers.checkpoint import load_own_tokenizer
+from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe, RecipeError
+from swiftlet_serve.models.training.teachers.encoders import load_own_tokenizer
 from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
 
 BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -279,17 +275,30 @@ def test_finetune_drops_questions_without_an_answer(folder, tokenizer, tmp_path,
     contexts = ["the quiet town. the river and the snow.", "the snow? and the old river!"]
     write_squad(folder / "parts.json", *((str(i), "the mill", text, ["the"]) for i, text in enumerate(contexts)))
     changes = {**QA, "train": {"parts.json": 2}, "asked_of_parts": 2, "distillation": replace(PLAN, task_teacher=OTHER)}
-    trained: list[int] = []
+    trained: list[tuple[list[Example], list[np.ndarray]]] = []
 
-    def find_no_answers(_, examples):
-        return [np.eye(len(one.encoding.input_ids), 2, dtype=np.float32)[:, [0, 0]] for one in examples]
+    def find_no_answers(_, examples):  # the logits tell the windows apart
+        sizes = [len(one.encoding.input_ids) for one in examples]
+        return [np.eye(size, 2, dtype=np.float32)[:, [0, 0]] * (1 + i) for i, size in enumerate(sizes)]
 
-    monkeypatch.setattr(finetune_module, "train_on_examples", lambda _, examples, *__: trained.append(len(examples)))
+    monkeypatch.setattr(finetune_module, "train_on_examples", lambda _, *given: trained.append(given[:2]))
     monkeypatch.setattr(distillation.TaskTeacher, "predict_unlabelled", find_no_answers)
-    for kept in (1.0, 0.0):
+    for kept in (1.0, 0.5, 0.0):
         run_finetuning(recipe(**changes, kept_unanswered=kept), tokenizer, folder, tmp_path / str(kept))
+    (all_windows, _), *some = trained
+    numbers = [[round(float(one[0, 0])) - 1 for one in logits] for _, logits in trained]
 
-    assert trained == [2 + 2 * 2, 2]
+    assert numbers[0] == list(range(2 + 2 * 2))
+    assert numbers[2] == [0, 1]
+    assert 2 <= len(numbers[1]) < 6
+    for (windows, _), chosen in zip(some, numbers[1:], strict=True):
+        assert hash_examples(windows) == hash_examples([all_windows[i] for i in chosen])
+
+
+def test_finetune_needs_a_text_that_the_teacher_can_read(folder, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(question_teacher, "TEACHER_TOKENS", 4)
+    with pytest.raises(DatasetError, match="can read none of the training texts"):
+        run_finetuning(recipe(**QA, distillation=replace(PLAN, task_teacher=OTHER)), tokenizer, folder, tmp_path)
 
 
 def test_a_fine_tuning_that_continues_another_starts_with_its_encoder_and_head(

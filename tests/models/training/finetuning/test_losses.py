@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,8 @@ from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.training.examples.example import NO_LABEL, Example
 from swiftlet_serve.models.training.examples.questions import make_windows
 from swiftlet_serve.models.training.finetuning.distillation import compute_logits
-from swiftlet_serve.models.training.finetuning.losses import distillation_loss, label_loss, stack_logits, task_logits
+from swiftlet_serve.models.training.finetuning.logits import mean_predictions, stack_logits, task_logits
+from swiftlet_serve.models.training.finetuning.losses import distillation_loss, label_loss
 from tests.support.artifacts import make_tokenizer
 from tests.support.networks import network
 from tests.support.training import logits_alone
@@ -114,3 +116,15 @@ def test_label_loss_of_a_batch_is_the_mean_of_its_examples():
     alone = [label_loss(task_logits(model, [example]), [example]).item() for example in examples]
 
     assert label_loss(task_logits(model, examples), examples).item() == pytest.approx(sum(alone) / 3, rel=1e-4)
+
+
+def test_mean_of_two_teachers_is_that_of_their_probabilities_or_the_first_where_the_second_has_none():
+    chance = np.random.default_rng(0)
+    one, other = (chance.normal(size=(3, 4)).astype(np.float32) for _ in range(2))
+    other[1] = np.nan
+    (mean,) = mean_predictions([one], [other], 0.25)
+    first, second = (torch.from_numpy(x).softmax(1) for x in (one, other))
+    expected = 0.25 * first + 0.75 * second
+    expected[1] = first[1]
+
+    torch.testing.assert_close(torch.from_numpy(mean).exp(), expected)

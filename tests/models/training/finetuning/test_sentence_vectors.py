@@ -17,9 +17,9 @@ from sentence_transformers import SentenceTransformer
 from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example, unlabelled
-from swiftlet_serve.models.training.examples.texts import read_sentences
+from swiftlet_serve.models.training.examples.sentences import read_sentences
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.sentence_vectors import VECTORS_FILE, load_sentence_teacher
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
 from tests.support.sentence_checkpoints import save_encoder

@@ -13,12 +13,13 @@ import torch
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.models.training.examples.example import Example
-from swiftlet_serve.models.training.finetuning.losses import label_loss, task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
+from swiftlet_serve.models.training.finetuning.losses import label_loss
 from swiftlet_serve.models.training.loop import acceleration
 from swiftlet_serve.models.training.loop.acceleration import Packing, TokenCounter, can_be_packed, compiled, packed
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import train
-from swiftlet_serve.models.training.teachers.knowledge_transfer import record_attention
+from swiftlet_serve.models.training.pretraining.knowledge_transfer import record_attention
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, VOCABULARY, network
 from tests.support.training import SILENT

@@ -11,7 +11,7 @@ import torch
 from swiftlet_serve.models.heads import CausalLM, build
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.models.training.examples.example import Example
-from swiftlet_serve.models.training.finetuning.losses import task_logits
+from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.loop.learning_curve import read_curve
 from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.pretraining.batch_sampler import BatchSampler

@@ -17,10 +17,7 @@ from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.pretraining.batch_sampler import BatchSampler
 from swiftlet_serve.models.training.pretraining.corpus import prepare_sequences, prepare_vocabulary
 from swiftlet_serve.models.training.pretraining.pretrain import pretrain
-from swiftlet_serve.models.training.recipe import (
-    KnowledgeTransfer,
-    RecipeError,
-)
+from swiftlet_serve.models.training.recipe import KnowledgeTransfer, RecipeError
 from swiftlet_serve.service.offline.train import load_recipe
 from tests.support.training import SILENT, same_state, tiny
 

@@ -21,16 +21,9 @@ from swiftlet_serve.models.training.loop.learning_curve import read_curve
 from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.pretraining import corpus as corpora
 from swiftlet_serve.models.training.pretraining.corpus import prepare_sequences, prepare_vocabulary
-from swiftlet_serve.models.training.pretraining.objectives.replaced_token import (
-    Discriminator,
-)
+from swiftlet_serve.models.training.pretraining.objectives.replaced_token import Discriminator
 from swiftlet_serve.models.training.pretraining.pretrain import pretrain, run_settings
-from swiftlet_serve.models.training.recipe import (
-    KnowledgeTransfer,
-    Recipe,
-    RecipeError,
-    TokenizerTraining,
-)
+from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe, RecipeError, TokenizerTraining
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline import train as offline_train

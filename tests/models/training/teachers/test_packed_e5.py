@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.models.training.teachers.checkpoint import load_teacher, load_teacher_tokenizer
+from swiftlet_serve.models.training.teachers.encoders import load_teacher, load_teacher_tokenizer
 from swiftlet_serve.models.training.teachers.packed_e5 import unpack
 
 PIECES = ["<s>", "<pad>", "</s>", "<unk>", "▁", "비", "▁비가", "가", "온다", "▁온다", "<mask>"]

@@ -162,11 +162,14 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("licences = []", "licences = []\nasked_of_parts = 0.5"), "asked_of_parts must be an integer, not 0.5"),
         (("licences = []", "licences = []\ntransferred_questions = -1"), "transferred_questions must be at least 0"),
         (
-            ("= 0.25", "= 0.25\nteacher_weight = 1.0\ntask_teacher = 'x'"),
-            "teacher_weight must be at least 0 and below",
+            ("= 0.25", "= 0.25\nrecipe_teacher_share = 1.0\ntask_teacher = 'x'"),
+            "recipe_teacher_share must be at least 0 and below",
         ),
-        (("= 0.25", "= 0.25\nteacher_weight = 0.5"), "teacher_weight .* needs a task_teacher"),
-        (("= 0.25", "= 0.25\nteacher_weight = 0.5\ntask_teacher = 'x'"), "teacher_weight needs a task like entities"),
+        (("= 0.25", "= 0.25\nrecipe_teacher_share = 0.5"), "recipe_teacher_share .* needs a task_teacher"),
+        (
+            ("= 0.25", "= 0.25\nrecipe_teacher_share = 0.5\ntask_teacher = 'x'"),
+            "recipe_teacher_share needs a task like entities",
+        ),
         (("licences = []", "licences = []\nkept_unanswered = 1.5"), "kept_unanswered must be between 0 and 1"),
         (("licences = []", "licences = []\nkept_unanswered = 0.5"), "and below 1 needs a task like qa"),
         (("hard_label_weight = 0.25", "character_ngrams = 4"), "character_ngrams need a task like classify"),

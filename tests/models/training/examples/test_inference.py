@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swiftlet_serve.models.datasets import DatasetError, Named
-from swiftlet_serve.models.training.examples.pairs import make_hypotheses
+from swiftlet_serve.models.training.examples.inference import make_hypotheses
 from swiftlet_serve.models.training.finetuning.finetune import read_examples
 from swiftlet_serve.models.training.recipe import Finetuning
 from tests.support.artifacts import make_tokenizer

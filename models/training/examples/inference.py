@@ -18,7 +18,7 @@ from swiftlet_serve.models.datasets import Inference, Named
 from swiftlet_serve.models.relations import ENTAILMENT, find_relations
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example, take_evenly
-from swiftlet_serve.models.training.examples.texts import split_sentences
+from swiftlet_serve.models.training.examples.sentences import split_sentences
 from swiftlet_serve.models.training.recipe import Finetuning
 
 # The first is the default of /zero-shot, so half of the texts have it.

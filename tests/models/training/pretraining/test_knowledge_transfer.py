@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from swiftlet_serve.models.training.recipe import (
-    KnowledgeTransfer,
-)
-from swiftlet_serve.models.training.teachers import knowledge_transfer
+from swiftlet_serve.models.training.pretraining import knowledge_transfer
+from swiftlet_serve.models.training.recipe import KnowledgeTransfer
 from tests.support.networks import CONFIGS, network
 
 

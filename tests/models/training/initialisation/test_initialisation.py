@@ -22,8 +22,8 @@ from swiftlet_serve.models.training.initialisation.standard_layers import (
     initialise_masked_lm_head,
     standard_layers,
 )
-from swiftlet_serve.models.training.teachers import knowledge_transfer
-from swiftlet_serve.models.training.teachers.checkpoint import prune_embeddings
+from swiftlet_serve.models.training.pretraining import knowledge_transfer
+from swiftlet_serve.models.training.teachers.encoders import prune_embeddings
 from tests.support.checkpoints import SMALL, conversion, reference
 from tests.support.training import same_state
 

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from swiftlet_serve.models.architectures.layers import Encoder, Layer, padding_bias
 from swiftlet_serve.models.training.recipe import KnowledgeTransfer
+from swiftlet_serve.models.training.teachers.depth import teacher_layer
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,6 @@ def freeze_lower_modules(encoder: Encoder, count: int) -> None:
     encoder.requires_grad_(requires_grad=True)
     for module in lower_modules(encoder, count):
         module.requires_grad_(requires_grad=False)
-
-
-def teacher_layer(layer: int, depth: int, teacher_depth: int) -> int:
-    """Returns the teacher's layer at the same relative depth. Layer 0 is the embeddings."""
-    return round(layer * teacher_depth / depth)
 
 
 def feature_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], where: Tensor, layers: range) -> Tensor:
