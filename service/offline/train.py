@@ -180,7 +180,7 @@ def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
 
 
 def _open_model(name: str) -> tuple[Artifact, list[str]]:
-    """Opens an artifact, a bundled model or a directory. Returns it with its vocabulary."""
+    """Opens a bundled model, or the artifact in a directory, and returns it with its vocabulary."""
     (path,) = locate([name])
     artifact = open_artifact(path)
     return artifact, Tokenizer.load(artifact.file(TOKENIZER)).tokens

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example
 from swiftlet_serve.models.training.loop.schedule import Schedule
-from swiftlet_serve.models.training.loop.trainer import train
+from swiftlet_serve.models.training.loop.trainer import Losses, train
 from swiftlet_serve.models.training.recipe import Recipe
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
 from swiftlet_serve.service.offline.train import load_recipe
@@ -59,6 +60,25 @@ def answer_requests(artifacts: Sequence[Artifact], bodies: Mapping[str, Any]) ->
             await runtime.close()
 
     return asyncio.run(answer())
+
+
+def make_word_tokenizer() -> Tokenizer:
+    """Returns the tokenizer of `wordpiece` without truncation and padding."""
+    tokens = wordpiece()
+    tokens.no_padding()
+    tokens.no_truncation()
+    return Tokenizer(json.loads(tokens.to_str()))
+
+
+def interrupted_train(model: nn.Module, compute_losses: Callable[[int], Losses], *arguments: Any, **named: Any) -> None:
+    """Trains as `train` does, with a checkpoint after every second step, and is interrupted in the fifth step."""
+
+    def interrupt(number: int) -> Losses:
+        if number == 4:
+            raise KeyboardInterrupt
+        return compute_losses(number)
+
+    train(model, interrupt, *arguments, **named, save_every=2)
 
 
 def same_state(one: nn.Module, other: nn.Module) -> bool:

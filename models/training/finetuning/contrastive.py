@@ -50,7 +50,10 @@ def train_on_pairs(model: Model, recipe: Recipe, work: Finetuning, tokenizer: To
 
 
 def contrastive_loss(model: Model, texts: Sequence[Example], candidates: Sequence[Example], targets: Tensor) -> Tensor:
-    """Returns the mean cross entropy of the candidates for each text. `targets` (B,) are the partners' indices."""
+    """Returns the cross entropy of choosing the partner among the candidates, averaged over the texts.
+
+    `targets` (B,) are the numbers of the texts' partners among the candidates.
+    """
     ours, theirs = (F.normalize(task_logits(model, examples)) for examples in (texts, candidates))
     return F.cross_entropy(SCALE * ours @ theirs.T, targets.to(ours.device))
 

@@ -29,7 +29,7 @@ class TaggedChunk:
     student: Example
     teacher: Example
     starts: NDArray[np.int64]
-    """The start of each of the student's tokens in this part of the text, without the space before it, (F,)."""
+    """Where each of the student's tokens starts in this part of the text, (F,). A space before it does not count."""
     teacher_starts: NDArray[np.int64]
     """The same for the teacher's tokens, (T,)."""
 

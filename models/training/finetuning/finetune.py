@@ -129,10 +129,10 @@ def _ask_teacher(
     """
     plan = work.distillation
     assert plan is not None  # noqa: S101  # for the type checker
-    recipe_teacher = teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
+    recipe_teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
     if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
-        initialise_from_finetuned(model, recipe, initial_model or teacher.load(), examples)
-    read, taught = tokenizer, examples
+        initialise_from_finetuned(model, recipe, initial_model or recipe_teacher.load(), examples)
+    teacher, read, taught = recipe_teacher, tokenizer, examples
     if plan.task_teacher:
         read = load_own_tokenizer(plan.task_teacher)
         taught = read_examples(work, data, read)

@@ -1,8 +1,4 @@
-"""The losses of fine-tuning.
-
-Dimension 1 holds the choices: labels (B, O), the positions of an answer's start and end (B, S, 2), or the labels of the
-N tokens of a batch's chunks (N, O).
-"""
+"""The losses of fine-tuning, from logits as `task_logits` returns them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Trained encoders that teach: how they are found and read."""
+"""The checkpoints of teachers: finding and loading them."""

@@ -55,7 +55,7 @@ NAMES: Final = {
     "fo": "output.dense",
     "oln": "output.LayerNorm",
 }
-"""The names of modules in transformers' BERT, by their names in the file."""
+"""Modules of the file, each with its name in transformers' BERT."""
 KINDS: Final = {"w": "weight", "b": "bias"}
 
 

@@ -21,7 +21,7 @@ from swiftlet_serve.models.training.finetuning.finetune import finetune
 from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.task_training import MEAN
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
-from tests.support.training import SILENT, same_state, wordpiece, write_squad
+from tests.support.training import SILENT, make_word_tokenizer, same_state, write_squad
 
 BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
@@ -47,10 +47,7 @@ def recipe(work: Finetuning, **others: Finetuning) -> Recipe:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    tokens = wordpiece()
-    tokens.no_padding()
-    tokens.no_truncation()
-    return Tokenizer(json.loads(tokens.to_str()))
+    return make_word_tokenizer()
 
 
 def make_model(tokenizer: Tokenizer) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -23,7 +22,7 @@ from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.sentence_vectors import VECTORS_FILE, load_sentence_teacher
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
 from tests.support.sentence_checkpoints import save_encoder
-from tests.support.training import SILENT, teacher_package, wordpiece
+from tests.support.training import SILENT, make_word_tokenizer, teacher_package
 
 TEACHER = "sentence_teacher_of_the_tests"
 PLAIN_TEACHER = "plain_teacher_of_the_tests"
@@ -65,10 +64,7 @@ def recipe(width: int, **changes) -> Recipe:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    tokens = wordpiece()
-    tokens.no_padding()
-    tokens.no_truncation()
-    return Tokenizer(json.loads(tokens.to_str()))
+    return make_word_tokenizer()
 
 
 def run_finetuning(plan: Recipe, tokenizer: Tokenizer, folder: Path, directory: Path, report=SILENT) -> Model:

@@ -13,13 +13,12 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.models.training.examples.example import Example
 from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.loop.learning_curve import read_curve
-from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.pretraining.batch_sampler import BatchSampler
 from swiftlet_serve.models.training.pretraining.corpus import load_documents, prepare_sequences, prepare_vocabulary
 from swiftlet_serve.models.training.pretraining.objectives.causal_lm import predict_next
 from swiftlet_serve.models.training.pretraining.pretrain import pretrain
 from swiftlet_serve.models.training.recipe import Recipe, RecipeError
-from tests.support.training import SILENT, logits_alone, same_state, tiny
+from tests.support.training import SILENT, interrupted_train, logits_alone, same_state, tiny
 
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
@@ -174,14 +173,6 @@ def test_pretrain_resumes_to_the_same_result(project, tmp_path, monkeypatch, kin
         "static_pairs": lambda: tiny(project, **changes | paired),
         "document_sentences": lambda: tiny(project, **changes, input_format="document_sentences"),
     }[kind]()
-
-    def interrupted_train(model, compute_losses, *arguments, **named):
-        def interrupt(number):
-            if number == 4:
-                raise KeyboardInterrupt
-            return compute_losses(number)
-
-        train(model, interrupt, *arguments, **named, save_every=2)
 
     with monkeypatch.context() as patch:
         patch.setattr("swiftlet_serve.models.training.pretraining.pretrain.train", interrupted_train)

@@ -29,7 +29,7 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe
-from tests.support.training import SILENT, answer_requests
+from tests.support.training import SILENT, answer_requests, interrupted_train
 
 NOUNS = ["강물", "바람", "구름", "달빛", "마을", "언덕", "하늘", "들판", "저녁", "새벽"]
 
@@ -361,14 +361,6 @@ def test_pretrain_trains_generator_and_discriminator(trained, data, tmp_path):
 def test_pretrain_resumes_generator_and_discriminator(trained, data, tmp_path, monkeypatch):
     _, recipe, _, _ = trained
     recipe, states = with_replaced_tokens(recipe, steps=6), []
-
-    def interrupted_train(model, compute_losses, *arguments, **named):
-        def interrupt(number):
-            if number == 4:
-                raise KeyboardInterrupt
-            return compute_losses(number)
-
-        train(model, interrupt, *arguments, **named, save_every=2)
 
     def recording_train(model, *arguments, **named):
         train(model, *arguments, **named, save_every=2)
