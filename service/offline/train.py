@@ -14,7 +14,7 @@ from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.task_training import MEAN
+from swiftlet_serve.models.training.finetuning.task_training import MEAN, training_directory
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.loop.trainer import find_device
 from swiftlet_serve.models.training.pretraining.pretrain import pretrain
@@ -260,7 +260,8 @@ def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
 
 def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Returns all data files of a recipe, which are checked before hours of training."""
-    works = [recipe.finetuning[stage] for name in names for stage in _stages(recipe, name)]
+    stages = [recipe.finetuning[stage] for name in names for stage in _stages(recipe, name)]
+    works = [training for stage in stages for training in stage.trainings()]
     files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))
     return [*recipe.pretraining.corpora, *files]
 
@@ -310,7 +311,8 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
         stages[f"{stage}'s teacher"] = run / "teacher"
         if task_teacher not in stages.values():  # two stages may share one
             stages[f"{stage}'s task teacher"] = task_teacher
-        stages[stage] = run
+        for number in range(1, len(recipe.finetuning[stage].trainings()) + 1):
+            stages[f"{stage}, training {number}" if number > 1 else stage] = training_directory(run, number)
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]
@@ -320,7 +322,8 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
 
 def _card(recipe: Recipe, name: str) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
-    work, works = recipe.finetuning[name], [recipe.finetuning[stage] for stage in _stages(recipe, name)]
+    work = recipe.finetuning[name]
+    works = [training for stage in _stages(recipe, name) for training in recipe.finetuning[stage].trainings()]
     files = {*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))}
     if any(one.distillation is not None for one in works):
         teachers = dict.fromkeys(teacher for one in works for teacher in _teachers(recipe, one))

@@ -42,6 +42,7 @@ STUDENT_FIELDS: Final = (
     "kept_unanswered",
     "labelled_repeats",
     "longest_unlabelled",
+    "seed",
     "transferred_questions",
 )
 SAMPLE_TOKENS: Final = 20_000  # about, for initialising a student

@@ -7,6 +7,7 @@ If the recipe asks for distillation, the model also learns from a teacher that w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from swiftlet_serve.models.training.examples.inference import read_inferences
 from swiftlet_serve.models.training.examples.questions import read_questions
 from swiftlet_serve.models.training.examples.relevance import read_relevance
 from swiftlet_serve.models.training.examples.texts import read_labelled_texts, read_unlabelled_texts
+from swiftlet_serve.models.training.finetuning.averaging import average
 from swiftlet_serve.models.training.finetuning.contrastive import train_on_pairs
 from swiftlet_serve.models.training.finetuning.distillation import TaskTeacher, initialise_from_finetuned
 from swiftlet_serve.models.training.finetuning.entity_teacher import TaggedChunk, read_tagged_chunks
@@ -38,6 +40,7 @@ from swiftlet_serve.models.training.finetuning.task_training import (
     add_head,
     finetuning_settings,
     train_on_examples,
+    training_directory,
 )
 from swiftlet_serve.models.training.loop.checkpoint import has_checkpoint
 from swiftlet_serve.models.training.loop.run_directory import claim_directory
@@ -80,17 +83,39 @@ def finetune(
     n-grams are kept in the directory itself. The student learns from the task teacher if there is one, and from the
     mean of two teachers' predictions if the recipe asks for both.
 
+    If the task is trained several times, each further training has a folder of the directory, and the model gets the
+    mean of their parameters.
+
     Raises:
         RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
             for a teacher of n-grams.
     """
     work = recipe.finetuning[name]
+    run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
+    models = []
+    for number, training in enumerate(work.trainings(), start=1):
+        report_training = report if number == 1 else lambda text, number=number: report(f"training {number}: {text}")
+        own = replace(run, directory=training_directory(directory, number), report=report_training)
+        models.append(_train(recipe, training, pretrained, initial_model, tokenizer, data, run, own))
+    return average(models)
+
+
+def _train(
+    recipe: Recipe,
+    work: Finetuning,
+    pretrained: Model,
+    initial_model: Model | None,
+    tokenizer: Tokenizer,
+    data: Path,
+    shared: Run,
+    run: Run,
+) -> Model:
+    """Returns the model of one training. The directory of `shared` has the teachers, which all trainings share."""
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
     named = {work.init_from: pretrained, "init_from_model": initial_model}
     if parents := {name: hash_parameters(parent) for name, parent in named.items() if name and parent is not None}:
         settings["models"] = parents
-    claim_directory(directory, settings)
-    run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
+    claim_directory(run.directory, settings)
     config = {**recipe.config, "vocab_size": tokenizer.vocab_size}
     model = add_head(recipe, work, recipe.architecture, config, pretrained.encoder)
     if work.init_from:
@@ -104,34 +129,38 @@ def finetune(
     examples, logits = read_examples(work, data, tokenizer), None
     plan = work.distillation
     if plan is not None and plan.character_ngrams:
-        logits = predict_by_ngrams(work, plan.character_ngrams, data, run)
+        logits = predict_by_ngrams(work, plan.character_ngrams, data, shared)
     if plan is not None and recipe.teacher:
-        examples, theirs = _ask_teacher(recipe, work, model, initial_model, tokenizer, examples, data, run)
+        started = has_checkpoint(run.directory)
+        examples, theirs = _ask_teacher(
+            recipe, work, None if started else model, initial_model, tokenizer, examples, data, shared
+        )
         logits = theirs if logits is None else mean_predictions(logits, theirs)
-    claim_directory(directory, {"examples": hash_examples(examples)}, "examples.json")
-    train_on_examples(model, examples, logits, work, recipe.seed, run)
+    claim_directory(run.directory, {"examples": hash_examples(examples)}, "examples.json")
+    train_on_examples(model, examples, logits, work, recipe.seed if work.seed is None else work.seed, run)
     return model
 
 
 def _ask_teacher(
     recipe: Recipe,
     work: Finetuning,
-    model: Model,
+    untrained: Model | None,
     initial_model: Model | None,
     tokenizer: Tokenizer,
     examples: list[Example],
     data: Path,
     run: Run,
 ) -> tuple[list[Example], list[Logits]]:
-    """Returns the student's examples with the teacher's predictions. Initialises the student if the recipe says so.
+    """Returns the student's examples with the teacher's predictions.
 
-    `examples` are those of the training files, as the student reads them.
+    `examples` are those of the training files, as the student reads them. If the recipe says so, the untrained student
+    is initialised from a teacher.
     """
     plan = work.distillation
     assert plan is not None  # noqa: S101  # for the type checker
     recipe_teacher = TaskTeacher.prepare(recipe, work, tokenizer, examples, run)
-    if (plan.init_from_teacher or initial_model is not None) and not has_checkpoint(run.directory):
-        initialise_from_finetuned(model, recipe, initial_model or recipe_teacher.load(), examples)
+    if untrained is not None and (plan.init_from_teacher or initial_model is not None):
+        initialise_from_finetuned(untrained, recipe, initial_model or recipe_teacher.load(), examples)
     teacher, read, taught = recipe_teacher, tokenizer, examples
     if plan.task_teacher:
         read = load_own_tokenizer(plan.task_teacher)

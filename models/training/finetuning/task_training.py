@@ -26,6 +26,7 @@ MEAN: Final = Embedding("mean", normalize=True)
 EVALUATION_FIELDS: Final = frozenset(
     {"evaluate", "evaluate_skip", "evaluate_limit", "licences", "also_evaluate", "weaknesses"}
 )
+"""The fields that do not change the training of a model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,11 @@ class Run:
     """Computes a teacher's logits on an engine; None if there is none."""
     teachers: Path | None = None
     """The folder of the task teachers that recipes share; None if there is none."""
+
+
+def training_directory(directory: Path, number: int) -> Path:
+    """Returns the directory of one of a task's trainings, counted from 1. The first one is in the task's directory."""
+    return directory if number == 1 else directory / f"training-{number}"
 
 
 def finetuning_settings(work: Finetuning) -> dict[str, Any]:

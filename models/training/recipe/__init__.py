@@ -6,6 +6,7 @@ from swiftlet_serve.models.training.recipe.finetuning import (
     SHORTEST,
     Distillation,
     Finetuning,
+    OtherTraining,
     TrainingMethod,
     Weakness,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Objective",
     "Optimisation",
     "Optimiser",
+    "OtherTraining",
     "Precision",
     "Pretraining",
     "Recipe",

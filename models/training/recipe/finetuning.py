@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from swiftlet_serve.models.artifact import NAME
 from swiftlet_serve.models.relations import find_entailment
@@ -23,6 +23,8 @@ TrainingMethod = Literal[
 queries, labels of tokens, the vectors of a teacher, or vectors that are close for texts that belong together."""
 EMBEDDING_METHODS: Final[Collection[TrainingMethod]] = ("embedding", "contrastive")
 """The methods whose model makes vectors."""
+AVERAGED_METHODS: Final[Collection[TrainingMethod]] = ("classification", "span", "inference", "relevance", "entities")
+"""The methods whose task can be trained several times and averaged."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,24 @@ class Weakness:
 
 
 @dataclass(frozen=True)
+class OtherTraining:
+    """A further training of the same task. It has the same labelled examples and teachers, and differs in fields that
+    are set here."""
+
+    seed: int | None = None
+    epochs: int | None = None
+    learning_rate: float | None = None
+    unlabelled: Mapping[str, int] | None = None
+    transferred_questions: int | None = None
+    kept_unanswered: float | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """Returns the fields that are set."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class Finetuning(Optimisation):
     """The training of one task, and its evaluation at the end.
 
@@ -133,6 +153,12 @@ class Finetuning(Optimisation):
     """The artifact of this recipe whose training this one continues. It has the same task, method and labels, unless
     both make vectors, and continues no other itself."""
     distillation: Distillation | None = field(default=None, kw_only=True)
+    seed: int | None = field(default=None, kw_only=True)
+    """Decides the order of the examples; by default the recipe's seed."""
+    averaged_with: tuple[OtherTraining, ...] = field(default=(), kw_only=True)
+    """Further trainings of the task, each with the fields that differ: `seed`, `epochs`, `learning_rate`, `unlabelled`,
+    `transferred_questions` or `kept_unanswered`. All start from the same parameters, and the artifact gets the mean of
+    their results (Wortsman et al. 2022, arXiv:2203.05482)."""
     also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
     """Further evaluation files, under the data folder."""
     unanswerable_questions: int = field(default=0, kw_only=True)
@@ -178,6 +204,8 @@ class Finetuning(Optimisation):
             raise RecipeError("evaluate_skip must be at least 0, and evaluate_limit at least 1.")
         if len(set(self.labels)) < len(self.labels):
             raise RecipeError("two labels are equal.")
+        if (self.averaged_with or self.seed is not None) and self.method not in AVERAGED_METHODS:
+            raise RecipeError(f"seed and averaged_with need a task like classify, qa or entities, not {self.task}.")
         if self.method in ("classification", "entities") and not self.labels:
             raise RecipeError(f"the task {self.task} needs labels.")
         if self.distillation is not None and len(self.labels) == 1:
@@ -237,6 +265,16 @@ class Finetuning(Optimisation):
             raise RecipeError("a task like rerank needs one label, and no distillation table.")
         if len({Path(file).name for file in self.also_evaluate}) < len(self.also_evaluate):
             raise RecipeError("also_evaluate must be a list of files with different names.")
+        if self.seed is not None and self.seed < 0:
+            raise RecipeError("seed must be at least 0.")
+        trainings = self.trainings()  # checks the values of each
+        if any(one in trainings[:number] for number, one in enumerate(trainings)):
+            raise RecipeError("averaged_with holds a training that equals another one: set another seed.")
+
+    def trainings(self) -> list[Finetuning]:
+        """Returns the trainings whose parameters are averaged, this one first."""
+        first = replace(self, averaged_with=()) if self.averaged_with else self
+        return [first, *(replace(first, **one.changes()) for one in self.averaged_with)]
 
     def _can_label(self) -> bool:
         """Returns whether a teacher labels texts that have no labels."""

@@ -11,7 +11,13 @@ from typing import Any, Final, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from swiftlet_serve.models.training.recipe.checks import RecipeError
-from swiftlet_serve.models.training.recipe.finetuning import Distillation, Finetuning, TrainingMethod, Weakness
+from swiftlet_serve.models.training.recipe.finetuning import (
+    Distillation,
+    Finetuning,
+    OtherTraining,
+    TrainingMethod,
+    Weakness,
+)
 from swiftlet_serve.models.training.recipe.pretraining import KnowledgeTransfer, Pretraining
 from swiftlet_serve.models.training.recipe.recipe import Recipe, TokenizerTraining
 
@@ -77,6 +83,9 @@ def _parse_finetuning(table: Any, methods: Mapping[str, Sequence[TrainingMethod]
         table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
     if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
         table = {**table, "weaknesses": tuple(_build(Weakness, "weaknesses", one) for one in table["weaknesses"])}
+    if isinstance(table, Mapping) and isinstance(table.get("averaged_with"), list):
+        others = tuple(_build(OtherTraining, "averaged_with", one) for one in table["averaged_with"])
+        table = {**table, "averaged_with": others}
     return _build(Finetuning, "finetuning", table)
 
 

@@ -169,6 +169,46 @@ max_tokens = 32
     assert {line.partition(":")[0] for line in reports if ": step" in line} >= {"tiny-mood", "more"}
 
 
+def test_card_tells_all_trainings_of_an_averaged_model(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    text = (project / "tiny.toml").read_text("utf-8")
+    more = """
+[finetuning.tiny-mood.distillation]
+teacher_epochs = 1
+[[finetuning.tiny-mood.averaged_with]]
+seed = 2
+[[finetuning.tiny-mood.averaged_with]]
+epochs = 1
+unlabelled = { "text.txt.xz" = 1 }
+"""
+    (tmp_path / "tiny.toml").write_text(text + more, "utf-8")
+    (model,) = run_recipe(
+        *(str(tmp_path / "tiny.toml"), ("tiny-mood",), project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+    )
+    card = model.card()
+
+    assert list(card["compute"]["stages"]) == [
+        *("tiny", "tiny-mood's teacher", "tiny-mood", "tiny-mood, training 2", "tiny-mood, training 3")
+    ]
+    assert "text.txt.xz" in card["trained_on"]
+    assert [one["seed"] for one in card["finetuning"]["averaged_with"]] == [2, None]
+
+
+def test_run_recipe_looks_for_the_files_of_all_trainings_before_it_trains(project, tmp_path):
+    text = (project / "tiny.toml").read_text("utf-8")
+    more = """
+[finetuning.tiny-mood.distillation]
+[[finetuning.tiny-mood.averaged_with]]
+unlabelled = { "missing.txt" = 1 }
+"""
+    (tmp_path / "tiny.toml").write_text(text + more, "utf-8")
+    with pytest.raises(SetupError, match=r"needs the file missing\.txt"):
+        run_recipe(
+            str(tmp_path / "tiny.toml"), ("tiny-mood",), project / "data", tmp_path / "runs", tmp_path / "out", SILENT
+        )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_recipe_looks_for_the_teachers_of_the_first_stage_before_it_trains(project, tmp_path):
     text = (project / "tiny.toml").read_text("utf-8")
     more = """

@@ -30,7 +30,14 @@ from swiftlet_serve.models.training.finetuning.losses import distillation_loss
 from swiftlet_serve.models.training.finetuning.question_teacher import make_asked_windows, read_asked_windows
 from swiftlet_serve.models.training.loop import trainer
 from swiftlet_serve.models.training.pretraining.corpus import Vocabulary, prepare_vocabulary
-from swiftlet_serve.models.training.recipe import Distillation, Finetuning, Pretraining, Recipe, RecipeError
+from swiftlet_serve.models.training.recipe import (
+    Distillation,
+    Finetuning,
+    OtherTraining,
+    Pretraining,
+    Recipe,
+    RecipeError,
+)
 from swiftlet_serve.models.training.teachers.encoders import load_own_tokenizer
 from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
 
@@ -521,6 +528,56 @@ def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenize
     assert same_state(run_finetuning(recipe(), tokenizer, folder, tmp_path / "interrupted"), whole)
     logits = [np.load(tmp_path / run / "teacher/logits.npy") for run in ("whole", "interrupted")]
     assert np.array_equal(*logits)
+
+
+OTHERS = (OtherTraining(seed=2), OtherTraining(epochs=3))
+
+
+@pytest.mark.parametrize("init_from_teacher", [False, True])
+def test_finetune_averages_the_trainings_of_a_task(folder, tokenizer, tmp_path, init_from_teacher):
+    plan = replace(PLAN, init_from_teacher=init_from_teacher)
+    alone = [
+        run_finetuning(recipe(distillation=plan, **changes), tokenizer, folder, tmp_path / str(changes))
+        for changes in ({}, {"seed": 2}, {"epochs": 3})
+    ]
+    reports: list[str] = []
+    model = run_finetuning(
+        recipe(distillation=plan, averaged_with=OTHERS), tokenizer, folder, tmp_path / "all", reports.append
+    )
+
+    assert not same_state(alone[0], alone[1])
+    for name, value in model.state_dict().items():
+        mean = sum(one.state_dict()[name] for one in alone) / 3
+        torch.testing.assert_close(value, mean)
+    assert len({line.split(":")[0] for line in reports}) == 4  # the teacher, the first training, the others
+    assert sum("teacher: step" in line for line in reports) == 2  # it learns once: the steps 20 and 30
+    assert (tmp_path / "all/training-3/checkpoint.pt").is_file()
+    assert not list(tmp_path.glob("all/training-*/teacher"))
+
+
+def test_finetune_resumes_a_further_training(folder, tokenizer, tmp_path):
+    plan = recipe(averaged_with=OTHERS)
+    whole = run_finetuning(plan, tokenizer, folder, tmp_path / "whole")
+
+    def interrupt(text):
+        if text.startswith("training 3: step"):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_finetuning(plan, tokenizer, folder, tmp_path / "again", interrupt)
+    reports: list[str] = []
+    again = run_finetuning(plan, tokenizer, folder, tmp_path / "again", reports.append)
+
+    assert same_state(again, whole)
+    assert reports
+    assert all(line.startswith("training 3: step") for line in reports)
+
+
+def test_finetune_keeps_a_finished_run_when_trainings_are_added(folder, tokenizer, tmp_path):
+    run_finetuning(recipe(), tokenizer, folder, tmp_path)
+    reports: list[str] = []
+    run_finetuning(recipe(averaged_with=OTHERS), tokenizer, folder, tmp_path, reports.append)
+    assert {line.split(":")[0] for line in reports} == {"training 2", "training 3"}
 
 
 def test_task_teacher_is_shared_by_students_with_one_vocabulary(folder, tokenizer, tmp_path, monkeypatch):

@@ -193,6 +193,31 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             "method must be one of span for this task",
         ),
         (("licences = []", "licences = []\nmethod = 3"), "method must be one of span for this task, not 3"),
+        (("licences = []", "licences = []\nseed = -1"), "seed must be at least 0"),
+        (('task = "qa"', 'task = "fill-mask"\nseed = 2'), "seed and averaged_with need a task like classify"),
+        (("licences = []", "licences = []\naveraged_with = 3"), "averaged_with must be a list, not 3"),
+        (("licences = []", "licences = []\naveraged_with = [3]"), "averaged_with must be a table, not 3"),
+        (
+            ("licences = []", "licences = []\naveraged_with = [{ labels = 'x' }]"),
+            "unknown field 'labels' in averaged_with",
+        ),
+        (
+            ("licences = []", "licences = []\naveraged_with = [{ seed = 'x' }]"),
+            "seed must be an integer, not 'x'",
+        ),
+        (
+            ("licences = []", "licences = []\naveraged_with = [{ unlabelled = { x = 1.5 } }]"),
+            r"unlabelled\.x must be an integer, not 1\.5",
+        ),
+        (("licences = []", "licences = []\naveraged_with = [{ epochs = 0 }]"), "epochs and the number"),
+        (
+            ("licences = []", "licences = []\naveraged_with = [{ seed = 2 }, { seed = 2 }]"),
+            "a training that equals another one",
+        ),
+        (
+            ('task = "qa"', 'task = "fill-mask"\naveraged_with = [{ seed = 2 }]'),
+            "averaged_with need a task like classify, qa or entities, not fill-mask",
+        ),
         (("licences = []", 'licences = []\ninit_from = "r"'), "r cannot continue 'r'"),
         (("hard_label_weight = 0.25", "soft = 1"), "unknown field 'soft' in distillation"),
         (
