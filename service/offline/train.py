@@ -14,7 +14,7 @@ from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.finetuning.finetune import finetune
-from swiftlet_serve.models.training.finetuning.task_training import MEAN, training_directory
+from swiftlet_serve.models.training.finetuning.task_training import MEAN, averaged_directory, training_directory
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.loop.trainer import find_device
 from swiftlet_serve.models.training.pretraining.pretrain import pretrain
@@ -313,6 +313,9 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
             stages[f"{stage}'s task teacher"] = task_teacher
         for number in range(1, len(recipe.finetuning[stage].trainings()) + 1):
             stages[f"{stage}, training {number}" if number > 1 else stage] = training_directory(run, number)
+        if recipe.finetuning[stage].steps_after_averaging:
+            count = len(recipe.finetuning[stage].trainings())
+            stages[f"{stage}, after averaging"] = averaged_directory(run, count)
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
             last = points[-1]

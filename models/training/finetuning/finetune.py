@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from swiftlet_serve.models.datasets import DatasetError
@@ -38,6 +39,7 @@ from swiftlet_serve.models.training.finetuning.task_training import (
     Predict,
     Run,
     add_head,
+    averaged_directory,
     finetuning_settings,
     train_on_examples,
     training_directory,
@@ -56,6 +58,7 @@ READERS: Final[Mapping[TrainingMethod, Callable[[Finetuning, Path, Tokenizer], l
     "entities": read_entities,
 }
 """The readers of the training files, by the method of training."""
+RATE_AFTER_AVERAGING: Final = 0.1  # of the last training's learning rate
 
 
 def finetune(
@@ -83,8 +86,8 @@ def finetune(
     n-grams are kept in the directory itself. The student learns from the task teacher if there is one, and from the
     mean of two teachers' predictions if the recipe asks for both.
 
-    If the task is trained several times, each further training has a folder of the directory, and the model gets the
-    mean of their parameters.
+    If the task is trained several times, each further training has a folder of the directory. The model gets the mean
+    of their parameters, and is trained for a few more steps if the recipe asks for these.
 
     Raises:
         RecipeError: a directory holds another run, the teacher cannot read the student's input, or a label is too rare
@@ -92,12 +95,45 @@ def finetune(
     """
     work = recipe.finetuning[name]
     run = Run(directory, device or torch.device("cpu"), report, progress, predict, teachers)
-    models = []
-    for number, training in enumerate(work.trainings(), start=1):
-        report_training = report if number == 1 else lambda text, number=number: report(f"training {number}: {text}")
-        own = replace(run, directory=training_directory(directory, number), report=report_training)
-        models.append(_train(recipe, training, pretrained, initial_model, tokenizer, data, run, own))
-    return average(models)
+    models, trainings = [], work.trainings()
+    examples: list[Example]
+    logits: list[Logits] | None
+    for number, training in enumerate(trainings, start=1):
+        own = run if number == 1 else _run_within(run, training_directory(directory, number), f"training {number}")
+        examples, logits = [], None  # frees those of the training before, which can take gigabytes
+        model, examples, logits = _train(
+            recipe, training, pretrained, initial_model, tokenizer, data, own, teachers_run=run
+        )
+        models.append(model)
+    model = average(models)
+    if work.steps_after_averaging:
+        own = _run_within(run, averaged_directory(directory, len(models)), "after averaging")
+        _train_average(model, examples, logits, trainings[-1], work.steps_after_averaging, recipe.seed, own)
+    return model
+
+
+def _run_within(run: Run, directory: Path, name: str) -> Run:
+    """Returns the run of a part of a task's training, with its name before its reports."""
+    return replace(run, directory=directory, report=lambda text: run.report(f"{name}: {text}"))
+
+
+def _train_average(
+    model: Model,
+    examples: list[Example],
+    logits: list[Logits] | None,
+    work: Finetuning,
+    steps: int,
+    seed: int,
+    run: Run,
+) -> None:
+    """Trains an averaged model for a few steps, on random examples and at a low learning rate."""
+    settings = {"steps": steps, "mean": hash_parameters(model), "examples": hash_examples(examples)}
+    claim_directory(run.directory, settings)
+    count = steps * work.batch_size * work.gradient_accumulation_steps
+    chosen = np.random.default_rng(seed).permutation(len(examples))[:count]
+    work = replace(work, epochs=1, learning_rate=work.learning_rate * RATE_AFTER_AVERAGING)
+    theirs = logits and [logits[i] for i in chosen]
+    train_on_examples(model, [examples[i] for i in chosen], theirs, work, seed, run)
 
 
 def _train(
@@ -107,10 +143,13 @@ def _train(
     initial_model: Model | None,
     tokenizer: Tokenizer,
     data: Path,
-    shared: Run,
     run: Run,
-) -> Model:
-    """Returns the model of one training. The directory of `shared` has the teachers, which all trainings share."""
+    teachers_run: Run,
+) -> tuple[Model, list[Example], list[Logits] | None]:
+    """Returns the model of one training, with its examples and the teacher's predictions for these.
+
+    The directory of `teachers_run` has the teachers, which all trainings share.
+    """
     settings = {"pretraining": run_settings(recipe), "finetuning": finetuning_settings(work)}
     named = {work.init_from: pretrained, "init_from_model": initial_model}
     if parents := {name: hash_parameters(parent) for name, parent in named.items() if name and parent is not None}:
@@ -122,23 +161,23 @@ def _train(
         model.head.load_state_dict(pretrained.head.state_dict())
     if work.method == "embedding":
         train_on_vectors(model, recipe, work, tokenizer, data, run)
-        return model
+        return model, [], None
     if work.method == "contrastive":
         train_on_pairs(model, recipe, work, tokenizer, data, run)
-        return model
+        return model, [], None
     examples, logits = read_examples(work, data, tokenizer), None
     plan = work.distillation
     if plan is not None and plan.character_ngrams:
-        logits = predict_by_ngrams(work, plan.character_ngrams, data, shared)
+        logits = predict_by_ngrams(work, plan.character_ngrams, data, teachers_run)
     if plan is not None and recipe.teacher:
         started = has_checkpoint(run.directory)
         examples, theirs = _ask_teacher(
-            recipe, work, None if started else model, initial_model, tokenizer, examples, data, shared
+            recipe, work, None if started else model, initial_model, tokenizer, examples, data, teachers_run
         )
         logits = theirs if logits is None else mean_predictions(logits, theirs)
     claim_directory(run.directory, {"examples": hash_examples(examples)}, "examples.json")
     train_on_examples(model, examples, logits, work, recipe.seed if work.seed is None else work.seed, run)
-    return model
+    return model, examples, logits
 
 
 def _ask_teacher(

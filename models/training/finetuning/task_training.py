@@ -72,6 +72,11 @@ def training_directory(directory: Path, number: int) -> Path:
     return directory if number == 1 else directory / f"training-{number}"
 
 
+def averaged_directory(directory: Path, count: int) -> Path:
+    """Returns the directory of the steps after averaging. It differs by the number of trainings."""
+    return directory / f"mean-of-{count}"
+
+
 def finetuning_settings(work: Finetuning) -> dict[str, Any]:
     """Returns the settings that decide a fine-tuning: none of the evaluation or the card."""
     return {name: value for name, value in identifying_settings(work).items() if name not in EVALUATION_FIELDS}

@@ -159,6 +159,9 @@ class Finetuning(Optimisation):
     """Further trainings of the task, each with the fields that differ: `seed`, `epochs`, `learning_rate`, `unlabelled`,
     `transferred_questions` or `kept_unanswered`. All start from the same parameters, and the artifact gets the mean of
     their results (Wortsman et al. 2022, arXiv:2203.05482)."""
+    steps_after_averaging: int = field(default=0, kw_only=True)
+    """Steps of the averaged model on examples of the last training, at a tenth of its learning rate. They correct the
+    probabilities: the mean of models for qa finds an answer too often."""
     also_evaluate: tuple[str, ...] = field(default=(), kw_only=True)
     """Further evaluation files, under the data folder."""
     unanswerable_questions: int = field(default=0, kw_only=True)
@@ -267,13 +270,15 @@ class Finetuning(Optimisation):
             raise RecipeError("also_evaluate must be a list of files with different names.")
         if self.seed is not None and self.seed < 0:
             raise RecipeError("seed must be at least 0.")
+        if self.steps_after_averaging < 0 or (self.steps_after_averaging and not self.averaged_with):
+            raise RecipeError("steps_after_averaging must be at least 0, and needs averaged_with.")
         trainings = self.trainings()  # checks the values of each
         if any(one in trainings[:number] for number, one in enumerate(trainings)):
             raise RecipeError("averaged_with holds a training that equals another one: set another seed.")
 
     def trainings(self) -> list[Finetuning]:
         """Returns the trainings whose parameters are averaged, this one first."""
-        first = replace(self, averaged_with=()) if self.averaged_with else self
+        first = replace(self, averaged_with=(), steps_after_averaging=0) if self.averaged_with else self
         return [first, *(replace(first, **one.changes()) for one in self.averaged_with)]
 
     def _can_label(self) -> bool:

@@ -172,6 +172,7 @@ max_tokens = 32
 def test_card_tells_all_trainings_of_an_averaged_model(project, tmp_path, monkeypatch):
     monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
     text = (project / "tiny.toml").read_text("utf-8")
+    text = text.replace("[finetuning.tiny-mood]\n", "[finetuning.tiny-mood]\nsteps_after_averaging = 1\n")
     more = """
 [finetuning.tiny-mood.distillation]
 teacher_epochs = 1
@@ -188,7 +189,8 @@ unlabelled = { "text.txt.xz" = 1 }
     card = model.card()
 
     assert list(card["compute"]["stages"]) == [
-        *("tiny", "tiny-mood's teacher", "tiny-mood", "tiny-mood, training 2", "tiny-mood, training 3")
+        *("tiny", "tiny-mood's teacher", "tiny-mood", "tiny-mood, training 2", "tiny-mood, training 3"),
+        "tiny-mood, after averaging",
     ]
     assert "text.txt.xz" in card["trained_on"]
     assert [one["seed"] for one in card["finetuning"]["averaged_with"]] == [2, None]

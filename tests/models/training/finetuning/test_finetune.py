@@ -573,6 +573,28 @@ def test_finetune_resumes_a_further_training(folder, tokenizer, tmp_path):
     assert all(line.startswith("training 3: step") for line in reports)
 
 
+def test_finetune_trains_the_average_for_a_few_steps(folder, tokenizer, tmp_path):
+    plan = recipe(averaged_with=OTHERS, steps_after_averaging=2)
+    mean = run_finetuning(recipe(averaged_with=OTHERS), tokenizer, folder, tmp_path)
+    reports: list[str] = []
+    model = run_finetuning(plan, tokenizer, folder, tmp_path, reports.append)
+    (report,) = reports
+
+    assert report.startswith("after averaging: step 2/2 ")
+    assert not same_state(model, mean)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, mean.state_dict()[name], rtol=0, atol=1e-4)  # two steps at 1e-5
+    assert same_state(model, run_finetuning(plan, tokenizer, folder, tmp_path))
+
+    more = replace(plan.finetuning["work"], averaged_with=(*OTHERS, OtherTraining(seed=3)))
+    run_finetuning(replace(plan, finetuning={"work": more}), tokenizer, folder, tmp_path)
+    assert {path.name for path in tmp_path.glob("mean-of-*")} == {"mean-of-3", "mean-of-4"}
+    other = replace(plan.finetuning["work"], averaged_with=(OtherTraining(seed=2), OtherTraining(seed=3)))
+    shutil.rmtree(tmp_path / "training-3")
+    with pytest.raises(RecipeError, match="mean-of-3 holds a run of a different recipe"):
+        run_finetuning(replace(plan, finetuning={"work": other}), tokenizer, folder, tmp_path)
+
+
 def test_finetune_keeps_a_finished_run_when_trainings_are_added(folder, tokenizer, tmp_path):
     run_finetuning(recipe(), tokenizer, folder, tmp_path)
     reports: list[str] = []

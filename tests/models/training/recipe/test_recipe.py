@@ -215,6 +215,10 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             "a training that equals another one",
         ),
         (
+            ("licences = []", "licences = []\nsteps_after_averaging = 9"),
+            "steps_after_averaging must be at least 0, and needs averaged_with",
+        ),
+        (
             ('task = "qa"', 'task = "fill-mask"\naveraged_with = [{ seed = 2 }]'),
             "averaged_with need a task like classify, qa or entities, not fill-mask",
         ),
