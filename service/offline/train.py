@@ -239,6 +239,11 @@ def _stages(recipe: Recipe, name: str) -> tuple[str, ...]:
     return (before, name) if before else (name,)
 
 
+def _trainings(recipe: Recipe, name: str) -> list[Finetuning]:
+    """Returns all trainings that make an artifact: those of each stage, the first stage first."""
+    return [training for stage in _stages(recipe, name) for training in recipe.finetuning[stage].trainings()]
+
+
 def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
     """Checks that the task teachers and their engines exist, because they are used after hours of training.
 
@@ -260,8 +265,7 @@ def _check_teachers(recipe: Recipe, names: Sequence[str]) -> None:
 
 def data_files(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Returns all data files of a recipe, which are checked before hours of training."""
-    stages = [recipe.finetuning[stage] for name in names for stage in _stages(recipe, name)]
-    works = [training for stage in stages for training in stage.trainings()]
+    works = [work for name in names for work in _trainings(recipe, name)]
     files = (file for work in works for file in (*work.train, *work.unlabelled, work.evaluate, *work.also_evaluate))
     return [*recipe.pretraining.corpora, *files]
 
@@ -311,10 +315,10 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
         stages[f"{stage}'s teacher"] = run / "teacher"
         if task_teacher not in stages.values():  # two stages may share one
             stages[f"{stage}'s task teacher"] = task_teacher
-        for number in range(1, len(recipe.finetuning[stage].trainings()) + 1):
+        count = len(recipe.finetuning[stage].trainings())
+        for number in range(1, count + 1):
             stages[f"{stage}, training {number}" if number > 1 else stage] = training_directory(run, number)
         if recipe.finetuning[stage].steps_after_averaging:
-            count = len(recipe.finetuning[stage].trainings())
             stages[f"{stage}, after averaging"] = averaged_directory(run, count)
     for stage, directory in stages.items():
         if points := read_curve(directory / LOSSES_FILE):
@@ -326,7 +330,7 @@ def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
 def _card(recipe: Recipe, name: str) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
     work = recipe.finetuning[name]
-    works = [training for stage in _stages(recipe, name) for training in recipe.finetuning[stage].trainings()]
+    works = _trainings(recipe, name)
     files = {*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))}
     if any(one.distillation is not None for one in works):
         teachers = dict.fromkeys(teacher for one in works for teacher in _teachers(recipe, one))

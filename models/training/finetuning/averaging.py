@@ -14,7 +14,7 @@ from swiftlet_serve.models.heads import Model
 
 @torch.no_grad()
 def average(models: Sequence[Model]) -> Model:
-    """Gives the first model the mean of all models' parameters, and returns it. All have the same shapes."""
+    """Returns the first model, with the mean of all models' parameters. The models have the same shapes."""
     first, *others = models
     parameters = [dict(other.named_parameters()) for other in others]
     for name, parameter in first.named_parameters():

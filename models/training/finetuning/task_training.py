@@ -73,7 +73,7 @@ def training_directory(directory: Path, number: int) -> Path:
 
 
 def averaged_directory(directory: Path, count: int) -> Path:
-    """Returns the directory of the steps after averaging. It differs by the number of trainings."""
+    """Returns the directory of the steps that follow the averaging of `count` trainings."""
     return directory / f"mean-of-{count}"
 
 

@@ -23,8 +23,6 @@ TrainingMethod = Literal[
 queries, labels of tokens, the vectors of a teacher, or vectors that are close for texts that belong together."""
 EMBEDDING_METHODS: Final[Collection[TrainingMethod]] = ("embedding", "contrastive")
 """The methods whose model makes vectors."""
-AVERAGED_METHODS: Final[Collection[TrainingMethod]] = ("classification", "span", "inference", "relevance", "entities")
-"""The methods whose task can be trained several times and averaged."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,8 @@ class Weakness:
 
 @dataclass(frozen=True)
 class OtherTraining:
-    """A further training of the same task. It has the same labelled examples and teachers, and differs in fields that
-    are set here."""
+    """A further training of a task. Fields that are set replace those of the task's own table. The labelled examples and
+    the teachers are the same."""
 
     seed: int | None = None
     epochs: int | None = None
@@ -154,7 +152,7 @@ class Finetuning(Optimisation):
     both make vectors, and continues no other itself."""
     distillation: Distillation | None = field(default=None, kw_only=True)
     seed: int | None = field(default=None, kw_only=True)
-    """Decides the order of the examples; by default the recipe's seed."""
+    """The seed for the order of the examples; by default the recipe's."""
     averaged_with: tuple[OtherTraining, ...] = field(default=(), kw_only=True)
     """Further trainings of the task, each with the fields that differ: `seed`, `epochs`, `learning_rate`, `unlabelled`,
     `transferred_questions` or `kept_unanswered`. All start from the same parameters, and the artifact gets the mean of
@@ -207,7 +205,7 @@ class Finetuning(Optimisation):
             raise RecipeError("evaluate_skip must be at least 0, and evaluate_limit at least 1.")
         if len(set(self.labels)) < len(self.labels):
             raise RecipeError("two labels are equal.")
-        if (self.averaged_with or self.seed is not None) and self.method not in AVERAGED_METHODS:
+        if (self.averaged_with or self.seed is not None) and self.method in ("masked_lm", *EMBEDDING_METHODS):
             raise RecipeError(f"seed and averaged_with need a task like classify, qa or entities, not {self.task}.")
         if self.method in ("classification", "entities") and not self.labels:
             raise RecipeError(f"the task {self.task} needs labels.")

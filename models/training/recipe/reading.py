@@ -81,11 +81,9 @@ def _parse_finetuning(table: Any, methods: Mapping[str, Sequence[TrainingMethod]
         table = {**table, "method": method}
     if isinstance(table, Mapping) and "distillation" in table:
         table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
-    if isinstance(table, Mapping) and isinstance(table.get("weaknesses"), list):
-        table = {**table, "weaknesses": tuple(_build(Weakness, "weaknesses", one) for one in table["weaknesses"])}
-    if isinstance(table, Mapping) and isinstance(table.get("averaged_with"), list):
-        others = tuple(_build(OtherTraining, "averaged_with", one) for one in table["averaged_with"])
-        table = {**table, "averaged_with": others}
+    for name, kind in (("weaknesses", Weakness), ("averaged_with", OtherTraining)):
+        if isinstance(table, Mapping) and isinstance(table.get(name), list):
+            table = {**table, name: tuple(_build(kind, name, one) for one in table[name])}
     return _build(Finetuning, "finetuning", table)
 
 
