@@ -1,9 +1,10 @@
-"""Measures training steps of the shipped recipes' networks: `swiftlet train`, with each of its means on a GPU alone.
+"""Measures training steps of the shipped recipes' networks: `swiftlet train`, with each of its means alone.
 
     python -m loadtest.training_speed [--device cuda] [--models mobilebert-sst2 albert-qa] [--steps 60] [--data DIR]
 
 Each bundled model is fine-tuned further on the training files of its recipe, with the recipe's batch size: in fp32 and
 bf16 with padding, then without, then with compiled layers, which is what `swiftlet train --device cuda` does in bf16.
+The last way is what it does on a CPU. Dropout is that of the recipe's student, which has none.
 Tokens per second are real tokens, and the share is that of the rate of a large product in bf16. The median of the
 reports after the first one counts, since the first steps also compile.
 """
@@ -31,11 +32,13 @@ from swiftlet_serve.models.training.examples.example import Example, take_evenly
 from swiftlet_serve.models.training.finetuning.finetune import read_examples
 from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.losses import label_loss
-from swiftlet_serve.models.training.loop import acceleration, trainer
-from swiftlet_serve.models.training.loop.acceleration import can_be_packed
+from swiftlet_serve.models.training.loop import trainer
+from swiftlet_serve.models.training.loop.cpu_acceleration import attending_in_bf16
+from swiftlet_serve.models.training.loop.gpu_acceleration import can_be_packed, compiled, packed
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.recipe import Finetuning, Precision
+from swiftlet_serve.service import memory
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.loading import locate
 from swiftlet_serve.service.offline.environment import current_environment
@@ -45,13 +48,14 @@ from swiftlet_serve.service.percentile import percentile
 MODELS: Final = ("mobilebert-sst2", "mobilebert-qa", "albert-sst2", "albert-qa")
 TOKENS: Final = re.compile(r"([\d,]+) tokens/s")
 EXAMPLES: Final = 4096  # of a task, evenly spaced
-WAYS: Final[Mapping[str, tuple[Precision, bool, bool]]] = {
-    "fp32, padded": ("fp32", False, False),
-    "bf16, padded": ("bf16", False, False),
-    "bf16": ("bf16", True, False),
-    "bf16, compiled": ("bf16", True, True),
+WAYS: Final[Mapping[str, tuple[Precision, bool, bool, bool]]] = {
+    "fp32, padded": ("fp32", False, False, False),
+    "bf16, padded": ("bf16", False, False, False),
+    "bf16": ("bf16", True, False, False),
+    "bf16, compiled": ("bf16", True, True, False),
+    "bf16, padded, attention in bf16": ("bf16", False, False, True),
 }
-"""The precision, whether the layers are computed without padding, and whether they are compiled."""
+"""The precision; whether layers are computed without padding, are compiled, and have scores of attention in bf16."""
 
 
 def main() -> None:
@@ -63,6 +67,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="in place of the recipe's")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     arguments = parser.parse_args()
+    memory.reuse_large_blocks()
     device = trainer.find_device(arguments.device)
     peak = 2 * measured_peak(device, 8192 if device.type == "cuda" else 512)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
@@ -97,6 +102,7 @@ def measured(
     precision: Precision,
     packs: bool,
     compiles: bool,
+    attends_in_bf16: bool,
 ) -> tuple[float, float]:
     """Returns tokens per second and the share of the peak of one way to train."""
     model, reports = load_network(artifact), list[str]()
@@ -110,9 +116,11 @@ def measured(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for encoder in model.modules():
             if packs and isinstance(encoder, Encoder) and can_be_packed(encoder):
-                stack.enter_context(acceleration.packed(encoder))
+                stack.enter_context(packed(encoder))
+            if attends_in_bf16 and isinstance(encoder, Encoder):
+                stack.enter_context(attending_in_bf16(encoder))
         if compiles:
-            stack.enter_context(acceleration.compiled(model))
+            stack.enter_context(compiled(model))
         trainer.train(
             *(model, losses, schedule, Path(folder)),
             seed=0,

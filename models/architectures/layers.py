@@ -30,26 +30,27 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-class PackedAttention(ABC):
-    """Attention of a batch without padding, in the place of a bias: B is 1, and S the tokens of all sequences."""
+class AttentionMethod(ABC):
+    """Another way to compute the attention of a batch, in the place of a bias."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-        """Returns (1, S, C) for query, key and value (1, S, C)."""
+        """Returns (B, S, C) for query, key and value (B, S, C)."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor | PackedAttention) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, S, C) -> (B, A, S, D)"""
+    return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor | AttentionMethod) -> Tensor:
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
 
     query, key and value are (B, S, C). bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, C).
     """
-    if isinstance(bias, PackedAttention):
+    if isinstance(bias, AttentionMethod):
         return bias.attend(query, key, value, heads)
-
-    def split(x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)  # (B, A, S, D)
-
-    q, k, v = split(query), split(key), split(value)
+    q, k, v = (split_heads(x, heads) for x in (query, key, value))
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias  # (B, A, S, S)
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 

@@ -1,4 +1,4 @@
-"""Training without padding and with compiled layers: the same losses and gradients."""
+"""Training without padding, with compiled layers and with attention in bf16: the same losses and gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from swiftlet_serve.models.training.examples.example import Example
 from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.losses import label_loss
 from swiftlet_serve.models.training.loop import acceleration
-from swiftlet_serve.models.training.loop.acceleration import Packing, TokenCounter, can_be_packed, compiled, packed
+from swiftlet_serve.models.training.loop.acceleration import TokenCounter, accelerated
+from swiftlet_serve.models.training.loop.cpu_acceleration import Bf16Attention, dropout
+from swiftlet_serve.models.training.loop.gpu_acceleration import Packing, can_be_packed, compiled, packed
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import train
 from swiftlet_serve.models.training.pretraining.knowledge_transfer import record_attention
@@ -68,6 +70,66 @@ def test_layers_without_padding_have_the_same_gradients(architecture, monkeypatc
     attended.clear()
     assert_same(gradients(model), expected)
     assert not attended
+
+
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_attention_in_bf16_is_as_exact_as_autocast(architecture, monkeypatch):
+    """Also with padding, a position bias and a causal mask."""
+    encoder, attended = deepcopy(classifier(architecture).encoder), []
+    attend = Bf16Attention.attend
+    monkeypatch.setattr(Bf16Attention, "attend", lambda *args: attended.append(args[1].dtype) or attend(*args))
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]  # (B, S)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, VOCABULARY, mask.shape, generator=draw)
+    weights = torch.randn(encoder.config.hidden_size, generator=draw)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        encoder.zero_grad()
+        (encoder(ids, torch.zeros_like(ids), mask).float() @ weights)[mask].square().mean().backward()
+        return {name: one.grad.clone() for name, one in encoder.named_parameters() if one.grad is not None}
+
+    exact = gradients()
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = gradients()
+        with accelerated(encoder, CPU, bf16=True):
+            found = gradients()
+    assert attended == [torch.bfloat16] * len(encoder.applied_layers())
+    norm = sum(float(one.square().sum()) for one in exact.values()) ** 0.5
+
+    def error(others: dict[str, torch.Tensor]) -> float:
+        return sum(float((others[name] - one).square().sum()) for name, one in exact.items()) ** 0.5 / norm
+
+    assert error(found) <= 1.5 * error(autocast) <= 0.03
+    assert_same(gradients(), exact)
+    assert len(attended) == len(encoder.applied_layers())
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (64, 1000)])
+def test_dropout_keeps_the_mean(shape):
+    torch.manual_seed(1)
+    x = torch.ones(shape, requires_grad=True)
+    found = dropout(x, 0.1)
+    found.backward(torch.full(shape, 2.0))
+    torch.manual_seed(1)
+    again = dropout(x, 0.1)
+
+    assert set(found.detach().unique().tolist()) <= {0.0, float(torch.tensor(1.0) / 0.9)}
+    assert torch.equal(x.grad, 2 * found)
+    assert torch.equal(again, found)
+    if x.numel() > 1000:
+        assert abs(float((found == 0).float().mean()) - 0.1) < 0.005
+        assert not torch.equal(dropout(x, 0.1), found)
+
+
+def test_dropout_is_replaced_while_a_network_trains():
+    module = torch.nn.Dropout(0.5)
+    with accelerated(torch.nn.Sequential(module), CPU, bf16=False):
+        torch.manual_seed(1)
+        trained = module(torch.ones(100))
+        torch.manual_seed(1)
+        assert torch.equal(trained, dropout(torch.ones(100), 0.5))
+        assert torch.equal(module.eval()(torch.ones(100)), torch.ones(100))
+    assert "forward" not in vars(module)
 
 
 def test_networks_with_other_attention_keep_their_padding():

@@ -1,0 +1,36 @@
+"""Settings of the allocator: each holds for a process, so each is tried in one of its own."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc")
+MEBIBYTE = 1 << 20
+FREE_A_BLOCK = """
+import numpy as np
+from swiftlet_serve.service import memory
+memory.{setting}()
+block = np.ones({size}, np.uint8)
+filled = memory.resident_bytes()
+del block
+print(filled - memory.resident_bytes())
+"""
+
+
+def freed_bytes(setting: str, size: int) -> int:
+    """Returns by how much the memory of a process shrinks as it frees a block of `size` bytes."""
+    code = FREE_A_BLOCK.format(setting=setting, size=size)
+    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+def test_training_keeps_large_blocks_that_are_freed():
+    assert freed_bytes("reuse_large_blocks", 100 * MEBIBYTE) < MEBIBYTE
+
+
+def test_a_server_returns_blocks_that_are_freed():
+    assert freed_bytes("limit_heap_growth", 100 * MEBIBYTE) > 99 * MEBIBYTE
+    assert freed_bytes("limit_heap_growth", MEBIBYTE) > MEBIBYTE / 2
