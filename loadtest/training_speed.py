@@ -38,7 +38,6 @@ from swiftlet_serve.models.training.loop.gpu_acceleration import can_be_packed, 
 from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.recipe import Finetuning, Precision
-from swiftlet_serve.service import memory
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.loading import locate
 from swiftlet_serve.service.offline.environment import current_environment
@@ -67,7 +66,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="in place of the recipe's")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     arguments = parser.parse_args()
-    memory.reuse_large_blocks()
     device = trainer.find_device(arguments.device)
     peak = 2 * measured_peak(device, 8192 if device.type == "cuda" else 512)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
-from swiftlet_serve.service import extras, memory, summaries, tasks
+from swiftlet_serve.service import extras, summaries, tasks
 from swiftlet_serve.service.bulk import command as bulk
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.progress import advance, note
@@ -355,7 +355,6 @@ def train(recipe: str, only: tuple[str, ...], data: Path, runs: Path, out: Path,
     extras.require("models")
     from swiftlet_serve.service.offline.train import run_recipe
 
-    memory.reuse_large_blocks()
     for artifact in run_recipe(recipe, only, data, runs, out, note, advance, device):
         click.echo(artifact.path)
 
@@ -375,7 +374,6 @@ def study(study: str, data: Path, runs: Path, out: Path, device: str) -> None:
     extras.require("models", "plot")
     from swiftlet_serve.service.offline.study import run_study
 
-    memory.reuse_large_blocks()
     table, path = run_study(study, data, runs, out, note, advance, device)
     click.echo(table)
     click.echo(path)

@@ -12,7 +12,6 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
-HUGE_BYTES: Final = (1 << 31) - 1  # the option is an int
 
 
 def resident_bytes() -> int:
@@ -27,16 +26,9 @@ def limit_heap_growth() -> None:
     By default glibc raises its mmap threshold to the largest block freed so far. Later blocks of that size go to the
     heap, which fragments: a server that receives bodies of all sizes then grows for days.
     """
-    _return_blocks_of(LARGE_BYTES)
-
-
-def reuse_large_blocks() -> None:
-    """Makes the allocator keep large blocks that are freed.
-
-    By default glibc maps every block of over 32 MiB anew, and the system then clears its pages. A training step frees
-    and takes hundreds of such blocks: this takes longer than the attention that fills them.
-    """
-    _return_blocks_of(HUGE_BYTES)
+    with suppress(AttributeError, OSError):
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(option, LARGE_BYTES)
 
 
 def tune_garbage_collector() -> None:
@@ -57,10 +49,3 @@ def release_free_memory() -> None:
     """
     with suppress(AttributeError, OSError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _return_blocks_of(size: int) -> None:
-    """Makes the allocator map blocks of at least `size` bytes, and return them when they are freed."""
-    with suppress(AttributeError, OSError):  # only glibc has mallopt
-        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, size)

@@ -1,4 +1,4 @@
-"""Settings of the allocator: each holds for a process, so each is tried in one of its own."""
+"""The setting of the allocator. It holds for a process, so it is tried in one of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 MEBIBYTE = 1 << 20
 FREE_A_BLOCK = """
 import numpy as np
 from swiftlet_serve.service import memory
-memory.{setting}()
+memory.limit_heap_growth()
 block = np.ones({size}, np.uint8)
 filled = memory.resident_bytes()
 del block
@@ -21,16 +21,12 @@ print(filled - memory.resident_bytes())
 """
 
 
-def freed_bytes(setting: str, size: int) -> int:
+def freed_bytes(size: int) -> int:
     """Returns by how much the memory of a process shrinks as it frees a block of `size` bytes."""
-    code = FREE_A_BLOCK.format(setting=setting, size=size)
+    code = FREE_A_BLOCK.format(size=size)
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
-def test_training_keeps_large_blocks_that_are_freed():
-    assert freed_bytes("reuse_large_blocks", 100 * MEBIBYTE) < MEBIBYTE
-
-
 def test_a_server_returns_blocks_that_are_freed():
-    assert freed_bytes("limit_heap_growth", 100 * MEBIBYTE) > 99 * MEBIBYTE
-    assert freed_bytes("limit_heap_growth", MEBIBYTE) > MEBIBYTE / 2
+    assert freed_bytes(100 * MEBIBYTE) > 99 * MEBIBYTE
+    assert freed_bytes(MEBIBYTE) > MEBIBYTE / 2
