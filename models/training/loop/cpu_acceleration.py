@@ -26,28 +26,37 @@ class Bf16Attention(AttentionMethod):
     of a step, so that the copies cost more than the products.
     """
 
-    bias: Tensor  # broadcasts to (B, A, S, S)
+    bias: Tensor  # (B or 1, A or 1, S or 1, S rounded up to a multiple), in bf16
+
+    @classmethod
+    def of(cls, bias: Tensor) -> Bf16Attention:
+        """Takes a bias that broadcasts to (B, A, S, S)."""
+        lowest = torch.finfo(torch.bfloat16).min
+        limited = bias.clamp(min=lowest).to(torch.bfloat16)  # the lowest float32 would be infinite
+        return cls(F.pad(limited, (0, -bias.shape[-1] % MULTIPLE), value=lowest))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         """Returns what `layers.attend` does, (B, S, C). The inputs are in bf16."""
-        lowest = torch.finfo(query.dtype).min
-        bias = self.bias.clamp(min=lowest).to(query.dtype)  # the lowest float32 would be infinite
-        missing = -key.shape[1] % MULTIPLE
-        bias = F.pad(bias, (0, missing), value=lowest)
+        missing = self.bias.shape[-1] - key.shape[1]
         key, value = (F.pad(x, (0, 0, 0, missing)) for x in (key, value))
         scaled = query / math.sqrt(query.shape[2] // heads)
         q, k, v = (split_heads(x, heads) for x in (scaled, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            weights = (q @ k.transpose(2, 3) + bias).softmax(-1)  # (B, A, S, padded S)
+            weights = (q @ k.transpose(2, 3) + self.bias).softmax(-1)  # (B, A, S, S rounded up)
             return (weights @ v).transpose(1, 2).flatten(2)
 
 
 @contextmanager
 def attending_in_bf16(encoder: Encoder) -> Iterator[None]:
     """Lets an encoder's layers attend in bf16."""
+    last: tuple[Tensor, Bf16Attention] | None = None  # all layers of a network have the same bias
 
     def replace_bias(_module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Bf16Attention]:
-        return args[0], Bf16Attention(args[1])
+        nonlocal last
+        x, bias = args
+        if last is None or last[0] is not bias:
+            last = bias, Bf16Attention.of(bias)
+        return x, last[1]
 
     hooks = [layer.register_forward_pre_hook(replace_bias) for layer in set(encoder.applied_layers())]
     try:
