@@ -13,7 +13,8 @@ MEBIBYTE = 1 << 20
 FREE_A_BLOCK = """
 import numpy as np
 from swiftlet_serve.service import memory
-memory.limit_heap_growth()
+{setting}
+np.ones(2 * {size}, np.uint8)  # by default, blocks of up to this size now go to the heap
 block = np.ones({size}, np.uint8)
 filled = memory.resident_bytes()
 del block
@@ -21,12 +22,13 @@ print(filled - memory.resident_bytes())
 """
 
 
-def freed_bytes(size: int) -> int:
-    """Returns by how much the memory of a process shrinks as it frees a block of `size` bytes."""
-    code = FREE_A_BLOCK.format(size=size)
+def freed_bytes(size: int, setting: str) -> int:
+    """Returns by how much the memory of a process shrinks as it frees a block of `size` bytes, after a larger one."""
+    code = FREE_A_BLOCK.format(size=size, setting=setting)
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
 def test_a_server_returns_blocks_that_are_freed():
-    assert freed_bytes(100 * MEBIBYTE) > 99 * MEBIBYTE
-    assert freed_bytes(MEBIBYTE) > MEBIBYTE / 2
+    assert freed_bytes(100 * MEBIBYTE, "memory.limit_heap_growth()") > 99 * MEBIBYTE
+    assert freed_bytes(MEBIBYTE, "memory.limit_heap_growth()") > MEBIBYTE / 2
+    assert freed_bytes(MEBIBYTE, "") < MEBIBYTE / 2  # the default that the setting changes

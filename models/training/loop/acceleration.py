@@ -15,7 +15,7 @@ from swiftlet_serve.models.training.loop.gpu_acceleration import can_be_packed, 
 
 @contextmanager
 def accelerated(model: nn.Module, device: torch.device, *, bf16: bool) -> Iterator[None]:
-    """Trains a model as fast as its device allows.
+    """Makes the training steps of a model faster within the context.
 
     On a GPU, layers are compiled, and in bf16 without padding. On a CPU, dropout is faster, and in bf16, attention has
     scores in bf16.

@@ -36,7 +36,7 @@ class Bf16Attention(AttentionMethod):
         return cls(F.pad(limited, (0, -bias.shape[-1] % MULTIPLE), value=lowest))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-        """Returns what `layers.attend` does, (B, S, C). The inputs are in bf16."""
+        """Returns the attention within each sequence, (B, S, C). The inputs are in bf16."""
         missing = self.bias.shape[-1] - key.shape[1]
         key, value = (F.pad(x, (0, 0, 0, missing)) for x in (key, value))
         scaled = query / math.sqrt(query.shape[2] // heads)
@@ -86,7 +86,7 @@ def dropping_faster(module: nn.Dropout) -> Iterator[None]:
     def forward(x: Tensor) -> Tensor:
         return dropout(x, module.p) if module.training and 0 < module.p < 1 else original(x)
 
-    module.forward = forward  # type: ignore[method-assign, assignment]
+    module.forward = forward  # type: ignore[method-assign, assignment]  # until the context ends
     try:
         yield
     finally:

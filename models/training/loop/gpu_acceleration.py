@@ -47,7 +47,7 @@ class Packing(AttentionMethod):
         return padded.view(rows, columns, x.shape[2])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-        """Returns what `layers.attend` does for each sequence, (1, T, C). On a GPU the inputs are in bf16 or fp16."""
+        """Returns the attention of each sequence to itself, (1, T, C). On a GPU the inputs are in bf16 or fp16."""
         q, k, v = (one[0].view(one.shape[1], heads, one.shape[2] // heads) for one in (query, key, value))
         if query.device.type == "cuda":
             found = varlen_attn(q, k, v, self.ends, self.ends, self.longest, self.longest)
@@ -84,7 +84,7 @@ def packed(encoder: Encoder) -> Iterator[None]:
 
     hooks = [encoder.embeddings.register_forward_hook(take)]
     hooks += [layer.register_forward_pre_hook(replace_bias) for layer in set(encoder.applied_layers())]
-    encoder.forward = forward  # type: ignore[method-assign]
+    encoder.forward = forward  # type: ignore[method-assign]  # until the context ends
     try:
         yield
     finally:
@@ -95,7 +95,7 @@ def packed(encoder: Encoder) -> Iterator[None]:
 
 @contextmanager
 def compiled(model: nn.Module, **options: Any) -> Iterator[None]:
-    """Compiles the layers of a model. `options` are those of `torch.compile`."""
+    """Compiles the layers of a model within the context. `options` are those of `torch.compile`."""
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     # Hooks record attention for a while only. By default, compiled code ignores those that came after it.
     with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):

@@ -104,8 +104,8 @@ class Weakness:
 
 @dataclass(frozen=True)
 class OtherTraining:
-    """A further training of a task. Fields that are set replace those of the task's own table. The labelled examples
-    and the teachers are the same."""
+    """A further training of a task. It has the task's labelled examples and teachers. Each field that is set replaces
+    the field of the task's own table."""
 
     seed: int | None = None
     epochs: int | None = None
