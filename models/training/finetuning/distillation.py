@@ -92,7 +92,12 @@ class TaskTeacher:
             RecipeError: the directory holds another run.
         """
         plan = _plan(work)
-        work = replace(work, epochs=plan.task_teacher_epochs, learning_rate=plan.task_teacher_learning_rate)
+        work = replace(
+            work,
+            epochs=plan.task_teacher_epochs,
+            learning_rate=plan.task_teacher_learning_rate,
+            batch_size=plan.task_teacher_batch_size or work.batch_size,
+        )
         directory = run.directory / "task_teacher"
         if plan.task_teacher_run and run.teachers is not None:
             directory = run.teachers / plan.task_teacher_run

@@ -54,6 +54,8 @@ class Distillation:
     """The passes of the task teacher over the training files."""
     task_teacher_learning_rate: float = field(default=3e-5, kw_only=True)
     """The highest learning rate of the task teacher."""
+    task_teacher_batch_size: int = field(default=0, kw_only=True)
+    """The examples in a batch of the task teacher; by default as many as in a batch of the student."""
     recipe_teacher_share: float = field(default=0.0, kw_only=True)
     """The share of the recipe's teacher in the mean of both teachers' probabilities; 0 leaves it out (entities with a
     task teacher only)."""
@@ -81,6 +83,8 @@ class Distillation:
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
+        if self.task_teacher_batch_size < 0:
+            raise RecipeError("task_teacher_batch_size must be at least 0.")
         share = self.recipe_teacher_share
         if not 0 <= share < 1 or (share and not self.task_teacher):
             raise RecipeError("recipe_teacher_share must be at least 0 and below 1, and needs a task_teacher.")

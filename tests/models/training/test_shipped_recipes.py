@@ -11,15 +11,16 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import product
+from functools import cache, partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
-from swiftlet_serve.models.artifact import Artifact, open_artifact
+from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
 from swiftlet_serve.models.datasets import documents
 from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS
 from swiftlet_serve.models.training.recipe import Finetuning, KnowledgeTransfer, Recipe
@@ -116,17 +117,55 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
 
 @needs_data
 def test_shipped_recipes_evaluate_on_unread_articles(shipped):
-    for work, origin in product(shipped.finetuning.values(), lineage(shipped)):
+    for (name, work), origin in product(shipped.finetuning.items(), lineage(shipped)):
         if work.evaluate not in origin.pretraining.corpora:
             continue
-        wanted, length = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
-        sequences = read = 0
-        for text in documents(DATA / work.evaluate):
-            read += 1
-            sequences += len(re.findall(r"\w+|[^\w\s]", text)) // length  # at least: no token spans two of these
-            if sequences >= wanted:
-                break
-        assert max(read, PRUNING_DOCUMENTS) < work.evaluate_skip
+        size = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
+        read = articles_read(work.evaluate, *size)
+        if read > work.evaluate_skip:  # words are fewer than tokens: count these
+            read = articles_read(work.evaluate, *size, (BUNDLED / name / TOKENIZER).read_text("utf-8"))
+        assert max(read, PRUNING_DOCUMENTS) <= work.evaluate_skip
+
+
+def test_recipes_that_share_a_task_teacher_train_it_alike():
+    """The short versions below make all batches alike, so they do not show this."""
+    settings: dict[str, set[Any]] = {}
+    for recipe in SHIPPED.values():
+        for work in recipe.finetuning.values():
+            plan = work.distillation
+            if plan is not None and plan.task_teacher_run:
+                size = plan.task_teacher_batch_size or work.batch_size
+                data = tuple(sorted(work.train.items())), work.unanswerable_questions, work.max_tokens
+                how = size, plan.task_teacher_epochs, plan.task_teacher_learning_rate, work.precision, recipe.seed
+                settings.setdefault(plan.task_teacher_run, set()).add((plan.task_teacher, data, how))
+
+    assert settings
+    assert all(len(found) == 1 for found in settings.values()), settings
+
+
+@cache
+def articles_read(file: str, sequences: int, length: int, tokenizer: str = "") -> int:
+    """Returns the number of articles that give so many sequences of a length in tokens. No sequence crosses articles.
+
+    `tokenizer` is the content of a tokenizer's file. Without it, the result is an upper bound.
+    """
+    found = 0
+    for read, count in enumerate(count_tokens(DATA / file, tokenizer), start=1):
+        found += count // length
+        if found >= sequences:
+            return read
+    return sys.maxsize
+
+
+def count_tokens(file: Path, tokenizer: str) -> Iterator[int]:
+    """Yields the number of tokens in each article, or a lower bound without a tokenizer."""
+    if not tokenizer:  # no token spans two of these
+        yield from (len(re.findall(r"\w+|[^\w\s]", text)) for text in documents(file))
+        return
+    encode = tokenizers.Tokenizer.from_str(tokenizer).encode_batch_fast
+    articles = documents(file)
+    while texts := list(islice(articles, 200)):
+        yield from (len(encoding.ids) for encoding in encode(texts, add_special_tokens=False))
 
 
 TEACHER = "tiny_teacher_of_the_recipes"
@@ -195,7 +234,10 @@ def _short(work: Finetuning) -> Finetuning:
         evaluate_limit=4,
         distillation=work.distillation
         and replace(
-            work.distillation, teacher_epochs=1, task_teacher=TEACHER if work.distillation.task_teacher else ""
+            work.distillation,
+            teacher_epochs=1,
+            task_teacher=TEACHER if work.distillation.task_teacher else "",
+            task_teacher_batch_size=min(work.distillation.task_teacher_batch_size, 4),
         ),
     )
 

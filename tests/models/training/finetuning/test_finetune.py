@@ -453,6 +453,18 @@ def test_finetune_shares_the_run_of_a_task_teacher(folder, tokenizer, tmp_path):
         )
 
 
+def test_a_task_teacher_keeps_its_batches_when_those_of_the_student_change(folder, tokenizer, tmp_path):
+    plan = replace(PLAN, task_teacher=OTHER, task_teacher_run="moods", task_teacher_batch_size=8)
+    for size in (4, 16):
+        reports: list[str] = []
+        finetune(
+            *(recipe(distillation=plan, batch_size=size), "work", make_pretrained(tokenizer), tokenizer, folder),
+            *(tmp_path / f"batches-of-{size}", reports.append),
+            teachers=tmp_path / "teachers",
+        )
+        assert any("task teacher: step" in line for line in reports) == (size == 4)
+
+
 def test_corrupted_sentences_are_for_the_students_only(folder, tokenizer, tmp_path):
     """The teacher's run is that of the labelled examples, whatever a student reads beside them."""
     (folder / "long.txt").write_text("the rain falls on the old mill and the river. snow lies on it.\n" * 20, "utf-8")

@@ -149,6 +149,7 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
         (("hard_label_weight = 0.25", 'task_teacher_run = ".."'), "task_teacher_run must be a name"),
         (("hard_label_weight = 0.25", "task_teacher_epochs = 0"), "task_teacher_epochs must be at least 1"),
         (("hard_label_weight = 0.25", "task_teacher_learning_rate = nan"), "task_teacher_learning_rate must be above"),
+        (("hard_label_weight = 0.25", "task_teacher_batch_size = -1"), "task_teacher_batch_size must be at least 0"),
         (("hard_label_weight = 0.25", 'teacher_engine = "native"'), "teacher_engine needs a task like classify"),
         (
             ("licences = []", "licences = []\nasked_again = 2"),
