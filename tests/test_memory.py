@@ -23,7 +23,10 @@ print(filled - memory.resident_bytes())
 
 
 def freed_bytes(size: int, setting: str) -> int:
-    """Returns by how much the memory of a process shrinks as it frees a block of `size` bytes, after a larger one."""
+    """Returns the bytes that a process gives back to the system when it frees a block of `size` bytes.
+
+    The process frees a larger block before. `setting` is a line of Python that it runs first.
+    """
     code = FREE_A_BLOCK.format(size=size, setting=setting)
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 

@@ -168,7 +168,7 @@ def _pack(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path) -> tuple[
     longest, first = layout.max_segment(work.sequence_length), 0
     rows, numbers = list[NDArray[np.uint16]](), list[int]()
     for name, count in work.corpora.items():
-        encoded = _encode_documents(tokenizer, data / name)
+        encoded = encode_documents(tokenizer, data / name)
         # A cut sentence would tell the order of a pair, so pairs leave out long ones.
         split = (
             split_segments(torch.tensor(ids), ends, len(ids) if layout.PAIRS else longest) for ids in encoded if ids
@@ -184,7 +184,8 @@ def _pack(recipe: Recipe, tokenizer: tokenizers.Tokenizer, data: Path) -> tuple[
     return np.stack(rows), np.array(numbers, np.int64)
 
 
-def _encode_documents(tokenizer: tokenizers.Tokenizer, path: Path) -> Iterator[list[int]]:
+def encode_documents(tokenizer: tokenizers.Tokenizer, path: Path) -> Iterator[list[int]]:
+    """Yields the ids of each document of a corpus, without special tokens."""
     texts = documents(path)
     while chunk := list(islice(texts, 200)):
         for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
@@ -194,7 +195,7 @@ def _encode_documents(tokenizer: tokenizers.Tokenizer, path: Path) -> Iterator[l
 def _encode(tokenizer: tokenizers.Tokenizer, path: Path, length: int) -> Iterator[list[int]]:
     cls, sep, inner = special_id(tokenizer, "[CLS]"), special_id(tokenizer, "[SEP]"), length - 2
     concatenates, rest = path.suffix == ".tsv", list[int]()
-    for encoded in _encode_documents(tokenizer, path):
+    for encoded in encode_documents(tokenizer, path):
         ids = [*rest, *encoded]
         complete = len(ids) - len(ids) % inner
         for start in range(0, complete, inner):

@@ -83,13 +83,12 @@ class Distillation:
         for name in ("teacher_learning_rate", "task_teacher_learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be above 0.")
-        if self.task_teacher_batch_size < 0:
-            raise RecipeError("task_teacher_batch_size must be at least 0.")
         share = self.recipe_teacher_share
         if not 0 <= share < 1 or (share and not self.task_teacher):
             raise RecipeError("recipe_teacher_share must be at least 0 and below 1, and needs a task_teacher.")
-        if self.character_ngrams < 0:
-            raise RecipeError("character_ngrams must be at least 0.")
+        for name in ("task_teacher_batch_size", "character_ngrams"):
+            if getattr(self, name) < 0:
+                raise RecipeError(f"{name} must be at least 0.")
         if self.init_from_teacher and self.init_from_model:
             raise RecipeError("set init_from_teacher or init_from_model, but not both.")
 

@@ -12,17 +12,21 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
+import torch
 
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
 from swiftlet_serve.models.datasets import documents
-from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.finetuning.distillation import TaskTeacher
+from swiftlet_serve.models.training.finetuning.task_training import Run
+from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS, encode_documents
 from swiftlet_serve.models.training.recipe import Finetuning, KnowledgeTransfer, Recipe
 from swiftlet_serve.models.training.study import read_study
 from swiftlet_serve.service.loading import BUNDLED
@@ -32,7 +36,7 @@ from swiftlet_serve.service.offline.study import STUDIES
 from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe, training_methods
 from tests.support.paths import DATA
 from tests.support.sentence_checkpoints import make_sentence_encoder
-from tests.support.training import BODIES, WORDS, answer_requests, teacher_package
+from tests.support.training import BODIES, SILENT, WORDS, answer_requests, teacher_package
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
 
@@ -122,25 +126,10 @@ def test_shipped_recipes_evaluate_on_unread_articles(shipped):
             continue
         size = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
         read = articles_read(work.evaluate, *size)
-        if read > work.evaluate_skip:  # words are fewer than tokens: count these
+        if read >= work.evaluate_skip:  # words are fewer than tokens: count these
             read = articles_read(work.evaluate, *size, (BUNDLED / name / TOKENIZER).read_text("utf-8"))
-        assert max(read, PRUNING_DOCUMENTS) <= work.evaluate_skip
-
-
-def test_recipes_that_share_a_task_teacher_train_it_alike():
-    """The short versions below make all batches alike, so they do not show this."""
-    settings: dict[str, set[Any]] = {}
-    for recipe in SHIPPED.values():
-        for work in recipe.finetuning.values():
-            plan = work.distillation
-            if plan is not None and plan.task_teacher_run:
-                size = plan.task_teacher_batch_size or work.batch_size
-                data = tuple(sorted(work.train.items())), work.unanswerable_questions, work.max_tokens
-                how = size, plan.task_teacher_epochs, plan.task_teacher_learning_rate, work.precision, recipe.seed
-                settings.setdefault(plan.task_teacher_run, set()).add((plan.task_teacher, data, how))
-
-    assert settings
-    assert all(len(found) == 1 for found in settings.values()), settings
+        assert read <= work.evaluate_skip
+        assert work.evaluate_skip > PRUNING_DOCUMENTS
 
 
 @cache
@@ -149,23 +138,30 @@ def articles_read(file: str, sequences: int, length: int, tokenizer: str = "") -
 
     `tokenizer` is the content of a tokenizer's file. Without it, the result is an upper bound.
     """
+    if tokenizer:
+        encoded = encode_documents(tokenizers.Tokenizer.from_str(tokenizer), DATA / file)
+        counts = (len(ids) for ids in encoded)
+    else:  # at least: no token spans two of these
+        counts = (len(re.findall(r"\w+|[^\w\s]", text)) for text in documents(DATA / file))
     found = 0
-    for read, count in enumerate(count_tokens(DATA / file, tokenizer), start=1):
+    for read, count in enumerate(counts, start=1):
         found += count // length
         if found >= sequences:
             return read
     return sys.maxsize
 
 
-def count_tokens(file: Path, tokenizer: str) -> Iterator[int]:
-    """Yields the number of tokens in each article, or a lower bound without a tokenizer."""
-    if not tokenizer:  # no token spans two of these
-        yield from (len(re.findall(r"\w+|[^\w\s]", text)) for text in documents(file))
-        return
-    encode = tokenizers.Tokenizer.from_str(tokenizer).encode_batch_fast
-    articles = documents(file)
-    while texts := list(islice(articles, 200)):
-        yield from (len(encoding.ids) for encoding in encode(texts, add_special_tokens=False))
+def test_recipes_that_share_a_task_teacher_train_it_alike(tmp_path):
+    """A run's directory refuses other settings of the teacher. The recipes as shipped are checked, without training."""
+    tokenizer = Tokenizer.load(BUNDLED / "albert-qa" / TOKENIZER)
+    run = Run(tmp_path, torch.device("cpu"), SILENT, None, teachers=tmp_path)
+    tasks = [(recipe, work) for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
+    trainings = [(recipe, training) for recipe, work in tasks for training in work.trainings()]
+    shared = [(recipe, work) for recipe, work in trainings if work.distillation and work.distillation.task_teacher_run]
+    for recipe, work in shared:
+        TaskTeacher.prepare_other(recipe, work, tokenizer, [], run)
+
+    assert 0 < len(list(tmp_path.iterdir())) < len(shared)
 
 
 TEACHER = "tiny_teacher_of_the_recipes"
