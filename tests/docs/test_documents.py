@@ -74,6 +74,16 @@ def test_readme_has_an_example_for_each_task():
     assert sorted(shown) == ["classify", "fill-mask", "qa", "zero-shot"]
 
 
+def test_contents_list_every_result_and_study():
+    """The site's build fails without them. `make test` does not build it."""
+    folders = (ROOT / "loadtest/results", ROOT / "models/training/studies")
+    pages = [file for folder in folders for file in folder.glob("*.md")]
+    listed = text_of(DOCS / "index.md").splitlines()
+
+    assert pages
+    assert [page for page in pages if f"/{page.relative_to(ROOT).with_suffix('')}" not in listed] == []
+
+
 def test_readme_is_short():
     assert len(text_of(ROOT / "README.md").splitlines()) <= README_MAX_LINES
 

@@ -25,6 +25,8 @@ VARIANTS = {
     "own-bottlenecks": {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 80, "num_attention_heads": 5},
     "no-trigram": {"trigram_input": False},
     "gelu": {"hidden_act": "gelu"},
+    "no-bottlenecks": {"use_bottleneck": False, "hidden_size": 96, "hidden_act": "gelu_new"}
+    | {"normalization_type": "layer_norm", "layer_norm_eps": 1e-5},
 }
 
 

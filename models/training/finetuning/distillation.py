@@ -244,12 +244,12 @@ def initialise_from_finetuned(student: Model, recipe: Recipe, source: Model, exa
     """
     own, other = student.encoder.config, source.encoder.config
     initialise = find_initialiser(recipe.architecture, own.traits())
-    traits = other.traits()
+    traits, own_embedding = other.traits(), own.traits().embedding
     is_standard = traits.bottleneck is None and len(traits.feed_forward) == 1
-    is_factorised = traits.embedding.projection != "none"
-    if own.hidden_size != other.hidden_size or not is_standard or (is_factorised and own.traits().bottleneck is None):
+    both_factorised = traits.embedding.projection != "none" and own_embedding.projection == "sum"
+    if own.hidden_size != other.hidden_size or not is_standard or both_factorised:
         raise RecipeError(
-            "the student starts from a BERT of the same hidden size only, or, if it has bottlenecks, from an ALBERT."
+            "the student starts from a BERT of the same hidden size only, or, if it is a MobileBERT, from an ALBERT."
         )
     ids = np.concatenate([example.encoding.input_ids for example in examples])
     vocab_size = source.encoder.embeddings.word.num_embeddings

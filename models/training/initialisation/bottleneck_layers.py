@@ -1,9 +1,9 @@
-"""Initialises a student with bottlenecks, such as a MobileBERT, from a BERT or an ALBERT.
+"""Initialises a MobileBERT from a BERT or an ALBERT.
 
-Each layer is fitted to a layer of the teacher, by linear regressions on a sample of texts. The layers are fitted in
-order: each reads the output of the student's fitted layers, and thereby corrects their errors. NoNorm keeps a layer
-linear, except for its neurons. Without this initialisation, a network that cannot normalise learns almost nothing in
-the training time of a CPU.
+Its layers are copied if it has neither bottlenecks nor NoNorm. If it has both, each layer is fitted to a layer of the
+teacher, by linear regressions on a sample of texts. The layers are fitted in order: each reads the output of the
+student's fitted layers, and thereby corrects their errors. NoNorm keeps a layer linear, except for its neurons. Without
+this initialisation, a network that cannot normalise learns almost nothing in the training time of a CPU.
 
 Shape letters: see `architectures/layers.py`; N counts the tokens of the sample (R, S), C is the width inside a layer.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from swiftlet_serve.models.architectures.layers import ACTIVATIONS, Encoder, attend, padding_bias
 from swiftlet_serve.models.architectures.traits import Traits
@@ -33,12 +33,14 @@ from swiftlet_serve.models.training.initialisation.fitting import (
 )
 from swiftlet_serve.models.training.initialisation.standard_layers import (
     StandardLayer,
+    initialise_layers,
     neuron_contributions,
     standard_layers,
 )
 from swiftlet_serve.models.training.teachers.depth import teacher_layer
 
 HEAD_ITERATIONS: Final = 3  # alternating fits of the two parts of the masked-LM head
+CONSTANT_SIZE: Final = 2.0  # of the constant before a LayerNorm, relative to the root mean square of its inputs
 MIN_RESIDUAL_SCALE: Final = 0.05  # per dimension of the hidden states, because the fit divides by it
 
 
@@ -73,6 +75,18 @@ def bottleneck_layers(encoder: Encoder) -> list[BottleneckLayer]:
     ]
 
 
+def can_copy_layers(encoder: Encoder, teacher: Encoder) -> bool:
+    """Returns whether the layers can be copied, because the student has neither bottlenecks nor NoNorm.
+
+    They need as many heads as the teacher, one feed-forward network, and no more neurons than the teacher.
+    """
+    traits, others = encoder.config.traits(), teacher.config.traits()
+    if traits.bottleneck is not None or traits.norm != "layer_norm" or len(traits.feed_forward) != 1:
+        return False
+    neurons = [standard_layers(one)[0].inner.out_features for one in (encoder, teacher)]
+    return traits.heads == others.heads and neurons[0] <= neurons[1]
+
+
 def can_fit_layers(encoder: Encoder, teacher: Encoder) -> bool:
     """Returns whether the layers can be fitted, not only the embeddings.
 
@@ -89,7 +103,7 @@ def can_fit_layers(encoder: Encoder, teacher: Encoder) -> bool:
 
 @torch.no_grad()
 def initialise_bottleneck(student: Model, teacher: Encoder, counts: Tensor, sample: Sample) -> None:
-    """Initialises the embeddings of a student, and its layers if they can be fitted.
+    """Initialises the embeddings of a student, and its layers if they can be fitted or copied.
 
     The hidden size must be the teacher's. `counts` (V,) weighs the words. Factorised word embeddings of the teacher are
     copied, and must be as wide as the student's.
@@ -98,6 +112,8 @@ def initialise_bottleneck(student: Model, teacher: Encoder, counts: Tensor, samp
     read = sample.input_ids, sample.token_type_ids, sample.is_token
     features = teacher.features(*read)
     initialise_embeddings(encoder.embeddings, teacher, counts, sample, features[0])
+    if can_copy_layers(encoder, teacher):
+        initialise_layers(encoder, teacher, sample)
     if not can_fit_layers(encoder, teacher):
         return
     sources, layers = standard_layers(teacher), bottleneck_layers(encoder)
@@ -112,7 +128,7 @@ def initialise_bottleneck(student: Model, teacher: Encoder, counts: Tensor, samp
 def initialise_embeddings(target: Any, teacher: Encoder, counts: Tensor, sample: Sample, features: Tensor) -> None:
     """Fits the embeddings to those of the teacher, `features` (R, S, H).
 
-    NoNorm cannot normalise, so the mean effect of the teacher's norm replaces that norm.
+    The student has no norm where the teacher has one, so the mean effect of the teacher's norm replaces that norm.
     """
     source: Any = teacher.embeddings
     positions = slice(sample.is_token.shape[1])
@@ -131,6 +147,21 @@ def initialise_embeddings(target: Any, teacher: Encoder, counts: Tensor, sample:
     words = concatenate_trigrams(target.word(sample.input_ids) * sample.is_token[:, :, None])
     added = target.position.weight[positions] + target.token_type(sample.token_type_ids)
     fit(target.projection, words[sample.is_token], (features - added)[sample.is_token])
+    if isinstance(target.norm, nn.LayerNorm):
+        # A large constant keeps the size of the sums nearly constant. The norm is then nearly linear, as a NoNorm is.
+        sums = (target.projection(words) + added)[sample.is_token]
+        signs = 1.0 - 2.0 * (torch.arange(sums.shape[1]) % 2)
+        target.projection.bias.add_(signs * CONSTANT_SIZE * sums.square().mean().sqrt())
+        fit_norm(target.norm, (target.projection(words) + added)[sample.is_token], features[sample.is_token])
+
+
+def fit_norm(norm: nn.LayerNorm, x: Tensor, wanted: Tensor) -> None:
+    """Fits the scale and the shift of a norm with the input x (N, D) to the output `wanted` (N, D)."""
+    normalised = F.layer_norm(x, x.shape[1:], eps=norm.eps)
+    mean, wanted_mean = normalised.mean(0), wanted.mean(0)
+    scale = ((normalised - mean) * (wanted - wanted_mean)).mean(0) / (normalised - mean).square().mean(0)
+    norm.weight.copy_(scale)
+    norm.bias.copy_(wanted_mean - scale * mean)
 
 
 def concatenate_trigrams(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The hidden size of both must be the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -59,7 +59,12 @@ def initialise_factorised(student: Model, teacher: Encoder, counts: Tensor, samp
     that it covers. Its feed-forward network gets as many of the teacher's neurons as fit. `counts` (V,) weighs words.
     """
     _initialise_embeddings(student.encoder.embeddings, teacher.embeddings, counts, sample)
-    layers = {id(layer.module): layer for layer in standard_layers(student.encoder)}
+    initialise_layers(student.encoder, teacher, sample)
+
+
+def initialise_layers(encoder: Encoder, teacher: Encoder, sample: Sample) -> None:
+    """Copies the first of the teacher's layers that each distinct layer covers."""
+    layers = {id(layer.module): layer for layer in standard_layers(encoder)}
     sources, inputs = standard_layers(teacher), feed_forward_inputs(teacher, sample)
     for number, layer in enumerate(layers.values()):
         first = number * len(sources) // len(layers)
@@ -110,6 +115,10 @@ def initialise_layer(layer: StandardLayer, source: StandardLayer, inputs: Tensor
         names = source.names
         parameters |= {f"{names.outer}.{name}": value for name, value in layer.outer.state_dict().items()}
         parameters |= {f"{names.inner}.{name}": value[kept] for name, value in source.inner.state_dict().items()}
+    new_names = dict(zip(astuple(source.names), astuple(layer.names), strict=True))  # of another architecture
+    for name in list(parameters):
+        module, _, kind = name.rpartition(".")
+        parameters[f"{new_names.get(module, module)}.{kind}"] = parameters.pop(name)
     layer.module.load_state_dict(parameters)
 
 

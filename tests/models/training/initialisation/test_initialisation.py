@@ -56,6 +56,8 @@ def test_principal_directions_weigh_frequent_words():
     assert torch.allclose(principal_directions(table, torch.tensor([0.0, 99, 0, 0]), 1).abs()[:, 0], table[1])
 
 
+COPIED = {"use_bottleneck": False, "normalization_type": "layer_norm", "num_feedforward_networks": 1}
+"""The settings of a MobileBERT whose layers are those of a BERT."""
 ROWS = torch.randint(5, 211, (8, 30), generator=torch.Generator().manual_seed(1))
 
 
@@ -115,17 +117,18 @@ def test_feed_forward_inputs_returns_the_inputs_of_each_layer(teacher):
     assert len(found) == 3  # the hooks are removed
 
 
-@pytest.mark.parametrize("architecture", ["albert", "mobilebert"])
-def test_initialisers_reproduce_the_teachers_embeddings(teacher, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [("albert", {}), ("mobilebert", {"intra_bottleneck_size": 32}), ("mobilebert", COPIED)],
+)
+def test_initialisers_reproduce_the_teachers_embeddings(teacher, architecture, more):
     """The embedding tables have low rank, as trained ones nearly have."""
     generator = torch.Generator().manual_seed(0)
     for table, size in ((teacher.embeddings.word.weight.data, 4), (teacher.embeddings.position.weight.data, 8)):
         table[:] = table[:, :12] @ torch.randn(12, 48, generator=generator) / size
     sizes = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     settings = sizes | {"embedding_size": 32, "intermediate_size": 96}
-    student = build(
-        architecture, settings | ({"intra_bottleneck_size": 32} if architecture == "mobilebert" else {}), "token", 2
-    )
+    student = build(architecture, settings | more, "token", 2)
     ids = torch.randint(5, 211, (4, 30), generator=torch.Generator().manual_seed(2))
     every = torch.ones_like(ids, dtype=torch.bool)
 
@@ -179,6 +182,21 @@ def test_initialise_bottleneck_reproduces_a_teacher_of_the_same_width(architectu
     assert after[1] < 0.2 * before[1], (before, after)
 
 
+@pytest.mark.parametrize("neurons", [96, 64])
+def test_initialise_bottleneck_copies_the_layers_of_a_student_without_bottlenecks(teacher, neurons):
+    config = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "embedding_size": 32}
+    config |= {"intermediate_size": neurons, "num_hidden_layers": 3} | COPIED
+    student = build("mobilebert", config, "token", 2)
+    initialise_bottleneck(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
+
+    for layer, source in zip(student.encoder.layers, teacher.layers, strict=True):
+        assert torch.equal(layer.query.weight, source.query.weight)
+        assert torch.equal(layer.attention_norm.bias, source.attention_norm.bias)
+        assert torch.equal(layer.last_ffn.norm.weight, source.ffn_norm.weight)
+        kept, rows = layer.last_ffn.dense_in.weight, source.ffn_in.weight
+        assert (kept[:, None] == rows).all(2).any(1).all()  # each neuron is one of the teacher's
+
+
 def test_initialise_wide_head_reproduces_the_teachers_head():
     """The heads are compared on inputs that the fit has not seen."""
     shape = {"vocab_size": 211, "hidden_size": 48, "embedding_size": 16, "num_attention_heads": 4}
@@ -201,7 +219,16 @@ def test_initialise_wide_head_reproduces_the_teachers_head():
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_attention_heads": 2}, {"normalization_type": "layer_norm"}, {"use_bottleneck_attention": True}]
+    "change",
+    [
+        {"num_attention_heads": 2},
+        {"normalization_type": "layer_norm"},
+        {"use_bottleneck_attention": True},
+        COPIED | {"normalization_type": "no_norm"},
+        COPIED | {"num_attention_heads": 2},
+        COPIED | {"num_feedforward_networks": 2},
+        COPIED | {"intermediate_size": 97},
+    ],
 )
 def test_initialise_bottleneck_leaves_unsupported_layers_unchanged(teacher, change):
     config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 32, "num_attention_heads": 4}
