@@ -50,7 +50,9 @@ def lineage(recipe: Recipe) -> list[Recipe]:
     """Returns a recipe, and those of all models that it builds on."""
     plan = recipe.pretraining.knowledge_transfer or KnowledgeTransfer()
     names = {recipe.pretraining.init_from_recipe, plan.teacher_recipe} - {""}
-    names |= {open_artifact(BUNDLED / plan.teacher_model).manifest.source["recipe"]} if plan.teacher_model else set()
+    distillations = [work.distillation for work in recipe.finetuning.values() if work.distillation]
+    models = {plan.teacher_model, *(one.init_from_model for one in distillations)} - {""}
+    names |= {open_artifact(BUNDLED / model).manifest.source["recipe"] for model in models}
     return [recipe, *(one for name in sorted(names) for one in lineage(load_recipe(str(RECIPES / f"{name}.toml"))))]
 
 
@@ -213,11 +215,14 @@ def short(recipe: Recipe, out: Path) -> Recipe:
             held_out_sequences=min(work.held_out_sequences, 4),
             knowledge_transfer=plan,
         ),
-        finetuning={name: _short(task) for name, task in recipe.finetuning.items()},
+        finetuning={name: _short(task, out) for name, task in recipe.finetuning.items()},
     )
 
 
-def _short(work: Finetuning) -> Finetuning:
+def _short(work: Finetuning, out: Path) -> Finetuning:
+    plan = work.distillation
+    if plan is not None and plan.init_from_model:
+        plan = replace(plan, init_from_model=str(out / plan.init_from_model))
     return replace(
         work,
         train=dict.fromkeys(work.train, 12),
@@ -228,12 +233,12 @@ def _short(work: Finetuning) -> Finetuning:
         max_tokens=48,
         evaluate_skip=min(work.evaluate_skip, 20),
         evaluate_limit=4,
-        distillation=work.distillation
+        distillation=plan
         and replace(
-            work.distillation,
+            plan,
             teacher_epochs=1,
-            task_teacher=TEACHER if work.distillation.task_teacher else "",
-            task_teacher_batch_size=min(work.distillation.task_teacher_batch_size, 4),
+            task_teacher=TEACHER if plan.task_teacher else "",
+            task_teacher_batch_size=min(plan.task_teacher_batch_size, 4),
         ),
     )
 
