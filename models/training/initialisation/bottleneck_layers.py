@@ -76,9 +76,10 @@ def bottleneck_layers(encoder: Encoder) -> list[BottleneckLayer]:
 
 
 def can_copy_layers(encoder: Encoder, teacher: Encoder) -> bool:
-    """Returns whether the layers can be copied, because the student has neither bottlenecks nor NoNorm.
+    """Returns whether the student's layers can be copied from the teacher's.
 
-    They need as many heads as the teacher, one feed-forward network, and no more neurons than the teacher.
+    The student needs LayerNorm, no bottlenecks, one feed-forward network in a layer, as many heads as the teacher, and
+    no more neurons.
     """
     traits, others = encoder.config.traits(), teacher.config.traits()
     if traits.bottleneck is not None or traits.norm != "layer_norm" or len(traits.feed_forward) != 1:
@@ -103,7 +104,7 @@ def can_fit_layers(encoder: Encoder, teacher: Encoder) -> bool:
 
 @torch.no_grad()
 def initialise_bottleneck(student: Model, teacher: Encoder, counts: Tensor, sample: Sample) -> None:
-    """Initialises the embeddings of a student, and its layers if they can be fitted or copied.
+    """Initialises a student's embeddings, and its layers if they can be copied from the teacher's or fitted to them.
 
     The hidden size must be the teacher's. `counts` (V,) weighs the words. Factorised word embeddings of the teacher are
     copied, and must be as wide as the student's.
@@ -156,7 +157,7 @@ def initialise_embeddings(target: Any, teacher: Encoder, counts: Tensor, sample:
 
 
 def fit_norm(norm: nn.LayerNorm, x: Tensor, wanted: Tensor) -> None:
-    """Fits the scale and the shift of a norm with the input x (N, D) to the output `wanted` (N, D)."""
+    """Sets the scale and the shift of a norm so that its output for x (N, D) is nearest to `wanted` (N, D)."""
     normalised = F.layer_norm(x, x.shape[1:], eps=norm.eps)
     mean, wanted_mean = normalised.mean(0), wanted.mean(0)
     scale = ((normalised - mean) * (wanted - wanted_mean)).mean(0) / (normalised - mean).square().mean(0)

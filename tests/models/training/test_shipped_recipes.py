@@ -154,7 +154,7 @@ def articles_read(file: str, sequences: int, length: int, tokenizer: str = "") -
 
 
 def test_recipes_that_share_a_task_teacher_train_it_alike(tmp_path):
-    """A run's directory refuses other settings of the teacher. The recipes as shipped are checked, without training."""
+    """The directory of a teacher's run refuses the settings of another. No teacher is trained here."""
     tokenizer = Tokenizer.load(BUNDLED / "albert-qa" / TOKENIZER)
     run = Run(tmp_path, torch.device("cpu"), SILENT, None, teachers=tmp_path)
     tasks = [(recipe, work) for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
