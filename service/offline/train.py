@@ -28,7 +28,7 @@ from swiftlet_serve.models.training.recipe import (
     TrainingMethod,
     read_recipe,
 )
-from swiftlet_serve.models.training.teachers.encoders import find_checkpoint
+from swiftlet_serve.models.training.teachers.encoders import find_checkpoint, prune_embeddings
 from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
@@ -163,10 +163,10 @@ def _load_teacher_model(name: str) -> tuple[Model, list[str]]:
 
 
 def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
-    """Loads the network of `init_from_model`, or returns None if the task names none.
+    """Loads the network of `init_from_model` with the student's vocabulary, or returns None if the task names none.
 
     Raises:
-        SetupError: there is no such artifact, or it has another task, other labels or another vocabulary.
+        SetupError: there is no such artifact, it has another task or other labels, or it lacks a token of the student.
         ArtifactError: it is damaged.
     """
     name = (work.distillation or Distillation()).init_from_model
@@ -174,9 +174,12 @@ def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
         return None
     artifact, pieces = _open_model(name)
     manifest = artifact.manifest
-    if (manifest.task, manifest.labels) != (work.task, work.labels) or pieces != tokenizer.tokens:
+    if (manifest.task, manifest.labels) != (work.task, work.labels) or not set(tokenizer.tokens) <= set(pieces):
         raise SetupError(f"The init_from_model {name!r} cannot be used: its task, labels or vocabulary differ.")
-    return load_network(artifact)
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    model = load_network(artifact)
+    prune_embeddings(model.encoder, [numbers[piece] for piece in tokenizer.tokens])
+    return model
 
 
 def _open_model(name: str) -> tuple[Artifact, list[str]]:

@@ -68,7 +68,7 @@ def prepare_vocabulary(recipe: Recipe, data: Path, directory: Path) -> Vocabular
                 tokenizer, counts = _train_tokenizer(recipe.tokenizer, paths, recipe.vocab_size)
                 kept = list(range(tokenizer.get_vocab_size()))
             else:
-                tokenizer, kept, counts = _prune_teacher(recipe.teacher, paths, recipe.vocab_size)
+                tokenizer, kept, counts = _prune_teacher(recipe, paths)
         except ValueError as error:
             raise RecipeError(str(error)) from None
         by_id = [counts[tokenizer.id_to_token(number) or ""] for number in range(len(kept))]
@@ -91,14 +91,12 @@ def _write(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _prune_teacher(
-    teacher: str, paths: Sequence[Path], size: int
-) -> tuple[tokenizers.Tokenizer, list[int], Counter[str]]:
-    tokenizer = load_teacher_tokenizer(teacher)
+def _prune_teacher(recipe: Recipe, paths: Sequence[Path]) -> tuple[tokenizers.Tokenizer, list[int], Counter[str]]:
+    tokenizer = load_teacher_tokenizer(recipe.teacher)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     counts = count_pieces(tokenizer, (text for path in paths for text in islice(documents(path), PRUNING_DOCUMENTS)))
-    pruned, kept = prune(tokenizer, counts, size)
+    pruned, kept = prune(tokenizer, counts, recipe.vocab_size, recipe.min_character_count)
     return pruned, kept, counts
 
 

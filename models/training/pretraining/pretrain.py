@@ -140,6 +140,7 @@ def run_settings(recipe: Recipe) -> dict[str, Any]:
     settings = asdict(recipe) | {"pretraining": identifying_settings(recipe.pretraining)}
     names = ["seed", "teacher", "vocab_size", "architecture", "config", "pretraining"]
     names += ["tokenizer"] if recipe.tokenizer else []
+    names += ["min_character_count"] if recipe.min_character_count > 1 else []
     return {name: settings[name] for name in names}
 
 

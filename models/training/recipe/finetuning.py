@@ -41,8 +41,8 @@ class Distillation:
     init_from_teacher: bool = field(default=False, kw_only=True)
     """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
     init_from_model: str = field(default="", kw_only=True)
-    """Initialises the student from this model of the same task, vocabulary and hidden size: a bundled model, or the
-    directory of an artifact. Its architecture may be another."""
+    """Initialises the student from this model of the same task and hidden size: a bundled model, or the directory of an
+    artifact. It has all tokens of the student. Its architecture may be another."""
     task_teacher: str = field(default="", kw_only=True)
     """Another teacher, whose predictions take the place of those of the recipe's teacher, or join them
     (`recipe_teacher_share`): an installed package, or the directory of a checkpoint. It reads the texts with a

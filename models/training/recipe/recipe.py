@@ -52,6 +52,9 @@ class Recipe:
     """A trained encoder with layers like BERT's: an installed package with a checkpoint in its folder `model`, or the
     directory of a checkpoint."""
     tokenizer: TokenizerTraining | None = None
+    min_character_count: int = 1
+    """The number of occurrences in the corpora from which a character has tokens of its own. Words with a rarer one
+    become `[UNK]`. Needs a teacher."""
     languages: tuple[str, ...] = ()
     """The languages of the data, as BCP 47 tags such as `en`."""
 
@@ -65,6 +68,10 @@ class Recipe:
             raise RecipeError(f"vocab_size must be above 0 and below {MAX_VOCAB_SIZE}, not {self.vocab_size!r}.")
         if bool(self.teacher) == (self.tokenizer is not None):
             raise RecipeError("a recipe needs either a teacher or a [tokenizer] table.")
+        if self.min_character_count < 1:
+            raise RecipeError(f"min_character_count must be at least 1, not {self.min_character_count!r}.")
+        if self.tokenizer is not None and self.min_character_count > 1:
+            raise RecipeError("min_character_count needs a teacher: set character_coverage in [tokenizer] instead.")
         if not all(LANGUAGE.fullmatch(one) for one in self.languages):
             raise RecipeError('languages must be a list of BCP 47 tags, such as ["en"].')
         plan = self.pretraining.knowledge_transfer
@@ -99,7 +106,8 @@ class Recipe:
         """Returns whether the other recipe builds the same vocabulary."""
 
         def settings(recipe: Recipe) -> tuple[Any, ...]:
-            return recipe.teacher, recipe.tokenizer, recipe.vocab_size, list(recipe.pretraining.corpora)
+            sizes = recipe.vocab_size, recipe.min_character_count
+            return recipe.teacher, recipe.tokenizer, sizes, list(recipe.pretraining.corpora)
 
         return settings(self) == settings(other)
 

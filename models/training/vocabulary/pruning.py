@@ -27,11 +27,22 @@ def count_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[str]) -> Count
     return Counter({tokenizer.id_to_token(number) or "": count for number, count in ids.items()})
 
 
-def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> tuple[tokenizers.Tokenizer, list[int]]:
+def find_characters(counts: Counter[str], min_count: int = 1) -> set[str]:
+    """Returns the characters that occur in at least `min_count` of the counted pieces."""
+    occurrences: Counter[str] = Counter()
+    for piece, count in counts.items():
+        for character in set(piece.removeprefix("##")):
+            occurrences[character] += count
+    return {character for character, count in occurrences.items() if count >= min_count}
+
+
+def prune(
+    tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int, min_character_count: int = 1
+) -> tuple[tokenizers.Tokenizer, list[int]]:
     """Reduces a tokenizer to `size` pieces.
 
-    Keeps the special tokens, every character in `counts`, and the most frequent pieces. Returns the smaller tokenizer,
-    and the old id of each of its pieces.
+    Keeps the special tokens, every character that occurs at least `min_character_count` times, and the most frequent
+    pieces. Returns the smaller tokenizer, and the old id of each of its pieces.
 
     Raises:
         ValueError: the special tokens and the characters alone exceed `size`.
@@ -39,7 +50,7 @@ def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> t
     vocabulary = tokenizer.get_vocab()
     document = json.loads(tokenizer.to_str())
     is_unigram = document["model"]["type"] == "Unigram"
-    characters = sorted({character for piece in counts for character in piece.removeprefix("##")})
+    characters = sorted(find_characters(counts, min_character_count))
     if not is_unigram:  # a character may start or continue a word, wherever it occurred
         characters = [piece for one in characters for piece in (one, f"##{one}")]
     characters = [piece for piece in characters if piece in vocabulary]
@@ -49,7 +60,7 @@ def prune(tokenizer: tokenizers.Tokenizer, counts: Counter[str], size: int) -> t
     for piece, _ in counts.most_common():
         if len(kept) == size:
             break
-        if piece in vocabulary:
+        if piece in vocabulary and len(piece.removeprefix("##")) > 1:
             kept[piece] = None
     pieces = sorted(kept, key=vocabulary.__getitem__)
     numbers = {piece: number for number, piece in enumerate(pieces)}

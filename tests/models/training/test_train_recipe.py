@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from swiftlet_serve.models.artifact import TOKENIZER
 from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.heads import Model
+from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.pretraining.pretrain import hash_parameters, pretrain
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.service.engines.torch import load_network
@@ -442,9 +444,25 @@ def test_run_recipe_starts_from_an_artifact(trained, project, tmp_path, monkeypa
     assert settings["models"]["init_from_model"] == hash_parameters(load_network(source))
 
 
+def test_run_recipe_starts_from_an_artifact_with_more_tokens(trained, project, tmp_path, monkeypatch):
+    source = trained[0][1]
+    recipe = write_successor(project, tmp_path, str(source.path), change=("vocab_size = 50", "vocab_size = 44"))
+    monkeypatch.setattr(offline_train, "release", partial(release, max_loss=100))
+    arguments = (project / "data", tmp_path / "runs", tmp_path / "out", SILENT)
+    (artifact,) = run_recipe(recipe, ("tiny-qa",), *arguments)
+
+    ours, theirs = (Tokenizer.load(one.path / TOKENIZER).tokens for one in (artifact, source))
+    assert artifact.manifest.config["vocab_size"] == len(ours) == 44 < len(theirs)
+    model = load_network(source)
+    words = model.encoder.embeddings.word
+    words.weight.data = words.weight.data[[theirs.index(token) for token in ours]]
+    settings = json.loads((tmp_path / "runs/tiny/tiny-qa/run.json").read_text("utf-8"))
+    assert settings["models"]["init_from_model"] == hash_parameters(model)
+
+
 @pytest.mark.parametrize(
     ("number", "change"),
-    [(0, ("", "")), (1, ("vocab_size = 50", "vocab_size = 49")), (2, ("", ""))],
+    [(0, ("", "")), (1, ("vocab_size = 50", "vocab_size = 51")), (2, ("", ""))],
     ids=["task", "vocabulary", "head"],
 )
 def test_run_recipe_rejects_an_artifact_of_another_kind(trained, project, tmp_path, number, change):

@@ -241,6 +241,7 @@ def test_prepare_sequences_concatenates_the_texts_of_a_table(trained, data, tmp_
         ),
         (('kind = "wordpiece"', 'kind = "bytes"'), "kind must be one of wordpiece, unigram, not 'bytes'"),
         (('kind = "wordpiece"', 'kind = "wordpiece"\ncharacter_coverage = 0'), "character_coverage must be above 0"),
+        (("vocab_size = 160", "vocab_size = 160\nmin_character_count = 9"), "min_character_count needs a teacher"),
         (('kind = "wordpiece"', 'kind = "wordpiece"\nsize = 9'), "unknown field 'size' in tokenizer"),
         (
             ("[config]", "[pretraining.knowledge_transfer]\nfeature_weight = 1.0\n[config]"),
@@ -312,6 +313,8 @@ def test_recipe_has_same_vocabulary_for_the_same_settings(tmp_path, change, same
     assert recipe.has_same_vocabulary(replace(recipe, **change)) == same
     fewer = replace(recipe.pretraining, corpora={"mood.tsv": 30})
     assert not recipe.has_same_vocabulary(replace(recipe, pretraining=fewer))
+    pruned = replace(recipe, tokenizer=None, teacher="some_package")
+    assert not pruned.has_same_vocabulary(replace(pruned, min_character_count=2))
 
 
 def test_run_recipe_rejects_a_teacher_recipe_with_another_vocabulary(data, tmp_path):
@@ -327,7 +330,9 @@ def test_run_recipe_rejects_a_teacher_recipe_with_another_vocabulary(data, tmp_p
 def test_run_settings_with_a_teacher_omit_the_tokenizer():
     recipe = load_recipe(str(RECIPES / "albert.toml"))
 
-    assert list(run_settings(recipe)) == ["seed", "teacher", "vocab_size", "architecture", "config", "pretraining"]
+    names = ["seed", "teacher", "vocab_size", "architecture", "config", "pretraining"]
+    assert list(run_settings(recipe)) == names
+    assert list(run_settings(replace(recipe, min_character_count=2))) == [*names, "min_character_count"]
 
 
 def test_pretrain_without_a_teacher_starts_from_random_weights(trained, data, tmp_path):

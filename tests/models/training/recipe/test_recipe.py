@@ -103,6 +103,11 @@ def test_read_recipe_reads_the_languages(tmp_path):
     assert load_recipe("korean").languages == ("ko",)
 
 
+def test_read_recipe_rejects_a_character_count_below_one(tmp_path):
+    with pytest.raises(SetupError, match="min_character_count must be at least 1, not 0"):
+        read_changed(tmp_path, "seed = 1", "seed = 1\nmin_character_count = 0")
+
+
 @pytest.mark.parametrize(
     ("languages", "message"),
     [

@@ -74,6 +74,19 @@ def test_prune_keeps_all_characters_in_both_positions():
     assert tokens(small, "qxx") == ["q", "##x", "##x"]
 
 
+def test_prune_leaves_out_rare_characters():
+    """`q` and `x` occur twice, and the other letters more often."""
+    whole = wordpiece()
+    counts = count_pieces(whole, [*TEXTS, "w o n i l f m r t v d s h e a"] * 3)
+    counts["q"] = counts["##x"] = 2
+    small, _ = prune(whole, counts, 60, min_character_count=3)
+
+    assert tokens(small, "qx") == ["[UNK]"]
+    assert "[UNK]" not in tokens(small, "won")
+    assert {"q", "##q", "x", "##x"}.isdisjoint(small.get_vocab())
+    assert tokens(small, "rain") == ["rain"]
+
+
 @pytest.mark.parametrize("template", [True, False])
 def test_prune_updates_the_template_to_the_new_ids(template):
     _, small, _ = pruned(60, template=template)
