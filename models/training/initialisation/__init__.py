@@ -9,8 +9,8 @@ from torch import Tensor
 from swiftlet_serve.models.architectures.layers import Encoder
 from swiftlet_serve.models.architectures.traits import Traits
 from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.training.initialisation.bottleneck_layers import initialise_bottleneck
 from swiftlet_serve.models.training.initialisation.fitting import Sample
+from swiftlet_serve.models.training.initialisation.mobilebert import initialise_mobilebert
 from swiftlet_serve.models.training.initialisation.standard_layers import initialise_factorised
 from swiftlet_serve.models.training.recipe import RecipeError
 
@@ -27,5 +27,5 @@ def find_initialiser(architecture: str, traits: Traits) -> Initialiser:
     if traits.embedding.projection == "sum" and traits.bottleneck is None:
         return initialise_factorised
     if traits.embedding.projection == "words" and traits.embedding.window == 3:
-        return initialise_bottleneck
+        return initialise_mobilebert
     raise RecipeError(f"{architecture} cannot be initialised from a teacher: set init_from_teacher = false.")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from swiftlet_serve.models.architectures.layers import Encoder
 from swiftlet_serve.models.heads import CausalLM, MaskedLM, Model, build
 from swiftlet_serve.models.training.initialisation import find_initialiser
-from swiftlet_serve.models.training.initialisation.bottleneck_layers import initialise_bottleneck, initialise_wide_head
 from swiftlet_serve.models.training.initialisation.fitting import Sample
+from swiftlet_serve.models.training.initialisation.mobilebert import initialise_mobilebert, initialise_wide_head
 from swiftlet_serve.models.training.initialisation.standard_layers import initialise_bias, initialise_masked_lm_head
 from swiftlet_serve.models.training.loop.run_directory import claim_directory
 from swiftlet_serve.models.training.loop.schedule import Schedule
@@ -225,7 +225,7 @@ def _initialise_from_teacher(student: Student, teacher: Teacher, counts: Tensor,
         )
     batches = [sampler(number) for number in range(-(-HEAD_SAMPLE // sampler.work.batch_size))]
     sample = Sample.from_sequences(torch.cat([batch.input_ids for batch in batches]))
-    initialise_bottleneck(Model(student.encoder, our_head), encoder, counts, sample)
+    initialise_mobilebert(Model(student.encoder, our_head), encoder, counts, sample)
     masked = torch.cat([batch.focus + number * batch.original_ids.numel() for number, batch in enumerate(batches)])
     read = sample.input_ids, sample.token_type_ids, sample.is_token
     inputs, source_inputs = (reader(*read).flatten(0, 1)[masked] for reader in (student.encoder, encoder))

@@ -8,13 +8,9 @@ from torch import nn
 
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.training.initialisation import find_initialiser
-from swiftlet_serve.models.training.initialisation.bottleneck_layers import (
-    initialise_bottleneck,
-    initialise_wide_head,
-    narrow_query_key,
-    residual_scale,
-)
+from swiftlet_serve.models.training.initialisation.bottleneck_layers import narrow_query_key, residual_scale
 from swiftlet_serve.models.training.initialisation.fitting import Sample, fit, principal_directions
+from swiftlet_serve.models.training.initialisation.mobilebert import initialise_mobilebert, initialise_wide_head
 from swiftlet_serve.models.training.initialisation.standard_layers import (
     feed_forward_inputs,
     initialise_factorised,
@@ -149,7 +145,7 @@ def test_initialisers_reproduce_the_teachers_embeddings(teacher, architecture, m
 
 
 @pytest.mark.parametrize(("architecture", "words"), [("bert", 48), ("albert", 16)])
-def test_initialise_bottleneck_reproduces_a_teacher_of_the_same_width(architecture, words):
+def test_initialise_mobilebert_reproduces_a_teacher_of_the_same_width(architecture, words):
     """The bottleneck is as wide as the hidden size. The remaining error is due to the missing norms."""
     shape = reference(SMALL[architecture], "fill-mask", max_position_embeddings=512)
     teacher = conversion(shape, "fill-mask").model.encoder
@@ -175,7 +171,7 @@ def test_initialise_bottleneck_reproduces_a_teacher_of_the_same_width(architectu
     torch.manual_seed(0)
     student = build("mobilebert", config, "masked_lm")
     before = errors(student)
-    initialise_bottleneck(student, teacher, torch.ones(211), Sample.from_sequences(rows))
+    initialise_mobilebert(student, teacher, torch.ones(211), Sample.from_sequences(rows))
     after = errors(student)
 
     assert after[0] < 0.3 < 1 < before[0]
@@ -183,11 +179,11 @@ def test_initialise_bottleneck_reproduces_a_teacher_of_the_same_width(architectu
 
 
 @pytest.mark.parametrize("neurons", [96, 64])
-def test_initialise_bottleneck_copies_the_layers_of_a_student_without_bottlenecks(teacher, neurons):
+def test_initialise_mobilebert_copies_the_layers_of_a_student_without_bottlenecks(teacher, neurons):
     config = {"vocab_size": 211, "hidden_size": 48, "num_attention_heads": 4, "embedding_size": 32}
     config |= {"intermediate_size": neurons, "num_hidden_layers": 3} | COPIED
     student = build("mobilebert", config, "token", 2)
-    initialise_bottleneck(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
+    initialise_mobilebert(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
 
     for layer, source in zip(student.encoder.layers, teacher.layers, strict=True):
         assert torch.equal(layer.query.weight, source.query.weight)
@@ -230,14 +226,14 @@ def test_initialise_wide_head_reproduces_the_teachers_head():
         COPIED | {"intermediate_size": 97},
     ],
 )
-def test_initialise_bottleneck_leaves_unsupported_layers_unchanged(teacher, change):
+def test_initialise_mobilebert_leaves_unsupported_layers_unchanged(teacher, change):
     config = {"vocab_size": 211, "hidden_size": 48, "intra_bottleneck_size": 32, "num_attention_heads": 4}
     config |= {"embedding_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | change
     torch.manual_seed(0)
     student = build("mobilebert", config, "masked_lm")
     before = [parameter.clone() for parameter in student.encoder.layers.parameters()]
     words = student.encoder.embeddings.word.weight.clone()
-    initialise_bottleneck(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
+    initialise_mobilebert(student, teacher, torch.ones(211), Sample.from_sequences(ROWS))
 
     assert all(torch.equal(a, b) for a, b in zip(before, student.encoder.layers.parameters(), strict=True))
     assert not torch.equal(words, student.encoder.embeddings.word.weight)
