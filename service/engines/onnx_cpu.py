@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -144,10 +145,23 @@ def session(model: Path | bytes, threads: int) -> ort.InferenceSession:
     return ort.InferenceSession(model, _options(threads), providers=["CPUExecutionProvider"])
 
 
+@cache
+def _register_arena() -> None:
+    """Registers one memory arena for all sessions of the process.
+
+    An arena keeps its memory. After long texts for nine models, the process took 610 MiB with an arena for each of
+    them, and 328 MiB with one.
+    """
+    kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", kind, 0, ort.OrtMemType.DEFAULT), None)
+
+
 def _options(threads: int) -> ort.SessionOptions:
     # The memory arena stays enabled, because batches are bounded. Over 160 shapes of at most 512 tokens on two threads,
     # MobileBERT int8 took 142 MiB with the arena and 160 to 200 MiB without it.
+    _register_arena()
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL

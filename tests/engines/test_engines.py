@@ -179,3 +179,34 @@ def test_engine_sends_no_telemetry(engine, artifact_dir, tmp_path):
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
     assert list(tmp_path.rglob("*")) == []
+
+
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from swiftlet_serve.models.artifact import open_artifact
+from swiftlet_serve.service.engines.onnx_cpu import create
+from swiftlet_serve.service.memory import resident_bytes
+from swiftlet_serve.service.types import Batch
+
+ids = np.full(512, 7)
+zero, ends = np.zeros(1, np.int64), np.array([0, 512])
+text = Batch.without_top_k(
+    input_ids=ids, token_type_ids=0 * ids, offsets=ends, focus=zero, focus_offsets=np.array([0, 1])
+)
+first, *others = [create(open_artifact(Path(path)), 1) for path in sys.argv[1:]]
+first.run(text)
+before = resident_bytes()
+for engine in others:
+    engine.run(text)
+print((resident_bytes() - before) // 2**20)
+"""
+
+
+def test_onnx_engines_share_an_arena():
+    """With an arena for each engine, the memory grows by 64 MiB."""
+    paths = [str(ROOT / "models/bundled" / name) for name in ("albert-cola", "albert-nsmc", "albert-qa", "albert-sst2")]
+    grown = subprocess.run([sys.executable, "-c", GROWTH, *paths], stdout=subprocess.PIPE, check=True)
+
+    assert int(grown.stdout) < 20
