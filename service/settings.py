@@ -86,8 +86,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Port for administrative endpoints (/health, /metrics). It runs on a separate thread and stays "
-        "responsive under load. Unset: disabled, and /metrics is on the public port.",
+        description="Port for administrative endpoints (/health/live, /health/ready, /metrics). It runs on a separate "
+        "thread and stays responsive under load. Unset: disabled, and /metrics is on the public port.",
     )
     grpc_port: int | None = Field(
         None,
