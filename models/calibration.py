@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 TEMPERATURES: Final = np.geomspace(0.05, 20, 1201)  # half a percent apart
 BINS: Final = 15
 LARGEST: Final = 37.0  # log-odds of a probability that rounds to 1
+ANSWER_STRIDE: Final = 4  # every fourth temperature is tried with the best offset for it
+HALVINGS: Final = 40  # of the interval of the offset
 
 Probabilities = NDArray[np.float64]
 
@@ -49,6 +51,33 @@ def fit_temperature(logits: Sequence[Sequence[float]], labels: Sequence[int]) ->
         raise ValueError("there are no cases.")
     losses = sum((_losses(row, label) for row, label in zip(logits, labels, strict=True)), np.zeros(len(TEMPERATURES)))
     return float(TEMPERATURES[np.argmin(losses)])
+
+
+def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[float, float]:
+    """Returns the temperature and the offset that give the results the highest likelihood (Platt 1999).
+
+    The probability that an answer is right is the sigmoid of (log-odds + offset) / temperature.
+
+    Args:
+        log_odds: those of each answer's score.
+        correct: whether each answer is right.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
+    if not log_odds or len(log_odds) != len(correct):
+        raise ValueError("there must be cases, and as many log-odds as results.")
+    right = np.asarray(correct, np.float64)
+    scaled = np.asarray(log_odds, np.float64)[:, None] / TEMPERATURES[::ANSWER_STRIDE]
+    low, high = np.full(scaled.shape[1], -2 * LARGEST), np.full(scaled.shape[1], 2 * LARGEST)
+    for _ in range(HALVINGS):  # with the best offset, the mean probability is the share of right answers
+        middle = (low + high) / 2
+        is_high = (1 / (1 + np.exp(-(scaled + middle)))).mean(axis=0) > right.mean()
+        low, high = np.where(is_high, low, middle), np.where(is_high, middle, high)
+    signs = 1 - 2 * right[:, None]
+    best = int(np.argmin(np.logaddexp(0, signs * (scaled + low)).sum(axis=0)))
+    temperature = float(TEMPERATURES[::ANSWER_STRIDE][best])
+    return temperature, float(low[best]) * temperature
 
 
 def _losses(row: Sequence[float], label: int) -> Probabilities:

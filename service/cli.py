@@ -172,12 +172,24 @@ def import_(source: str, out: Path, data: Path | None, limit: int | None, **opti
     click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
 
 
+skip_option = click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of examples to skip at the start. For fill-mask: documents.",
+)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
+)
+
+
 @main.command()
 @click.argument("artifact")
 @click.argument("data", type=DataFile)
 @bulk.task_option
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
-@click.option("--limit", type=click.IntRange(1), help="Number of examples to use. Default: all.")
+@skip_option
+@limit_option
 @click.option(
     "--predicate",
     "predicates",
@@ -199,23 +211,27 @@ def calibrate(
     data: Path,
     task: str | None,
     engine: str,
+    skip: int,
     limit: int | None,
     predicates: tuple[tuple[str, str], ...],
     scores: tuple[tuple[str, str], ...],
 ) -> None:
-    """Calibrates the probabilities of an artifact for decisions.
+    """Calibrates the probabilities of an artifact.
 
     Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
-    the result to the artifact, for classifiers with the labels that answer predicates and scores.
+    the result to the artifact, for classifiers with the labels that answer predicates and scores. Decisions use the
+    temperature. For qa and fill-mask, it is not used: the chance that an
+    answer is right is the sigmoid of (log-odds of its score + offset) / temperature.
     """
     from swiftlet_serve.service.loading import load_model, locate
     from swiftlet_serve.service.offline.calibrate import calibrate, record
 
     (path,) = locate([artifact])
-    found = calibrate(load_model(path, engine, task=task), data, limit=limit)
+    found = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
     record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
+    offset = f", offset {found.offset:g}" if found.offset else ""
     click.echo(
-        f"temperature {found.temperature:g} (fitted on {found.fitted_on} examples)\n"
+        f"temperature {found.temperature:g}{offset} (fitted on {found.fitted_on} examples)\n"
         f"expected calibration error {100 * found.raw_error:.2f} % before, {100 * found.calibrated_error:.2f} % after "
         f"(measured on {found.measured_on} other examples)"
     )
@@ -227,15 +243,8 @@ def calibrate(
 @bulk.task_option
 @click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
 @click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
-@click.option(
-    "--skip",
-    type=click.IntRange(0),
-    default=0,
-    help="Number of examples to skip at the start. For fill-mask: documents.",
-)
-@click.option(
-    "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
-)
+@skip_option
+@limit_option
 @click.option(
     "--record", is_flag=True, help="Add the scores to the card of the artifact, in place of those on the same file."
 )

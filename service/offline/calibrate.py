@@ -1,4 +1,4 @@
-"""Calibrates a model for decisions: fits the temperature that makes its probabilities match frequencies."""
+"""Calibrates a model: fits the temperature that makes its probabilities match frequencies."""
 
 from __future__ import annotations
 
@@ -31,61 +31,95 @@ class Calibration:
     fitted_on: int  # cases
     measured_on: int  # other cases
     temperature: float
+    offset: float  # added to the log-odds of an answer before the division; 0 for labels
     raw_error: float
     calibrated_error: float
 
 
-def calibrate(model: LoadedModel, data: Path, *, limit: int | None = None) -> Calibration:
+def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | None = None) -> Calibration:
     """Fits the temperature on every other example of a data file, measures on the rest, and closes the model.
+
+    For question answering and fill-mask, the probability is that the best answer is right.
 
     Raises:
         DatasetError: the file is not in the format of the model's task, or has too few examples.
-        SetupError: the model's task has no probabilities of labels.
+        SetupError: the model's task has no probabilities.
     """
-    if model.task_name not in READERS:
-        others = [task for task in model.task_names if task in READERS]
+    known = {**LABELS, **ANSWERS}
+    if model.task_name not in known:
+        others = [task for task in model.task_names if task in known]
         advice = f"Name --task {others[0]}." if others else "Calibrate a classifier."
-        raise SetupError(f"The task {model.task_name} has no probabilities of labels. {advice}")
-    if model.manifest.embedding is None and model.manifest.problem != "single_label":
+        raise SetupError(f"The task {model.task_name} has no probabilities. {advice}")
+    is_classifier = model.task_name == "classify"
+    if is_classifier and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
-    parameters, read = READERS[model.task_name]
-    cases = list(tasks.load(model.task_name).Evaluator(model.task).cases(data, 0, limit))
+    evaluator = tasks.load(model.task_name).Evaluator(model.task)
+    cases = list(evaluator.cases(data, skip, None if limit is None else skip + limit))
     if len(cases) < 2 * LEAST:
         raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
+    find = _calibrate_labels if model.task_name in LABELS else _calibrate_answers
+    return find(model, cases, f"{data.resolve().parent.name}/{data.name}")
+
+
+def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: str) -> Calibration:
+    parameters, read = LABELS[model.task_name]
     found = [read(response) for response in respond(model, [_body(case, parameters) for case in cases])]
     rows = [list(each.values()) for each in found]
     right = [list(each).index(case.expected[0]) for each, case in zip(found, cases, strict=True)]
     temperature = round(calibration.fit_temperature(rows[::2], right[::2]), DIGITS)
-    return Calibration(
-        data=f"{data.resolve().parent.name}/{data.name}",
-        fitted_on=len(rows[::2]),
-        measured_on=len(rows[1::2]),
-        temperature=temperature,
-        raw_error=round(_error(rows[1::2], right[1::2], 1.0), DIGITS),
-        calibrated_error=round(_error(rows[1::2], right[1::2], temperature), DIGITS),
-    )
+
+    def error(temperature: float) -> float:
+        probabilities = [calibration.softmax(row, temperature) for row in rows[1::2]]
+        correct = [int(row.argmax()) == label for row, label in zip(probabilities, right[1::2], strict=True)]
+        confidences = [float(row.max()) for row in probabilities]
+        return round(calibration.expected_calibration_error(confidences, correct), DIGITS)
+
+    return Calibration(data, len(rows[::2]), len(rows[1::2]), temperature, 0.0, error(1.0), error(temperature))
+
+
+def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: str) -> Calibration:
+    score, read = ANSWERS[model.task_name]
+    log_odds, right = list[float](), list[bool]()
+    for case, response in zip(cases, respond(model, [case.body for case in cases]), strict=True):
+        log_odds += map(calibration.log_odds, read(response))
+        right += [grade.scores[score] == 1 for grade in case.grade(response)]
+    temperature, offset = (round(one, DIGITS) for one in calibration.fit_answers(log_odds[::2], right[::2]))
+
+    def error(temperature: float, offset: float) -> float:
+        confidences = [calibration.sigmoid(one + offset, temperature) for one in log_odds[1::2]]
+        return round(calibration.expected_calibration_error(confidences, right[1::2]), DIGITS)
+
+    sizes = len(log_odds[::2]), len(log_odds[1::2])
+    return Calibration(data, *sizes, temperature, offset, error(1.0, 0.0), error(temperature, offset))
 
 
 def record(
     path: Path, found: Calibration, predicates: Mapping[str, str], scores: Mapping[str, Sequence[str]]
 ) -> Artifact:
-    """Writes the temperature, and the labels that answer predicates and scores, to the artifact in `path`.
+    """Writes the calibration, and the labels that answer predicates and scores, to the artifact in `path`.
+
+    The server divides log-odds of labels by the temperature. It leaves the scores of answers as they are.
 
     Raises:
         SetupError: a label is not one of the model's.
         ArtifactError: the artifact is invalid.
     """
     artifact = open_artifact(path)
+    if artifact.manifest.task in ANSWERS and (predicates or scores):
+        raise SetupError("Only classifiers answer predicates and scores.")
     labels = set(artifact.manifest.labels)
     if not labels.issuperset((*predicates.values(), *(label for levels in scores.values() for label in levels))):
         raise SetupError(f"The labels of the model are {', '.join(artifact.manifest.labels)}.")
+    card = artifact.card() | {"calibration": asdict(found)}
+    if artifact.manifest.task in ANSWERS:
+        return seal(path, artifact.manifest, card)
     before = artifact.manifest.decisions or Decisions()
     decisions = Decisions(
         temperature=found.temperature,
         predicates={**before.predicates, **predicates},
         scores={**before.scores, **scores},
     )
-    return seal(path, replace(artifact.manifest, decisions=decisions), artifact.card() | {"calibration": asdict(found)})
+    return seal(path, replace(artifact.manifest, decisions=decisions), card)
 
 
 def _classified(response: Any) -> LogOdds:
@@ -96,18 +130,27 @@ def _zero_shot(response: Any) -> LogOdds:
     return {one["label"]: calibration.log_odds(one["score"]) for one in response}
 
 
-READERS: Final[Mapping[str, tuple[Mapping[str, Any], Callable[[Any], LogOdds]]]] = {
+def _best_span(response: Any) -> list[float]:
+    return [response["score"]]
+
+
+def _best_tokens(response: Any) -> list[float]:
+    masks = response if isinstance(response[0], list) else [response]
+    return [tokens[0]["score"] for tokens in masks]
+
+
+LABELS: Final[Mapping[str, tuple[Mapping[str, Any], Callable[[Any], LogOdds]]]] = {
     "classify": ({"function_to_apply": "none", "top_k": None}, _classified),
     "zero-shot": ({"multi_label": True}, _zero_shot),
 }
-"""By task: the parameters that the requests of its evaluation get, and how log-odds are read from an answer."""
+"""By task with labels: the parameters of its requests, and how log-odds are read from a response."""
+
+ANSWERS: Final[Mapping[str, tuple[str, Callable[[Any], list[float]]]]] = {
+    "qa": ("exact_match", _best_span),
+    "fill-mask": ("top_1", _best_tokens),
+}
+"""By task with answers: the score that says whether one is right, and how probabilities are read from a response."""
 
 
 def _body(case: Case, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {**case.body, "parameters": {**case.body.get("parameters", {}), **parameters}}
-
-
-def _error(rows: Sequence[Sequence[float]], right: Sequence[int], temperature: float) -> float:
-    probabilities = [calibration.softmax(row, temperature) for row in rows]
-    correct = [int(row.argmax()) == label for row, label in zip(probabilities, right, strict=True)]
-    return calibration.expected_calibration_error([float(row.max()) for row in probabilities], correct)

@@ -135,6 +135,13 @@ def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     return [_evaluator(model).best(response) for response in responses]
 
 
+def find_nearest(model: LoadedModel, cases: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Returns the text of each case that is nearest to its query, and closes the embedding model."""
+    bodies = [{"inputs": {"query": query, "texts": list(texts)}} for query, texts in cases]
+    responses = respond(model.for_task("rerank"), bodies)
+    return [texts[response[0]["index"]] for response, (_, texts) in zip(responses, cases, strict=True)]
+
+
 def respond(model: LoadedModel, bodies: Sequence[dict[str, Any]]) -> list[Any]:
     """Returns the responses to requests, in order, and closes the model.
 

@@ -32,7 +32,15 @@ from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.errors import SetupError, SwiftletError
 from swiftlet_serve.service.loading import LoadedModel, load_model
 from swiftlet_serve.service.offline.environment import processor
-from swiftlet_serve.service.offline.evaluate import Evaluation, Progress, agreement, ask, evaluate, summary
+from swiftlet_serve.service.offline.evaluate import (
+    Evaluation,
+    Progress,
+    agreement,
+    ask,
+    evaluate,
+    find_nearest,
+    summary,
+)
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.golden import replay
 
@@ -123,6 +131,9 @@ def release(
         fp32 = stage.record_scores()
         if draft.manifest.precision == "int8":
             report("quantising to int8")
+            for data in also:
+                found = summary(stage.evaluate(stage.load(), Measure(data)))
+                stage.record_also(data, {"fp32": found["scores"]})
             stage = replace(stage, path=Path(temporary, "int8"))
             stage.write(draft.tokenizer, quantize(graph), answers)
             max_deviation = MAX_DEVIATION if measure is None else np.inf  # with a data file, the scores decide
@@ -130,9 +141,9 @@ def release(
             stage = replace(stage, manifest=replace(stage.manifest, precision="int8", tolerance=tolerance))
             int8 = stage.record_scores()
             stage.card["int8"] = _compare(fp32, int8, max_loss)
-            stage.record_native(fp32)
-        if also:
-            stage.card["also"] = {data.name: summary(stage.evaluate(stage.load(), Measure(data))) for data in also}
+            stage.record_native(fp32, also)
+        for data in also:
+            stage.record_also(data, summary(stage.evaluate(stage.load(), Measure(data))))
         if weaknesses:
             stage.record_weaknesses(weaknesses)
         if keep_fp32:
@@ -220,7 +231,12 @@ class _Stage:
             self.card.setdefault("upper_bounds", {})[self.manifest.precision] = found["upper_bounds"]
         return evaluation
 
-    def record_native(self, fp32: Evaluation | None) -> None:
+    def record_also(self, data: Path, found: Mapping[str, Any]) -> None:
+        """Adds results on a further file to those that the card has."""
+        also = self.card.setdefault("also", {})
+        also[data.name] = {**also.get(data.name, {}), **found}
+
+    def record_native(self, fp32: Evaluation | None, also: Sequence[Path]) -> None:
         """Records the results of the native engine, which rounds differently. Does nothing if it cannot run here."""
         try:
             model = self.load("native")
@@ -240,16 +256,28 @@ class _Stage:
         results["scores"] = summary(evaluation)["scores"]
         results["loss"] = fp32.main.value - evaluation.main.value
         results["agreement"] = asdict(agreement(fp32, evaluation))
+        for data in also:
+            found = summary(self.evaluate(self.load("native"), Measure(data), model.engine.title))
+            self.record_also(data, {"native": found["scores"]})
 
     def record_weaknesses(self, weaknesses: Sequence[Weakness]) -> None:
         """Records the known errors that the model makes."""
-        recorded = self.card["weaknesses"] = []
-        answers = ask(self.load(), [one.inputs for one in weaknesses])
-        for weakness, answer in zip(weaknesses, answers, strict=True):
-            if answer == weakness.right:
-                self.report(f"answers correctly, so this weakness is not recorded: {weakness.about}")
-            else:
-                recorded.append(asdict(weakness) | {"answer": answer})
+        self.card["weaknesses"] = find_errors(self.load(), weaknesses, self.report)
+
+
+def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Report) -> list[dict[str, Any]]:
+    """Returns the known errors that a model makes, as recorded in its card, and closes the model."""
+    if model.task_name == "embed":
+        answers = find_nearest(model, [(str(one.inputs), one.texts) for one in weaknesses])
+    else:
+        answers = ask(model, [one.inputs for one in weaknesses])
+    found = []
+    for weakness, answer in zip(weaknesses, answers, strict=True):
+        if answer == weakness.right:
+            report(f"answers correctly, so this weakness is not recorded: {weakness.about}")
+        else:
+            found.append({name: value for name, value in asdict(weakness).items() if value} | {"answer": answer})
+    return found
 
 
 def _write_weights(path: Path, network: Network) -> None:

@@ -34,6 +34,30 @@ def test_fitted_temperature_takes_rows_of_any_length():
     assert calibration.fit_temperature([[5.0, 0.0], [5.0, 0.0, 0.0]], [1, 0]) > 1
 
 
+@pytest.mark.parametrize(("temperature", "offset"), [(0.5, 1.0), (1.0, 0.0), (3.0, -2.0)])
+def test_fitted_answers_have_the_temperature_and_the_offset_of_the_sampled_results(temperature, offset):
+    rng = np.random.default_rng(4)
+    log_odds = rng.normal(size=20_000) * 3
+    correct = rng.random(20_000) < 1 / (1 + np.exp(-(log_odds + offset) / temperature))
+    found = calibration.fit_answers(log_odds.tolist(), correct.tolist())
+
+    assert found[0] == pytest.approx(temperature, rel=0.1)
+    assert found[1] == pytest.approx(offset, abs=0.1)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_fitted_answers_are_finite_if_all_results_are_equal(correct):
+    temperature, offset = calibration.fit_answers([0.5, 1.0, -1.0], [correct] * 3)
+
+    assert calibration.sigmoid(0.5 + offset, temperature) == pytest.approx(float(correct), abs=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [([], []), ([0.5], [])])
+def test_answers_need_cases(arguments):
+    with pytest.raises(ValueError, match="there must be cases"):
+        calibration.fit_answers(*arguments)
+
+
 def test_error_is_zero_if_confidence_matches_accuracy():
     assert calibration.expected_calibration_error([0.75] * 4, [True, True, True, False]) == pytest.approx(0)
 

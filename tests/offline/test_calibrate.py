@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from swiftlet_serve.models.artifact import Decisions, open_artifact
 from swiftlet_serve.service.cli import main
-from swiftlet_serve.service.loading import open_model
+from swiftlet_serve.service.loading import load_model, open_model
+from swiftlet_serve.service.offline.evaluate import evaluate, respond
 from tests.support.artifacts import make_artifact
 
 COUNT = 60
@@ -63,7 +64,7 @@ def test_calibrate_keeps_what_was_mapped_before(tmp_path):
 @pytest.mark.parametrize(
     ("task", "options", "rows", "message"),
     [
-        ("qa", [], COUNT, "The task qa has no probabilities of labels. Calibrate a classifier."),
+        ("entities", [], COUNT, "The task entities has no probabilities. Calibrate a classifier."),
         (
             "classify",
             ["--predicate", "Is it?", "no label"],
@@ -81,6 +82,49 @@ def test_calibrate_reports_mistakes_and_writes_nothing(task, options, rows, mess
     assert result.exit_code != 0
     assert message in result.output
     assert open_artifact(artifact.path).manifest == artifact.manifest
+
+
+def questions(path: Path) -> Path:
+    """Writes questions about a text of three words. The right answers do not follow from them."""
+    asked = [
+        {"id": str(i), "question": "what", "answers": [{"text": "abc"[i % 3], "answer_start": 2 * (i % 3)}]}
+        for i in range(COUNT)
+    ]
+    document = {"data": [{"paragraphs": [{"context": "a b c", "qas": asked}]}]}
+    (path / "questions.json").write_text(json.dumps(document), "utf-8")
+    return path / "questions.json"
+
+
+def documents(path: Path) -> Path:
+    """Writes paragraphs of 17 words that are one token each, between blanks, because the network reads few tokens."""
+    (path / "text.txt").write_text(
+        "".join(f"{('a' + ' ' * 14 + 'b' + ' ' * 14) * 8}c\n" for _ in range(COUNT)), "utf-8"
+    )
+    return path / "text.txt"
+
+
+@pytest.mark.parametrize(("task", "write"), [("qa", questions), ("fill-mask", documents)])
+def test_calibrate_records_how_far_the_scores_of_answers_are_from_their_frequency(task, write, tmp_path):
+    made = make_artifact(tmp_path, task)
+    data = write(tmp_path)
+    result = calibrate(made.path, data)
+
+    assert result.exit_code == 0, result.output
+    found = open_artifact(made.path)
+    card = found.card()["calibration"]
+    assert found.manifest.decisions is None  # the scores of the server stay as they are
+    assert card["fitted_on"] - card["measured_on"] in (0, 1)
+    assert card["calibrated_error"] <= card["raw_error"] + 0.01
+    evaluated = evaluate(load_model(made.path, "onnx_cpu"), data)
+    assert card["fitted_on"] + card["measured_on"] == len(evaluated.answers)
+    if task == "qa":  # one answer, with one score, to all questions: the error is its distance from a third
+        (answer,) = respond(load_model(made.path, "onnx_cpu"), [{"inputs": {"question": "what", "context": "a b c"}}])
+        right = answer["answer"] in ("a", "b", "c")
+        assert card["raw_error"] == pytest.approx(abs(answer["score"] - right / 3), abs=1e-4)
+    skipped = calibrate(made.path, data, "--skip", COUNT - 40, "--limit", 40)
+    assert ("fitted on 20 examples" in skipped.output) == (task == "qa")  # a document has several masks
+    refused = calibrate(made.path, data, "--predicate", "Is it good?", "good")
+    assert "Only classifiers answer predicates and scores." in refused.output
 
 
 def test_calibrate_fits_an_embedding_model_for_labels_that_a_request_names(tmp_path):

@@ -20,6 +20,7 @@ from swiftlet_serve.models.graphs.export import answer
 from swiftlet_serve.models.graphs.quantize import quantize, read_weights
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.recipe import Weakness
 from swiftlet_serve.service.cli import main
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.errors import SetupError
@@ -28,7 +29,7 @@ from swiftlet_serve.service.offline import release as releases
 from swiftlet_serve.service.offline.evaluate import Evaluation
 from swiftlet_serve.service.offline.release import Measure, ReleaseError, golden_encodings
 from swiftlet_serve.service.workers.golden import replay
-from tests.support.artifacts import VOCABULARY
+from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference
 from tests.support.networks import draft, graph, make, network
 
@@ -102,7 +103,7 @@ def test_card_records_scores_and_latency(out, reviews):
 
 
 def test_card_records_scores_of_further_files(out, reviews, tmp_path):
-    """These files decide nothing. They are measured once, in the precision of the artifact."""
+    """These files decide nothing."""
     more = [tmp_path / "good.tsv", tmp_path / "bad.tsv"]
     for label, path in enumerate(more):
         path.write_text("label\tsentence\n" + f"{label}\tword\n" * 4, "utf-8")
@@ -119,10 +120,22 @@ def test_card_records_scores_of_further_files(out, reviews, tmp_path):
         assert score["low"] < score["high"]
         assert measured["trivial"]["always the commonest label"]["value"] == 100
         values.append(score["value"])
+        assert measured["fp32"]["accuracy"]["n"] == measured["native"]["accuracy"]["n"] == 4
     assert sorted(values) in ([0, 0], [0, 100])
-    assert messages.count("measuring int8 on good.tsv") == 1
-    assert not any("fp32 on good.tsv" in line for line in messages)
+    assert messages.count("measuring int8 on good.tsv") == messages.count("measuring fp32 on good.tsv") == 1
     assert "also" not in make(out, draft("bert", "classify"), Measure(reviews), max_loss=100).card()
+
+
+def test_errors_of_an_embedding_model_name_the_nearest_texts(tmp_path):
+    """Equally near texts keep their order."""
+    model = load_model(make_artifact(tmp_path, "embed").path, "onnx_cpu")
+    texts, messages = ("a", "a", "b"), list[str]()
+    known = [Weakness("nearest to itself", "a", "a", texts), Weakness("nearest to another", "a", "b", texts)]
+
+    assert releases.find_errors(model, known, messages.append) == [
+        {"about": "nearest to another", "inputs": "a", "right": "b", "texts": texts, "answer": "a"}
+    ]
+    assert messages == ["answers correctly, so this weakness is not recorded: nearest to itself"]
 
 
 def test_card_separates_upper_bounds_from_scores(out, tmp_path):

@@ -102,7 +102,9 @@ class Weakness:
     inputs: str | Mapping[str, str]
     """The inputs of a request."""
     right: str
-    """The correct label, answer or word."""
+    """The correct label, answer, word or text."""
+    texts: tuple[str, ...] = ()
+    """For an embedding model: texts, of which the nearest to the input is the answer."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,8 @@ class Finetuning(Optimisation):
             raise RecipeError("labelled_repeats must be at least 1, and needs unlabelled sentences.")
         if self.longest_unlabelled < SHORTEST:
             raise RecipeError(f"longest_unlabelled must be at least {SHORTEST}.")
+        if any(bool(one.texts) != (self.task == "embed") for one in self.weaknesses):
+            raise RecipeError("a weakness has texts if the task is embed, and only then.")
         if self.negatives < 0:
             raise RecipeError("negatives must be at least 0.")
         if self.method == "inference" and (find_entailment(self.labels) is None or len(self.labels) < 2):

@@ -199,6 +199,10 @@ def test_read_recipe_reads_the_distillation_table(tmp_path):
             "method must be one of span for this task",
         ),
         (("licences = []", "licences = []\nmethod = 3"), "method must be one of span for this task, not 3"),
+        (
+            ("licences = []", "licences = []\nweaknesses = [{about = 'a', inputs = 'b', right = 'c', texts = ['c']}]"),
+            "a weakness has texts if the task is embed, and only then",
+        ),
         (("licences = []", "licences = []\nseed = -1"), "seed must be at least 0"),
         (('task = "qa"', 'task = "fill-mask"\nseed = 2'), "seed and averaged_with need a task like classify"),
         (("licences = []", "licences = []\naveraged_with = 3"), "averaged_with must be a list, not 3"),
