@@ -39,7 +39,16 @@ from swiftlet_serve.models.training.recipe import (
     RecipeError,
 )
 from swiftlet_serve.models.training.teachers.encoders import load_own_tokenizer
-from tests.support.training import PIECES, SILENT, logits_alone, same_state, teacher_package, wordpiece, write_squad
+from tests.support.training import (
+    PIECES,
+    SILENT,
+    interrupted_train,
+    logits_alone,
+    same_state,
+    teacher_package,
+    wordpiece,
+    write_squad,
+)
 
 BODY = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 BODY |= {"intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
@@ -583,6 +592,25 @@ def test_finetune_resumes_a_further_training(folder, tokenizer, tmp_path):
     assert same_state(again, whole)
     assert reports
     assert all(line.startswith("training 3: step") for line in reports)
+
+
+def test_finetune_resumes_the_steps_after_averaging(folder, tokenizer, tmp_path, monkeypatch):
+    plan = recipe(averaged_with=(OtherTraining(seed=2),), steps_after_averaging=8)
+    whole = run_finetuning(plan, tokenizer, folder, tmp_path / "whole")
+
+    def train(model, compute_losses, schedule, directory, **named):
+        chosen = interrupted_train if directory.name.startswith("mean-of-") else trainer.train
+        chosen(model, compute_losses, schedule, directory, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task_training, "train", train)
+        with pytest.raises(KeyboardInterrupt):
+            run_finetuning(plan, tokenizer, folder, tmp_path / "interrupted")
+    reports: list[str] = []
+    again = run_finetuning(plan, tokenizer, folder, tmp_path / "interrupted", reports.append)
+
+    assert same_state(again, whole)
+    assert {line.split(":")[0] for line in reports} == {"after averaging"}
 
 
 def test_finetune_trains_the_average_for_a_few_steps(folder, tokenizer, tmp_path):

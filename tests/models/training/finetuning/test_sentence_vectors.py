@@ -17,12 +17,13 @@ from swiftlet_serve.models.heads import Model, build
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.examples.example import Example, unlabelled
 from swiftlet_serve.models.training.examples.sentences import read_sentences
+from swiftlet_serve.models.training.finetuning import sentence_vectors, task_training
 from swiftlet_serve.models.training.finetuning.finetune import finetune
 from swiftlet_serve.models.training.finetuning.logits import task_logits
 from swiftlet_serve.models.training.finetuning.sentence_vectors import VECTORS_FILE, load_sentence_teacher
 from swiftlet_serve.models.training.recipe import Finetuning, Pretraining, Recipe, RecipeError
 from tests.support.sentence_checkpoints import save_encoder
-from tests.support.training import SILENT, make_word_tokenizer, teacher_package
+from tests.support.training import SILENT, interrupted_train, make_word_tokenizer, same_state, teacher_package
 
 TEACHER = "sentence_teacher_of_the_tests"
 PLAIN_TEACHER = "plain_teacher_of_the_tests"
@@ -118,8 +119,26 @@ def test_finetune_computes_vectors_once(folder, tokenizer, width, tmp_path, monk
     monkeypatch.setattr("swiftlet_serve.models.training.finetuning.sentence_vectors.load_sentence_teacher", None)
     second = run_finetuning(recipe(width), tokenizer, folder, tmp_path / "b")
 
-    ours, theirs = first.state_dict(), second.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_state(first, second)
+
+
+@pytest.mark.parametrize("stage", ["vectors", "student"])
+def test_finetune_resumes_to_the_result_of_an_uninterrupted_run(folder, tokenizer, width, tmp_path, monkeypatch, stage):
+    whole = run_finetuning(recipe(width), tokenizer, folder, tmp_path / "whole")
+
+    def write_partially(path, vectors):
+        path.with_name(path.name + ".new").write_bytes(b"a part of the vectors")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if stage == "vectors":
+            patch.setattr(sentence_vectors, "write_array_atomically", write_partially)
+        else:
+            patch.setattr(task_training, "train", interrupted_train)
+        with pytest.raises(KeyboardInterrupt):
+            run_finetuning(recipe(width), tokenizer, folder, tmp_path / "interrupted")
+
+    assert same_state(run_finetuning(recipe(width), tokenizer, folder, tmp_path / "interrupted"), whole)
 
 
 def test_finetune_rejects_the_vectors_of_other_texts(folder, tokenizer, width, tmp_path):
