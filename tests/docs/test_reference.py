@@ -48,6 +48,18 @@ def test_generated_tables_are_up_to_date():
     assert [path for path, same in found.items() if not same] == []
 
 
+def test_picture_of_the_bundled_models_shows_their_tables():
+    """`python docs/plot_defaults.py` draws it."""
+    plots = runpy.run_path(str(DOCS / "plot_defaults.py"))
+    page = plots["PAGE"].read_text("utf-8")
+
+    assert plots["draw"](page) == plots["PICTURE"].read_text("utf-8")
+    rows = [row for column in plots["PANELS"] for row in plots["read_rows"](page, column)]
+    assert {row.name for row in rows if row.is_ours} == {
+        *("albert-sst2", "mobilebert-sst2", "albert-cola", "albert-nsmc", "albert-qa", "mobilebert-qa")
+    }
+
+
 def test_generated_tables_have_no_empty_cell():
     rows = [line for path in DOCS.rglob("*.md") for line in text_of(path).splitlines() if line.startswith("| `")]
 

@@ -2,7 +2,7 @@
 
     python -m venv /tmp/baselines
     /tmp/baselines/bin/pip install --editable . scikit-learn==1.9.1
-    /tmp/baselines/bin/python tests/support/baselines.py
+    /tmp/baselines/bin/python -m tests.support.baselines
 
 The features are words and pairs of words for English. For Korean they are one to four characters within a word,
 because words have endings. Nothing is tuned: C is scikit-learn's default, and the evaluation files are read once.
@@ -15,11 +15,10 @@ from typing import Any
 
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import matthews_corrcoef
 from sklearn.pipeline import make_pipeline
 
 from swiftlet_serve.models.datasets import labelled
-from swiftlet_serve.models.metrics import Score, mean
+from swiftlet_serve.models.metrics import Score, matthews, mean
 from tests.support.paths import DATA
 
 BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -29,7 +28,7 @@ BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def measure(name: str) -> tuple[Score, float]:
+def measure(name: str) -> tuple[Score, Score]:
     """Fits a model to the training file. Returns its accuracy and Matthews correlation on the evaluation file."""
     training_file, evaluation_file, features = BASELINES[name]
     model = make_pipeline(TfidfVectorizer(sublinear_tf=True, **features), LogisticRegression(max_iter=1000))
@@ -37,13 +36,12 @@ def measure(name: str) -> tuple[Score, float]:
     model.fit([one.text for one in training], [one.label for one in training])
     predicted = model.predict([one.text for one in evaluation])
     right = [one.label for one in evaluation]
-    return mean([float(label == one) for label, one in zip(predicted, right, strict=True)]), float(
-        matthews_corrcoef(right, predicted)
-    )
+    accuracy = mean([float(label == one) for label, one in zip(predicted, right, strict=True)])
+    return accuracy, matthews(predicted.tolist(), right)
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or BASELINES:
-        score, matthews = measure(name)
-        interval = f"95 %: {score.low:.2f} to {score.high:.2f}, n = {score.n}"
-        print(f"{name}  accuracy {score.value:.2f} %  ({interval}), matthews {100 * matthews:.1f}")
+        scores = zip(("accuracy", "matthews"), measure(name), strict=True)
+        found = (f"{kind} {one.value:.2f} ({one.low:.2f} to {one.high:.2f}, n = {one.n})" for kind, one in scores)
+        print(f"{name}  {', '.join(found)}")
