@@ -39,7 +39,9 @@ class Row(NamedTuple):
 
 def draw(page: str) -> str:
     """Returns the picture of a page's tables, as SVG."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
         figure = Figure(figsize=(10, 8), layout="constrained")
         for axes, column in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
             _draw_panel(axes, column, list(read_rows(page, column)))
@@ -61,7 +63,7 @@ def read_rows(page: str, column: str) -> Iterator[Row]:
             found = re.match(r"[\d.,]+(?= MB)", size)
             megabytes = float(found[0].replace(",", "")) if found else None
             yield Row(
-                re.split(r",| \(| after ", name.replace("**", ""))[0],
+                re.split(r",| \(| after ", re.sub(r"[*`]", "", name))[0],
                 megabytes,
                 float(cells[index]),
                 name.startswith("**"),
@@ -87,7 +89,7 @@ def _draw_panel(axes: Axes, column: str, rows: list[Row]) -> None:
             offset = (4, -10 if is_below else 3)
             axes.annotate(name, (size, score), offset, textcoords="offset points", color=colour)
     axes.set(title=column, xscale="log", xlabel="size in MB")
-    axes.margins(x=0.35, y=0.1)
+    axes.margins(x=0.4, y=0.1)
     axes.xaxis.set_major_formatter(ScalarFormatter())
 
 

@@ -54,9 +54,9 @@ def fit_temperature(logits: Sequence[Sequence[float]], labels: Sequence[int]) ->
 
 
 def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[float, float]:
-    """Returns the temperature and the offset that give the results the highest likelihood (Platt 1999).
+    """Returns the temperature and the offset that give the results the highest likelihood, as Platt scaling does.
 
-    The probability that an answer is right is the sigmoid of (log-odds + offset) / temperature.
+    The probability that an answer is right is sigmoid((log-odds + offset) / temperature).
 
     Args:
         log_odds: those of each answer's score.
@@ -67,17 +67,21 @@ def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[flo
     """
     if not log_odds or len(log_odds) != len(correct):
         raise ValueError("there must be cases, and as many log-odds as results.")
-    right = np.asarray(correct, np.float64)
-    scaled = np.asarray(log_odds, np.float64)[:, None] / TEMPERATURES[::ANSWER_STRIDE]
-    low, high = np.full(scaled.shape[1], -2 * LARGEST), np.full(scaled.shape[1], 2 * LARGEST)
-    for _ in range(HALVINGS):  # with the best offset, the mean probability is the share of right answers
+    odds, right = np.asarray(log_odds, np.float64), np.asarray(correct, np.float64)
+    candidates = [(float(one), _best_offset(odds, right, one)) for one in TEMPERATURES[::ANSWER_STRIDE]]
+    signs = 1 - 2 * right
+    losses = [np.logaddexp(0, signs * (odds + offset) / one).sum() for one, offset in candidates]
+    return candidates[int(np.argmin(losses))]
+
+
+def _best_offset(log_odds: Probabilities, right: Probabilities, temperature: float) -> float:
+    """Returns the best offset for a temperature: with it, the mean probability is the share of right answers."""
+    low, high = -log_odds.max() - LARGEST * temperature, LARGEST * temperature - log_odds.min()
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        is_high = (1 / (1 + np.exp(-(scaled + middle)))).mean(axis=0) > right.mean()
-        low, high = np.where(is_high, low, middle), np.where(is_high, middle, high)
-    signs = 1 - 2 * right[:, None]
-    best = int(np.argmin(np.logaddexp(0, signs * (scaled + low)).sum(axis=0)))
-    temperature = float(TEMPERATURES[::ANSWER_STRIDE][best])
-    return temperature, float(low[best]) * temperature
+        probabilities = 0.5 + 0.5 * np.tanh((log_odds + middle) / (2 * temperature))
+        low, high = (low, middle) if probabilities.mean() > right.mean() else (middle, high)
+    return float(low + high) / 2
 
 
 def _losses(row: Sequence[float], label: int) -> Probabilities:

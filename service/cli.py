@@ -220,8 +220,8 @@ def calibrate(
 
     Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
     the result to the artifact, for classifiers with the labels that answer predicates and scores. Decisions use the
-    temperature. For qa and fill-mask, it is not used: the chance that an
-    answer is right is the sigmoid of (log-odds of its score + offset) / temperature.
+    temperature. For qa and fill-mask, the server does not use it. The
+    chance that an answer is right is sigmoid((log-odds of its score + offset) / temperature).
     """
     from swiftlet_serve.service.loading import load_model, locate
     from swiftlet_serve.service.offline.calibrate import calibrate, record

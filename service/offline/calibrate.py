@@ -13,7 +13,7 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.loading import LoadedModel
-from swiftlet_serve.service.offline.evaluate import respond
+from swiftlet_serve.service.offline.evaluate import respond_to_examples
 from swiftlet_serve.service.tasks import Case
 
 LEAST: Final = 20  # cases that each half needs: a bin of the error then has one or two
@@ -25,7 +25,7 @@ LogOdds = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Calibration:
-    """A temperature, and the expected calibration error with it and without it, from 0 to 1."""
+    """A temperature and an offset, and the expected calibration error with them and without, from 0 to 1."""
 
     data: str  # the file and its folder
     fitted_on: int  # cases
@@ -43,27 +43,29 @@ def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | Non
 
     Raises:
         DatasetError: the file is not in the format of the model's task, or has too few examples.
-        SetupError: the model's task has no probabilities.
+        SetupError: models of this task cannot be calibrated, or not with this data.
     """
     known = {**LABELS, **ANSWERS}
     if model.task_name not in known:
         others = [task for task in model.task_names if task in known]
-        advice = f"Name --task {others[0]}." if others else "Calibrate a classifier."
-        raise SetupError(f"The task {model.task_name} has no probabilities. {advice}")
-    is_classifier = model.task_name == "classify"
-    if is_classifier and model.manifest.problem != "single_label":
+        advice = f"Name --task {others[0]}." if others else f"It takes {', '.join(known)}."
+        raise SetupError(f"swiftlet calibrate does not take the task {model.task_name}. {advice}")
+    if model.task_name == "classify" and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
     evaluator = tasks.load(model.task_name).Evaluator(model.task)
     cases = list(evaluator.cases(data, skip, None if limit is None else skip + limit))
     if len(cases) < 2 * LEAST:
         raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
+    if model.task_name in LABELS and evaluator.task(cases) is not None:
+        raise SetupError(f"{data.name} holds pairs of texts and their relations. Calibration needs texts and labels.")
     find = _calibrate_labels if model.task_name in LABELS else _calibrate_answers
-    return find(model, cases, f"{data.resolve().parent.name}/{data.name}")
+    return find(model, cases, data)
 
 
-def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: str) -> Calibration:
+def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
     parameters, read = LABELS[model.task_name]
-    found = [read(response) for response in respond(model, [_body(case, parameters) for case in cases])]
+    responses = respond_to_examples(model, [_body(case, parameters) for case in cases], data)
+    found = [read(response) for response in responses]
     rows = [list(each.values()) for each in found]
     right = [list(each).index(case.expected[0]) for each, case in zip(found, cases, strict=True)]
     temperature = round(calibration.fit_temperature(rows[::2], right[::2]), DIGITS)
@@ -74,23 +76,31 @@ def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: str) -> C
         confidences = [float(row.max()) for row in probabilities]
         return round(calibration.expected_calibration_error(confidences, correct), DIGITS)
 
-    return Calibration(data, len(rows[::2]), len(rows[1::2]), temperature, 0.0, error(1.0), error(temperature))
+    sizes = len(rows[::2]), len(rows[1::2])
+    return Calibration(_name(data), *sizes, temperature, 0.0, error(1.0), error(temperature))
 
 
-def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: str) -> Calibration:
+def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
     score, read = ANSWERS[model.task_name]
-    log_odds, right = list[float](), list[bool]()
-    for case, response in zip(cases, respond(model, [case.body for case in cases]), strict=True):
-        log_odds += map(calibration.log_odds, read(response))
-        right += [grade.scores[score] == 1 for grade in case.grade(response)]
-    temperature, offset = (round(one, DIGITS) for one in calibration.fit_answers(log_odds[::2], right[::2]))
+    responses = respond_to_examples(model, [case.body for case in cases], data)
+    halves: tuple[list[tuple[float, bool]], ...] = ([], [])  # of each answer: the log-odds, and whether it is right
+    for number, (case, response) in enumerate(zip(cases, responses, strict=True)):
+        right = [grade.scores[score] == 1 for grade in case.grade(response)]
+        halves[number % 2].extend(zip(map(calibration.log_odds, read(response)), right, strict=True))
+    temperature, offset = (round(one, DIGITS) for one in calibration.fit_answers(*zip(*halves[0], strict=True)))
 
     def error(temperature: float, offset: float) -> float:
-        confidences = [calibration.sigmoid(one + offset, temperature) for one in log_odds[1::2]]
-        return round(calibration.expected_calibration_error(confidences, right[1::2]), DIGITS)
+        log_odds, right = zip(*halves[1], strict=True)
+        confidences = [calibration.sigmoid(one + offset, temperature) for one in log_odds]
+        return round(calibration.expected_calibration_error(confidences, right), DIGITS)
 
-    sizes = len(log_odds[::2]), len(log_odds[1::2])
-    return Calibration(data, *sizes, temperature, offset, error(1.0, 0.0), error(temperature, offset))
+    sizes = len(halves[0]), len(halves[1])
+    return Calibration(_name(data), *sizes, temperature, offset, error(1.0, 0.0), error(temperature, offset))
+
+
+def _name(data: Path) -> str:
+    """Returns the name of a file and of its folder."""
+    return f"{data.resolve().parent.name}/{data.name}"
 
 
 def record(

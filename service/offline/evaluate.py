@@ -69,11 +69,7 @@ def evaluate(
     if not cases:
         raise DatasetError(f"{data.name} holds no example to measure on.")
     model = replace(model, task=evaluator.task(cases) or model.task)
-    try:
-        responses = asyncio.run(_send(model, [case.body for case in cases], progress))
-    except (Unprocessable, ValidationError) as error:
-        reason = error.detail if isinstance(error, Unprocessable) else "It is not a valid request."
-        raise DatasetError(f"{data.name} holds an example that cannot be answered: {reason}") from None
+    responses = respond_to_examples(model, [case.body for case in cases], data, progress)
     grades = evaluator.grades(cases, responses)
     names = list(dict.fromkeys(name for grade in grades for name in grade.scores))
     means = {name: metrics.mean([grade.scores[name] for grade in grades if name in grade.scores]) for name in names}
@@ -100,6 +96,21 @@ def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
     return [encoding for request in requests for encoding in model.task.encode(request)]
 
 
+def respond_to_examples(
+    model: LoadedModel, bodies: Sequence[dict[str, Any]], data: Path, progress: Progress | None = None
+) -> list[Any]:
+    """Returns the responses to the requests of a data file's examples, in order, and closes the model.
+
+    Raises:
+        DatasetError: a request is invalid.
+    """
+    try:
+        return asyncio.run(_send(model, bodies, progress))
+    except (Unprocessable, ValidationError) as error:
+        reason = error.detail if isinstance(error, Unprocessable) else "It is not a valid request."
+        raise DatasetError(f"{data.name} holds an example that cannot be answered: {reason}") from None
+
+
 def summary(evaluation: Evaluation) -> dict[str, Any]:
     """Returns an evaluation as recorded in the card. An infinite threshold becomes null, which JSON can express."""
     scores: dict[str, Any] = {
@@ -116,7 +127,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 def record(model: ServedModel, data: Path, found: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
     """Adds a model's scores on a data file to the card of its artifact, beside those of its release.
 
-    They replace those of the same task on the same file.
+    They replace those of the same task on the same file. Scores of other precisions and engines stay.
 
     Raises:
         ArtifactError: the artifact is invalid.
@@ -125,7 +136,8 @@ def record(model: ServedModel, data: Path, found: Evaluation, *, limit: int | No
     part = {"task": model.task_name, "engine": model.engine_name, "skip": skip, "limit": limit}
     name = data.name if model.task_name == artifact.manifest.task else f"{data.name}, {model.task_name}"
     card = artifact.card()
-    also = card.get("also", {}) | {name: summary(found) | part}
+    also = card.get("also", {})
+    also |= {name: also.get(name, {}) | summary(found) | part}
     return seal(artifact.path, artifact.manifest, card | {"also": also})
 
 
@@ -135,7 +147,7 @@ def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     return [_evaluator(model).best(response) for response in responses]
 
 
-def find_nearest(model: LoadedModel, cases: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+def find_nearest(model: LoadedModel, cases: Sequence[tuple[Any, Sequence[str]]]) -> list[str]:
     """Returns the text of each case that is nearest to its query, and closes the embedding model."""
     bodies = [{"inputs": {"query": query, "texts": list(texts)}} for query, texts in cases]
     responses = respond(model.for_task("rerank"), bodies)

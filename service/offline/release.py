@@ -131,10 +131,7 @@ def release(
         fp32 = stage.record_scores()
         if draft.manifest.precision == "int8":
             report("quantising to int8")
-            for data in also:
-                found = summary(stage.evaluate(stage.load(), Measure(data)))
-                stage.record_also(data, {"fp32": found["scores"]})
-            stage = replace(stage, path=Path(temporary, "int8"))
+            exact, stage = stage, replace(stage, path=Path(temporary, "int8"))
             stage.write(draft.tokenizer, quantize(graph), answers)
             max_deviation = MAX_DEVIATION if measure is None else np.inf  # with a data file, the scores decide
             tolerance = stage.int8_tolerance(answers["rows"], max_deviation)
@@ -142,6 +139,9 @@ def release(
             int8 = stage.record_scores()
             stage.card["int8"] = _compare(fp32, int8, max_loss)
             stage.record_native(fp32, also)
+            for data in also:
+                found = exact.evaluate(exact.load(), Measure(data))
+                stage.record_also(data, {"fp32": summary(found)["scores"]})
         for data in also:
             stage.record_also(data, summary(stage.evaluate(stage.load(), Measure(data))))
         if weaknesses:
@@ -268,7 +268,7 @@ class _Stage:
 def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Report) -> list[dict[str, Any]]:
     """Returns the known errors that a model makes, as recorded in its card, and closes the model."""
     if model.task_name == "embed":
-        answers = find_nearest(model, [(str(one.inputs), one.texts) for one in weaknesses])
+        answers = find_nearest(model, [(one.inputs, one.texts) for one in weaknesses])
     else:
         answers = ask(model, [one.inputs for one in weaknesses])
     found = []
@@ -276,7 +276,10 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
         if answer == weakness.right:
             report(f"answers correctly, so this weakness is not recorded: {weakness.about}")
         else:
-            found.append({name: value for name, value in asdict(weakness).items() if value} | {"answer": answer})
+            known = asdict(weakness)
+            if not weakness.texts:
+                del known["texts"]
+            found.append(known | {"answer": answer})
     return found
 
 

@@ -175,7 +175,7 @@ def _load_initial_model(work: Finetuning, tokenizer: Tokenizer) -> Model | None:
     artifact, pieces = _open_model(name)
     manifest = artifact.manifest
     if (manifest.task, manifest.labels) != (work.task, work.labels) or not set(tokenizer.tokens) <= set(pieces):
-        raise SetupError(f"The init_from_model {name!r} cannot be used: its task, labels or vocabulary differ.")
+        raise SetupError(f"The init_from_model {name!r} cannot be used: its task or labels differ, or it lacks tokens.")
     numbers = {piece: number for number, piece in enumerate(pieces)}
     model = load_network(artifact)
     prune_embeddings(model.encoder, [numbers[piece] for piece in tokenizer.tokens])

@@ -55,9 +55,8 @@ def test_picture_of_the_bundled_models_shows_their_tables():
 
     assert plots["draw"](page) == plots["PICTURE"].read_text("utf-8")
     rows = [row for column in plots["PANELS"] for row in plots["read_rows"](page, column)]
-    assert {row.name for row in rows if row.is_ours} == {
-        *("albert-sst2", "mobilebert-sst2", "albert-cola", "albert-nsmc", "albert-qa", "mobilebert-qa")
-    }
+    ours = {"albert-sst2", "mobilebert-sst2", "albert-cola", "albert-nsmc", "albert-qa", "mobilebert-qa"}
+    assert {row.name for row in rows if row.is_ours} == ours
 
 
 def test_generated_tables_have_no_empty_cell():
@@ -215,3 +214,17 @@ def test_load_test_rates_are_those_of_the_committed_result():
 
     assert f"{limit['rate']:.0f} requests a second of this mix ({limit['low']:.0f} to {limit['high']:.0f})" in document
     assert f"{generator} requests a second against {wrk} of `wrk`" in document
+
+
+def test_calibrations_of_answers_are_those_of_the_cards():
+    cards = {path.name: json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)}
+    header = "Bundled model", "Data", "Temperature", "Offset", "Error before", "Error after"
+    rows = table(text_of(DOCS / "explanation/accuracy.md"), *header)
+    told = {name: figures for name, _, *figures in rows}
+    answering = {name for name, card in cards.items() if card.get("calibration", {}).get("offset")}
+
+    assert told.keys() == answering
+    for name, figures in told.items():
+        found = cards[name]["calibration"]
+        errors = [f"{100 * found[key]:.1f} %" for key in ("raw_error", "calibrated_error")]
+        assert figures == [f"{found['temperature']:.2f}", f"{found['offset']:.2f}", *errors]

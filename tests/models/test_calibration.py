@@ -45,6 +45,17 @@ def test_fitted_answers_have_the_temperature_and_the_offset_of_the_sampled_resul
     assert found[1] == pytest.approx(offset, abs=0.1)
 
 
+@pytest.mark.filterwarnings("error")
+def test_fitted_answers_separate_right_from_wrong_ones():
+    """The likelihood is highest at the lowest temperature."""
+    log_odds = [9.0] * 20 + [10.0] * 20 + [calibration.log_odds(0.0)]
+    temperature, offset = calibration.fit_answers(log_odds, [False] * 20 + [True] * 20 + [False])
+
+    assert temperature == pytest.approx(calibration.TEMPERATURES[0])
+    assert 9 < -offset < 10
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("correct", [True, False])
 def test_fitted_answers_are_finite_if_all_results_are_equal(correct):
     temperature, offset = calibration.fit_answers([0.5, 1.0, -1.0], [correct] * 3)

@@ -42,7 +42,7 @@ class Distillation:
     """Initialises the student from the fine-tuned teacher, not from the recipe's pre-trained model."""
     init_from_model: str = field(default="", kw_only=True)
     """Initialises the student from this model of the same task and hidden size: a bundled model, or the directory of an
-    artifact. It has all tokens of the student. Its architecture may be another."""
+    artifact. Its vocabulary contains the student's. Its architecture may be another."""
     task_teacher: str = field(default="", kw_only=True)
     """Another teacher, whose predictions take the place of those of the recipe's teacher, or join them
     (`recipe_teacher_share`): an installed package, or the directory of a checkpoint. It reads the texts with a
@@ -238,8 +238,11 @@ class Finetuning(Optimisation):
             raise RecipeError("labelled_repeats must be at least 1, and needs unlabelled sentences.")
         if self.longest_unlabelled < SHORTEST:
             raise RecipeError(f"longest_unlabelled must be at least {SHORTEST}.")
-        if any(bool(one.texts) != (self.task == "embed") for one in self.weaknesses):
-            raise RecipeError("a weakness has texts if the task is embed, and only then.")
+        for one in self.weaknesses:
+            if bool(one.texts) != (self.task == "embed"):
+                raise RecipeError("a weakness has texts if the task is embed, and only then.")
+            if one.texts and not (isinstance(one.inputs, str) and one.right in one.texts):
+                raise RecipeError("a weakness with texts has a text as its inputs, and the right one among the texts.")
         if self.negatives < 0:
             raise RecipeError("negatives must be at least 0.")
         if self.method == "inference" and (find_entailment(self.labels) is None or len(self.labels) < 2):

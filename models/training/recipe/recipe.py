@@ -53,8 +53,8 @@ class Recipe:
     directory of a checkpoint."""
     tokenizer: TokenizerTraining | None = None
     min_character_count: int = 1
-    """The number of occurrences in the corpora from which a character has tokens of its own. Words with a rarer one
-    become `[UNK]`. Needs a teacher."""
+    """The number of tokens with a character, in the documents that decide the vocabulary, from which it is kept. Words
+    with rarer characters become `[UNK]`. Needs a teacher."""
     languages: tuple[str, ...] = ()
     """The languages of the data, as BCP 47 tags such as `en`."""
 

@@ -27,8 +27,8 @@ def count_pieces(tokenizer: tokenizers.Tokenizer, texts: Iterable[str]) -> Count
     return Counter({tokenizer.id_to_token(number) or "": count for number, count in ids.items()})
 
 
-def find_characters(counts: Counter[str], min_count: int = 1) -> set[str]:
-    """Returns the characters that occur in at least `min_count` of the counted pieces."""
+def find_characters(counts: Counter[str], min_count: int) -> set[str]:
+    """Returns the characters whose pieces occur at least `min_count` times in all."""
     occurrences: Counter[str] = Counter()
     for piece, count in counts.items():
         for character in set(piece.removeprefix("##")):
@@ -41,8 +41,8 @@ def prune(
 ) -> tuple[tokenizers.Tokenizer, list[int]]:
     """Reduces a tokenizer to `size` pieces.
 
-    Keeps the special tokens, every character that occurs at least `min_character_count` times, and the most frequent
-    pieces. Returns the smaller tokenizer, and the old id of each of its pieces.
+    Keeps the special tokens, every character whose pieces occur at least `min_character_count` times, and the most
+    frequent pieces of such characters. Returns the smaller tokenizer, and the old id of each of its pieces.
 
     Raises:
         ValueError: the special tokens and the characters alone exceed `size`.
@@ -50,7 +50,8 @@ def prune(
     vocabulary = tokenizer.get_vocab()
     document = json.loads(tokenizer.to_str())
     is_unigram = document["model"]["type"] == "Unigram"
-    characters = sorted(find_characters(counts, min_character_count))
+    frequent = find_characters(counts, min_character_count)
+    characters = sorted(frequent)
     if not is_unigram:  # a character may start or continue a word, wherever it occurred
         characters = [piece for one in characters for piece in (one, f"##{one}")]
     characters = [piece for piece in characters if piece in vocabulary]
@@ -60,7 +61,7 @@ def prune(
     for piece, _ in counts.most_common():
         if len(kept) == size:
             break
-        if piece in vocabulary and len(piece.removeprefix("##")) > 1:
+        if piece in vocabulary and frequent.issuperset(piece.removeprefix("##")):
             kept[piece] = None
     pieces = sorted(kept, key=vocabulary.__getitem__)
     numbers = {piece: number for number, piece in enumerate(pieces)}

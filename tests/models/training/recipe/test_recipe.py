@@ -15,6 +15,7 @@ from swiftlet_serve.models.training.recipe import (
     Pretraining,
     Recipe,
     RecipeError,
+    Weakness,
     identifying_settings,
     read_recipe,
 )
@@ -101,6 +102,16 @@ def test_read_recipe_reads_the_languages(tmp_path):
     assert read_changed(tmp_path).languages == ()
     assert read_changed(tmp_path, "seed = 1", 'seed = 1\nlanguages = ["ko", "en"]').languages == ("ko", "en")
     assert load_recipe("korean").languages == ("ko",)
+
+
+@pytest.mark.parametrize("change", [{"right": "c"}, {"inputs": {"question": "a"}}])
+def test_weakness_of_an_embedding_model_has_one_text_and_the_nearest_one(change):
+    known = Weakness("a subject", "a", "b", texts=("b", "d"))
+    work = load_recipe("mobilebert-meaning").finetuning["mobilebert-embed"]
+
+    assert replace(work, weaknesses=(known,)).weaknesses == (known,)
+    with pytest.raises(RecipeError, match="a text as its inputs, and the right one among the texts"):
+        replace(work, weaknesses=(replace(known, **change),))
 
 
 def test_read_recipe_rejects_a_character_count_below_one(tmp_path):
