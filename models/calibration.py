@@ -65,9 +65,7 @@ def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[flo
     Raises:
         ValueError: there are no cases, or the lists differ in length.
     """
-    if not log_odds or len(log_odds) != len(correct):
-        raise ValueError("there must be cases, and as many log-odds as results.")
-    odds, right = np.asarray(log_odds, np.float64), np.asarray(correct, np.float64)
+    odds, right = _pair("log-odds", log_odds, correct)
     candidates = [(float(one), _best_offset(odds, right, one)) for one in TEMPERATURES[::ANSWER_STRIDE]]
     signs = 1 - 2 * right
     losses = [np.logaddexp(0, signs * (odds + offset) / one).sum() for one, offset in candidates]
@@ -100,9 +98,14 @@ def expected_calibration_error(confidences: Sequence[float], correct: Sequence[b
     Raises:
         ValueError: there are no cases, or the lists differ in length.
     """
-    if not confidences or len(confidences) != len(correct):
-        raise ValueError("there must be cases, and as many confidences as results.")
-    confidence, right = np.asarray(confidences, np.float64), np.asarray(correct, np.float64)
+    confidence, right = _pair("confidences", confidences, correct)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = np.bincount(bins, confidence - right, BINS)  # per bin: cases x (mean confidence - accuracy)
     return float(np.abs(gaps).sum() / len(confidence))
+
+
+def _pair(name: str, values: Sequence[float], correct: Sequence[bool]) -> tuple[Probabilities, Probabilities]:
+    """Returns the values of answers and their results as arrays. Raises ValueError if they are not cases."""
+    if not values or len(values) != len(correct):
+        raise ValueError(f"there must be cases, and as many {name} as results.")
+    return np.asarray(values, np.float64), np.asarray(correct, np.float64)

@@ -104,7 +104,6 @@ def test_bundled_models_are_small_together():
 
 @each
 def test_bundled_model_is_small_and_has_widths_that_fill_the_kernels_blocks(name):
-    """The neurons of one model fill their last block of 64 by three quarters: more would exceed the limit of all."""
     manifest = artifact(name).manifest
 
     assert sum(file.stat().st_size for file in (BUNDLED / name).iterdir()) <= MAX_BYTES_EACH

@@ -85,7 +85,7 @@ def test_calibrate_reports_mistakes_and_writes_nothing(task, options, rows, mess
 
 
 def questions(path: Path) -> Path:
-    """Writes questions about a text of three words. The right answers do not follow from them."""
+    """Writes equal questions about a text of three words. Their right answers differ."""
     asked = [
         {"id": str(i), "question": "what", "answers": [{"text": "abc"[i % 3], "answer_start": 2 * (i % 3)}]}
         for i in range(COUNT)
@@ -96,7 +96,7 @@ def questions(path: Path) -> Path:
 
 
 def documents(path: Path) -> Path:
-    """Writes paragraphs of 17 words that are one token each, between blanks, because the network reads few tokens."""
+    """Writes paragraphs of 17 words, one token each. Blanks make them long enough for an evaluation."""
     (path / "text.txt").write_text(
         "".join(f"{('a' + ' ' * 14 + 'b' + ' ' * 14) * 8}c\n" for _ in range(COUNT)), "utf-8"
     )

@@ -53,7 +53,7 @@ def can_copy_layers(encoder: Encoder, teacher: Encoder) -> bool:
 
 
 def initialise_embeddings(target: Any, teacher: Encoder, counts: Tensor, sample: Sample, features: Tensor) -> None:
-    """Fits the embeddings to those of the teacher, `features` (R, S, H).
+    """Fits the embeddings to the teacher's, which are `features` (R, S, H).
 
     The student has no norm where the teacher has one, so the mean effect of the teacher's norm replaces that norm.
     """
@@ -92,7 +92,7 @@ def fit_norm(norm: nn.LayerNorm, x: Tensor, wanted: Tensor) -> None:
 
 
 def concatenate_trigrams(x: Tensor) -> Tensor:
-    """Concatenates each token's embedding with its neighbours': next, own, previous, (B, S, E) to (B, S, 3E)."""
+    """Concatenates the embeddings of the next token, the token and the previous one, (B, S, E) to (B, S, 3E)."""
     following, preceding = F.pad(x[:, 1:], (0, 0, 0, 1)), F.pad(x[:, :-1], (0, 0, 1, 0))
     return torch.cat([following, x, preceding], dim=2)
 

@@ -154,7 +154,7 @@ def articles_read(file: str, sequences: int, length: int, tokenizer: str = "") -
 
 
 def test_recipes_that_share_a_task_teacher_train_it_alike(tmp_path):
-    """The directory of a teacher's run refuses the settings of another. No teacher is trained here."""
+    """A run's directory refuses a teacher with other settings. The test trains no teacher."""
     tokenizer = Tokenizer.load(BUNDLED / "albert-qa" / TOKENIZER)
     run = Run(tmp_path, torch.device("cpu"), SILENT, None, teachers=tmp_path)
     tasks = [(recipe, work) for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
