@@ -15,9 +15,9 @@ help: ## list these commands
 run: $(SERVICE)/ready ## serve the bundled models on this machine
 	$(SERVICE)/bin/swiftlet serve
 
-# Two processes, because many tests wait. More need more memory, since each loads torch. The tests of a file share
-# fixtures that are slow to make, so they stay in one process. `tests/conftest.py` chooses their order.
-PYTEST := $(DEVELOPMENT)/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Three processes on two cores, because many tests wait. More need more memory, since each loads torch. The tests of a
+# file share fixtures that are slow to make, so they stay in one process. `tests/conftest.py` chooses their order.
+PYTEST := $(DEVELOPMENT)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(DEVELOPMENT)/ready ## run the tests
 	$(PYTEST) $(TESTS)

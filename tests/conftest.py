@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,25 @@ SLOW = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of slow files first. The others stay in their order."""
     items.sort(key=lambda item: item.path.name not in SLOW)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Traces networks that differ in their weights alone once in all processes of a run."""
+    if "torch" not in sys.modules:  # no collected test exports a network, and the import takes seconds
+        yield
+        return
+    from swiftlet_serve.models.graphs import export
+    from tests.support.graph_cache import cached
+
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    directory = directory / "graphs"
+    directory.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_trace", cached(export._trace, directory))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,22 @@ def export(model: Model) -> onnx.ModelProto:
     """Returns the model as an ONNX graph in fp32.
 
     Raises:
-        ExportError: a parameter is not in the graph under its name.
+        ExportError: torch returned no graph, or a parameter is not in the graph under its name.
+    """
+    graph = _trace(model)
+    stored = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
+    for name, parameter in model.named_parameters():
+        if stored.get(name) != tuple(parameter.shape):
+            raise ExportError(f"the parameter {name} is not in the graph.")
+    onnx.checker.check_model(graph)
+    return graph
+
+
+def _trace(model: Model) -> onnx.ModelProto:
+    """Returns the model's graph with its weights, without notes about its origin. Takes seconds even if it is tiny.
+
+    Raises:
+        ExportError: torch returned no graph.
     """
     dynamic = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     ids = torch.ones((2, 5), dtype=torch.int64)
@@ -61,11 +76,6 @@ def export(model: Model) -> onnx.ModelProto:
         raise ExportError("torch returned no graph.")
     graph = program.model_proto
     _forget_origin(graph)
-    stored = {tensor.name: tuple(tensor.dims) for tensor in graph.graph.initializer}
-    for name, parameter in model.named_parameters():
-        if stored.get(name) != tuple(parameter.shape):
-            raise ExportError(f"the parameter {name} is not in the graph.")
-    onnx.checker.check_model(graph)
     return graph
 
 

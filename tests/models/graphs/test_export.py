@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from swiftlet_serve.models.graphs.export import GOLDEN_COLUMNS, ExportError, export, golden, write
+from swiftlet_serve.models.heads import Model
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import our_rows, relative_error
+from tests.support.graph_cache import cached, structure
 from tests.support.networks import NETWORKS, batch, graph, network, run
 from tests.support.paths import ROOT
 
@@ -127,3 +130,35 @@ def _encodings(task) -> list[Encoding]:
         Encoding(row.input_ids[0].numpy(), row.token_type_ids[0].numpy(), row.focus.numpy())
         for row in batch(task, [6, 1, 30]).alone()
     ]
+
+
+def test_cached_graph_gets_the_weights_of_its_network(tmp_path):
+    """Most tests use cached graphs, as `tests/conftest.py` arranges."""
+    traced = []
+
+    def trace(model: Model) -> onnx.ModelProto:
+        traced.append(model)
+        return export(model)
+
+    other = copy.deepcopy(network("bert", "qa"))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 1
+    read = cached(trace, tmp_path)
+    read(network("bert", "qa"))
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in read(other).graph.initializer}
+
+    assert len(traced) == 1
+    assert stored.keys() == other.state_dict().keys()
+    assert all(np.array_equal(stored[name], tensor.numpy()) for name, tensor in other.state_dict().items())
+
+
+def test_structure_of_a_network_depends_on_everything_but_its_weights():
+    one = network("bert", "qa")
+    other_epsilon, shared = copy.deepcopy(one), copy.deepcopy(one)
+    other_epsilon.encoder.embeddings.norm.eps *= 2
+    shared.encoder.layers[0].query.bias = shared.encoder.layers[0].key.bias
+    structures = {structure(model) for model in (one, network("bert", "classify"), other_epsilon, shared)}
+
+    assert len(structures) == 4
+    assert structure(copy.deepcopy(one)) in structures

@@ -11,49 +11,34 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 
-from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
-from swiftlet_serve.models.datasets import documents
+from swiftlet_serve.models.artifact import TOKENIZER, Artifact
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.finetuning.distillation import TaskTeacher
 from swiftlet_serve.models.training.finetuning.task_training import Run
-from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS, encode_documents
-from swiftlet_serve.models.training.recipe import Finetuning, KnowledgeTransfer, Recipe
+from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS
+from swiftlet_serve.models.training.recipe import Finetuning, Recipe
 from swiftlet_serve.models.training.study import read_study
 from swiftlet_serve.service.loading import BUNDLED
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.study import STUDIES
 from swiftlet_serve.service.offline.train import RECIPES, load_recipe, run_recipe, training_methods
-from tests.support.paths import DATA
+from tests.support.articles_read import lineage, read_counts, readings
 from tests.support.sentence_checkpoints import make_sentence_encoder
 from tests.support.training import BODIES, SILENT, WORDS, answer_requests, teacher_package
-
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder ../shared/data is not there")
 
 
 @pytest.fixture(params=sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def shipped(request) -> Recipe:
     return load_recipe(str(request.param))
-
-
-def lineage(recipe: Recipe) -> list[Recipe]:
-    """Returns a recipe, and those of all models that it builds on."""
-    plan = recipe.pretraining.knowledge_transfer or KnowledgeTransfer()
-    names = {recipe.pretraining.init_from_recipe, plan.teacher_recipe} - {""}
-    distillations = [work.distillation for work in recipe.finetuning.values() if work.distillation]
-    models = {plan.teacher_model, *(one.init_from_model for one in distillations)} - {""}
-    names |= {open_artifact(BUNDLED / model).manifest.source["recipe"] for model in models}
-    return [recipe, *(one for name in sorted(names) for one in lineage(load_recipe(str(RECIPES / f"{name}.toml"))))]
 
 
 # The evaluation files of ../shared/data.
@@ -121,36 +106,12 @@ def test_shipped_recipes_name_the_licences_of_their_data(shipped):
             assert any(name in licence for licence in work.licences), (file, work.licences)
 
 
-@needs_data
 def test_shipped_recipes_evaluate_on_unread_articles(shipped):
-    for (name, work), origin in product(shipped.finetuning.items(), lineage(shipped)):
-        if work.evaluate not in origin.pretraining.corpora:
-            continue
-        size = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
-        read = articles_read(work.evaluate, *size)
-        if read >= work.evaluate_skip:  # words are fewer than tokens: count these
-            read = articles_read(work.evaluate, *size, (BUNDLED / name / TOKENIZER).read_text("utf-8"))
-        assert read <= work.evaluate_skip
-        assert work.evaluate_skip > PRUNING_DOCUMENTS
-
-
-@cache
-def articles_read(file: str, sequences: int, length: int, tokenizer: str = "") -> int:
-    """Returns the number of articles that give so many sequences of a length in tokens. No sequence crosses articles.
-
-    `tokenizer` is the content of a tokenizer's file. Without it, the result is an upper bound.
-    """
-    if tokenizer:
-        encoded = encode_documents(tokenizers.Tokenizer.from_str(tokenizer), DATA / file)
-        counts = (len(ids) for ids in encoded)
-    else:  # at least: no token spans two of these
-        counts = (len(re.findall(r"\w+|[^\w\s]", text)) for text in documents(DATA / file))
-    found = 0
-    for read, count in enumerate(counts, start=1):
-        found += count // length
-        if found >= sequences:
-            return read
-    return sys.maxsize
+    articles_read = read_counts()
+    for skipped, reading in readings(shipped):
+        assert reading in articles_read, "count again: python -m tests.support.articles_read"
+        assert articles_read[reading] <= skipped
+        assert skipped > PRUNING_DOCUMENTS
 
 
 def test_recipes_that_share_a_task_teacher_train_it_alike(tmp_path):

@@ -1,0 +1,101 @@
+"""The articles that the pre-trainings of the shipped recipes read.
+
+    python -m tests.support.articles_read
+
+counts them again, and writes articles_read.json. This takes minutes, and needs the data folder. The tests read the
+file, and fail if it lacks a pre-training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from itertools import product
+from typing import Final, NamedTuple
+
+import tokenizers
+
+from swiftlet_serve.models.artifact import TOKENIZER, open_artifact
+from swiftlet_serve.models.datasets import documents
+from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.models.training.pretraining.corpus import encode_documents
+from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe
+from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.offline.train import RECIPES, load_recipe
+from tests.support.paths import DATA, TESTS
+
+COUNTS: Final = TESTS / "support/articles_read.json"
+
+
+class Reading(NamedTuple):
+    """The part of a file that a pre-training reads. No sequence crosses articles."""
+
+    file: str
+    sequences: int
+    length: int
+    """Tokens of a sequence."""
+    vocabulary: str
+    """The hash of the tokens of a bundled model; empty if no model of the recipe is bundled."""
+
+
+def lineage(recipe: Recipe) -> list[Recipe]:
+    """Returns a recipe, and those of all models that it builds on."""
+    plan = recipe.pretraining.knowledge_transfer or KnowledgeTransfer()
+    names = {recipe.pretraining.init_from_recipe, plan.teacher_recipe} - {""}
+    distillations = [work.distillation for work in recipe.finetuning.values() if work.distillation]
+    models = {plan.teacher_model, *(one.init_from_model for one in distillations)} - {""}
+    names |= {open_artifact(BUNDLED / model).manifest.source["recipe"] for model in models}
+    return [recipe, *(one for name in sorted(names) for one in lineage(load_recipe(str(RECIPES / f"{name}.toml"))))]
+
+
+def readings(recipe: Recipe) -> list[tuple[int, Reading]]:
+    """Returns what pre-trainings read of the files by which the recipe's tasks are evaluated.
+
+    The number before each is that of the articles that the evaluation skips.
+    """
+    found = []
+    for (name, work), origin in product(recipe.finetuning.items(), lineage(recipe)):
+        if work.evaluate in origin.pretraining.corpora:
+            is_bundled = (BUNDLED / name).is_dir()
+            vocabulary = _hash(name) if is_bundled else ""
+            sequences, length = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
+            found.append((work.evaluate_skip, Reading(work.evaluate, sequences, length, vocabulary)))
+    return found
+
+
+def read_counts() -> dict[Reading, int]:
+    """Returns the numbers of articles."""
+    return {Reading(*reading): count for reading, count in json.loads(COUNTS.read_text("utf-8"))}
+
+
+def count_articles(reading: Reading) -> int:
+    """Returns the number of articles that give the sequences.
+
+    Without a bundled model, counts words instead of tokens. No token spans two, so the number is an upper bound.
+    """
+    path = DATA / reading.file
+    counts = (len(re.findall(r"\w+|[^\w\s]", text)) for text in documents(path))
+    for model in BUNDLED.iterdir():
+        if reading.vocabulary == _hash(model.name):
+            tokenizer = tokenizers.Tokenizer.from_file(str(model / TOKENIZER))
+            counts = (len(ids) for ids in encode_documents(tokenizer, path))
+    found = 0
+    for number, count in enumerate(counts, start=1):
+        found += count // reading.length
+        if found >= reading.sequences:
+            return number
+    return sys.maxsize
+
+
+def _hash(model: str) -> str:
+    tokens = Tokenizer.load(BUNDLED / model / TOKENIZER).tokens
+    return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    recipes = [load_recipe(str(path)) for path in sorted(RECIPES.glob("*.toml"))]
+    wanted = sorted({reading for recipe in recipes for _, reading in readings(recipe)})
+    counted = [json.dumps([reading, count_articles(reading)]) for reading in wanted]
+    COUNTS.write_text("[\n  " + ",\n  ".join(counted) + "\n]\n", "utf-8")

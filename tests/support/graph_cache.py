@@ -1,0 +1,75 @@
+"""Keeps the ONNX graphs that tests export, because a trace takes seconds even for a tiny network.
+
+A graph without its weights depends only on the network's code, settings and shapes. Networks that differ in their
+weights alone share one trace, also across the processes of a test run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from swiftlet_serve.models.heads import Model
+
+Trace = Callable[[Model], onnx.ModelProto]
+
+
+def cached(trace: Trace, directory: Path) -> Trace:
+    """Returns a function like `trace` that keeps its graphs in the directory and exchanges their weights."""
+
+    def trace_or_read(model: Model) -> onnx.ModelProto:
+        key = structure(model.eval())
+        if not key:
+            return trace(model)
+        path = directory / f"{key}.onnx"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may trace the same network
+            if path.is_file():
+                return _with_weights(onnx.load(path), model)
+            graph = trace(model)
+            weights = {tensor.name for tensor in graph.graph.initializer}
+            if weights == model.state_dict().keys():  # another initializer could depend on the weights
+                path.write_bytes(graph.SerializeToString())
+        return graph
+
+    return trace_or_read
+
+
+def structure(model: Model) -> str:
+    """Returns a hash of all that a network consists of, except its weights. Empty if it cannot be pickled."""
+    content = io.BytesIO()
+    try:
+        _StructurePickler(content).dump(model)
+    except (AttributeError, TypeError, pickle.PicklingError):  # a network of a test may hold anything
+        return ""
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+class _StructurePickler(pickle.Pickler):
+    """Writes the shape of a tensor in the place of its values, and the same number for the same tensor."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._tensors: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[int, str, tuple[int, ...]] | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        number = self._tensors.setdefault(id(obj), len(self._tensors))
+        return number, str(obj.dtype), tuple(obj.shape)
+
+
+def _with_weights(graph: onnx.ModelProto, model: Model) -> onnx.ModelProto:
+    weights = model.state_dict()
+    for tensor in graph.graph.initializer:
+        values = weights[tensor.name].detach().numpy()
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    return graph
