@@ -6,6 +6,9 @@ PYTHON ?= python3
 SERVICE := .venv
 DEVELOPMENT := .venv-dev
 
+# The tests start hundreds of Python processes. Without stored bytecode, each compiles all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
 
