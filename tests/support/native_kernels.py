@@ -103,6 +103,12 @@ class Pair(NamedTuple):
     plain: Library
 
 
+def kernels(kernel: str, directory: Path) -> Library:
+    """Returns kernels that this CPU can run, or else compiles them with Intel's instructions emulated."""
+    compiled = map(Library, native.LIBRARIES.glob(f"{kernel}.*.so"))
+    return next((library for library in compiled if library.supported), None) or emulated(kernel, directory)
+
+
 def emulated(kernel: str, directory: Path) -> Library:
     """Compiles kernels with Intel's instructions emulated."""
     if not Path("/usr/include/simde").is_dir():
