@@ -65,7 +65,7 @@ def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[flo
     Raises:
         ValueError: there are no cases, or the lists differ in length.
     """
-    odds, right = _pair("log-odds", log_odds, correct)
+    odds, right = _as_arrays("log-odds", log_odds, correct)
     candidates = [(float(one), _best_offset(odds, right, one)) for one in TEMPERATURES[::ANSWER_STRIDE]]
     signs = 1 - 2 * right
     losses = [np.logaddexp(0, signs * (odds + offset) / one).sum() for one, offset in candidates]
@@ -98,14 +98,18 @@ def expected_calibration_error(confidences: Sequence[float], correct: Sequence[b
     Raises:
         ValueError: there are no cases, or the lists differ in length.
     """
-    confidence, right = _pair("confidences", confidences, correct)
+    confidence, right = _as_arrays("confidences", confidences, correct)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = np.bincount(bins, confidence - right, BINS)  # per bin: cases x (mean confidence - accuracy)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def _pair(name: str, values: Sequence[float], correct: Sequence[bool]) -> tuple[Probabilities, Probabilities]:
-    """Returns the values of answers and their results as arrays. Raises ValueError if they are not cases."""
+def _as_arrays(name: str, values: Sequence[float], correct: Sequence[bool]) -> tuple[Probabilities, Probabilities]:
+    """Returns two arrays: a value for each answer, and whether the answer is right.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
     if not values or len(values) != len(correct):
         raise ValueError(f"there must be cases, and as many {name} as results.")
     return np.asarray(values, np.float64), np.asarray(correct, np.float64)

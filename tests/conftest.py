@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Traces networks that differ in their weights alone once in all processes of a run."""
+    """Traces each structure of a network once in a run. All processes share the graphs."""
     if "torch" not in sys.modules:  # no collected test exports a network, and the import takes seconds
         yield
         return

@@ -85,7 +85,7 @@ def test_calibrate_reports_mistakes_and_writes_nothing(task, options, rows, mess
 
 
 def questions(path: Path) -> Path:
-    """Writes equal questions about a text of three words. Their right answers differ."""
+    """Writes one question many times about a text of three words. The words are the right answers in turn."""
     asked = [
         {"id": str(i), "question": "what", "answers": [{"text": "abc"[i % 3], "answer_start": 2 * (i % 3)}]}
         for i in range(COUNT)

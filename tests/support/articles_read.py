@@ -1,9 +1,9 @@
-"""The articles that the pre-trainings of the shipped recipes read.
+"""Counts the articles that the pre-training of each shipped recipe reads.
+
+The tests read the counts from articles_read.json, and fail if the file lacks a pre-training. This command writes the
+file anew. It takes minutes, and needs the data folder:
 
     python -m tests.support.articles_read
-
-counts them again, and writes articles_read.json. This takes minutes, and needs the data folder. The tests read the
-file, and fail if it lacks a pre-training.
 """
 
 from __future__ import annotations
@@ -51,22 +51,21 @@ def lineage(recipe: Recipe) -> list[Recipe]:
 
 
 def readings(recipe: Recipe) -> list[tuple[int, Reading]]:
-    """Returns what pre-trainings read of the files by which the recipe's tasks are evaluated.
+    """Returns the pre-trainings that read a file by which a task of the recipe is evaluated.
 
-    The number before each is that of the articles that the evaluation skips.
+    Each comes after the number of articles that this evaluation skips.
     """
     found = []
     for (name, work), origin in product(recipe.finetuning.items(), lineage(recipe)):
         if work.evaluate in origin.pretraining.corpora:
-            is_bundled = (BUNDLED / name).is_dir()
-            vocabulary = _hash(name) if is_bundled else ""
+            vocabulary = _hash(name) if (BUNDLED / name).is_dir() else ""
             sequences, length = origin.pretraining.corpora[work.evaluate], origin.pretraining.sequence_length - 2
             found.append((work.evaluate_skip, Reading(work.evaluate, sequences, length, vocabulary)))
     return found
 
 
 def read_counts() -> dict[Reading, int]:
-    """Returns the numbers of articles."""
+    """Returns the number of articles of each pre-training."""
     return {Reading(*reading): count for reading, count in json.loads(COUNTS.read_text("utf-8"))}
 
 

@@ -104,9 +104,16 @@ class Pair(NamedTuple):
 
 
 def kernels(kernel: str, directory: Path) -> Library:
-    """Returns kernels that this CPU can run, or else compiles them with Intel's instructions emulated."""
-    compiled = map(Library, native.LIBRARIES.glob(f"{kernel}.*.so"))
-    return next((library for library in compiled if library.supported), None) or emulated(kernel, directory)
+    """Returns compiled kernels that this CPU can run, or else emulated ones.
+
+    The kernels that serve on this CPU are emulated, too, because other tests run the compiled ones.
+    """
+    serving = native.best()
+    if serving is None or kernel != serving.kernel:
+        for library in native._libraries(kernel):
+            if library.supported:
+                return library
+    return emulated(kernel, directory)
 
 
 def emulated(kernel: str, directory: Path) -> Library:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -130,17 +129,9 @@ def draft(architecture: str, task: Task, precision: Precision = "int8") -> Draft
     return Draft(network(architecture, task), make_tokenizer(), manifest, {"summary": "Random weights."})
 
 
-def make(
-    directory: Path,
-    plan: Draft,
-    measure: Measure | None = None,
-    exported: onnx.ModelProto | None = None,
-    **options: Any,
-) -> Artifact:
-    """Releases a draft as an artifact. Uses the graph `exported`, or else that of `graph`."""
-    exported = exported or graph(plan.manifest.architecture, plan.manifest.task)
-    with mock.patch("swiftlet_serve.models.graphs.export.export", return_value=exported):
-        return release(plan, directory / plan.manifest.name, measure, **options)
+def make(directory: Path, plan: Draft, measure: Measure | None = None, **options: Any) -> Artifact:
+    """Releases a draft as an artifact in a folder with its name."""
+    return release(plan, directory / plan.manifest.name, measure, **options)
 
 
 def encodings(task: Task) -> list[Encoding]:

@@ -22,6 +22,17 @@ from tests.support.graph_cache import cached, structure
 from tests.support.networks import NETWORKS, batch, graph, network, run
 from tests.support.paths import ROOT
 
+
+def assert_stores_weights(made: onnx.ModelProto, model: Model) -> None:
+    """Asserts that a graph stores each weight of a network once, and nothing else."""
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    own = model.state_dict()
+
+    assert len(stored) == len(made.graph.initializer)
+    assert stored.keys() == own.keys()
+    assert all(np.array_equal(stored[name], tensor.numpy()) for name, tensor in own.items())
+
+
 SHAPES = ([1], [2], [17], [512], [1, 1], [5, 1, 9, 3], [40, 512, 1])
 
 
@@ -44,12 +55,7 @@ def test_exported_graph_computes_a_row_in_a_batch_as_alone(architecture, task):
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
 def test_export_stores_every_parameter_once_under_its_name(architecture, task):
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph(architecture, task).graph.initializer}
-    own = network(architecture, task).state_dict()
-
-    assert len(stored) == len(graph(architecture, task).graph.initializer)
-    assert stored.keys() == own.keys()
-    assert all(np.array_equal(stored[name], tensor.numpy()) for name, tensor in own.items())
+    assert_stores_weights(graph(architecture, task), network(architecture, task))
 
 
 @pytest.mark.parametrize(("architecture", "task"), NETWORKS)
@@ -133,7 +139,7 @@ def _encodings(task) -> list[Encoding]:
 
 
 def test_cached_graph_gets_the_weights_of_its_network(tmp_path):
-    """Most tests use cached graphs, as `tests/conftest.py` arranges."""
+    """`tests/conftest.py` gives cached graphs to most tests."""
     traced = []
 
     def trace(model: Model) -> onnx.ModelProto:
@@ -146,11 +152,9 @@ def test_cached_graph_gets_the_weights_of_its_network(tmp_path):
             parameter += 1
     read = cached(trace, tmp_path)
     read(network("bert", "qa"))
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in read(other).graph.initializer}
 
+    assert_stores_weights(read(other), other)
     assert len(traced) == 1
-    assert stored.keys() == other.state_dict().keys()
-    assert all(np.array_equal(stored[name], tensor.numpy()) for name, tensor in other.state_dict().items())
 
 
 def test_structure_of_a_network_depends_on_everything_but_its_weights():

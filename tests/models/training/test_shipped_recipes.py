@@ -115,7 +115,7 @@ def test_shipped_recipes_evaluate_on_unread_articles(shipped):
 
 
 def test_recipes_that_share_a_task_teacher_train_it_alike(tmp_path):
-    """A run's directory refuses a teacher with other settings. The test trains no teacher."""
+    """A teacher's directory refuses a recipe with other settings for the teacher. The test trains no teacher."""
     tokenizer = Tokenizer.load(BUNDLED / "albert-qa" / TOKENIZER)
     run = Run(tmp_path, torch.device("cpu"), SILENT, None, teachers=tmp_path)
     tasks = [(recipe, work) for recipe in SHIPPED.values() for work in recipe.finetuning.values()]
