@@ -152,7 +152,7 @@ class CoordinatorRequests:
         """Submits a request. Each row raises the coordinator's error if it refuses the request."""
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in encodings]
-        client = record.client if record is not None and self._rate_limiter is not None else ""
+        client = record.account if record is not None and self._rate_limiter is not None else ""
         self._send(messages.pack_submission(number, Submission(model, list(encodings), deadline, priority, client)))
         tokens = sum([len(encoding.input_ids) for encoding in encodings])
         self._waiting[number] = WaitingRequest(rows, record, tokens)
@@ -162,10 +162,10 @@ class CoordinatorRequests:
     def charge(self, record: RequestRecord) -> None:
         """Counts a request that was never submitted for its client's rate limit."""
         number = next(self._charge_numbers)
-        self._charged[number] = record.client
+        self._charged[number] = record.account
         if len(self._charged) > MAX_CLIENTS:
             del self._charged[next(iter(self._charged))]
-        self._send(messages.pack(Kind.CHARGE, number, record.client.encode()))
+        self._send(messages.pack(Kind.CHARGE, number, record.account.encode()))
 
     def on_admitted(self, number: int) -> None:
         """Accepts and counts a request that the coordinator has queued."""
@@ -177,7 +177,7 @@ class CoordinatorRequests:
         request = self._waiting.pop(number, None)
         if self._rate_limiter is not None and isinstance(error, TooManyRequests):
             charged = self._charged.pop(number, "")
-            client = charged if request is None or request.record is None else request.record.client
+            client = charged if request is None or request.record is None else request.record.account
             self._rate_limiter.refuse(client, time.monotonic() + (error.retry_after or 0.0))
         for row in [] if request is None else request.rows:
             if not row.done():

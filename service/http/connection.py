@@ -33,6 +33,7 @@ from swiftlet_serve.service.errors import InvalidRequest, RequestTimeout, Swiftl
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.connection_table import Admission, ConnectionTable
 from swiftlet_serve.service.http.exchange import AsgiExchange, Exchange, RefusedExchange, TaskExchange
+from swiftlet_serve.service.http.proxies import client_of, is_trusted
 from swiftlet_serve.service.http.request_parser import RequestParser
 from swiftlet_serve.service.http.socket_info import client_address, kernel_wait_s, server_address
 from swiftlet_serve.service.http.uvicorn_internals import FlowControl
@@ -61,7 +62,8 @@ class Connection(asyncio.Protocol):
     flow: FlowControl
 
     def __init__(self, table: ConnectionTable) -> None:
-        self.address = ""  # of the client
+        self.address = ""  # of the client, as limits count it
+        self.is_proxy = False  # whether many clients share it
         self.phase = IDLE
         self.unread = b""  # received, and deferred by the read scheduler
         self.pipelined = b""  # received during the response to an earlier request
@@ -91,7 +93,8 @@ class Connection(asyncio.Protocol):
         self._server, self._client = server_address(transport), client_address(transport)
         self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._socket = transport.get_extra_info("socket")
-        self.address = self._client[0] if self._client else ""
+        host = self._client[0] if self._client else ""
+        self.address, self.is_proxy = client_of(host), is_trusted(host, self._limits.proxies)
         admission = self._table.add(self)
         if admission is Admission.ACCEPT:
             self._table.waiting[self] = None

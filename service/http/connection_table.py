@@ -15,7 +15,6 @@ from starlette.types import Scope
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.limits import Limits
-from swiftlet_serve.service.http.proxies import is_trusted
 from swiftlet_serve.service.http.read_scheduler import Reader, ReadScheduler
 from swiftlet_serve.service.http.task_routes import TaskRoutes
 
@@ -27,7 +26,8 @@ LOG_INTERVAL_S: Final = 10.0
 class ManagedConnection(Reader, Protocol):
     """A connection that the table holds."""
 
-    address: str
+    address: str  # as limits count it
+    is_proxy: bool  # whether many clients share it
     transport: asyncio.Transport
 
     def is_idle(self, *, unused_too: bool) -> bool: ...
@@ -88,7 +88,7 @@ class ConnectionTable:
         self.connections.add(connection)
         self.per_address[connection.address] += 1
         count, limit = len(self.connections), self.limits.connections
-        if self._exceeds_share(connection.address):
+        if self._exceeds_share(connection):
             has_place, max_refused = self._evict(connection.address), limit * 7 // 8
         else:
             has_place, max_refused = count <= limit or self._evict(), limit * 5 // 4
@@ -116,11 +116,10 @@ class ConnectionTable:
             self._refusals.clear()
             self._next_log = now + LOG_INTERVAL_S
 
-    def _exceeds_share(self, address: str) -> bool:
-        limits = self.limits
-        is_crowded = len(self.connections) > limits.crowded_connections
-        exceeds = is_crowded and self.per_address[address] > limits.connections_per_address
-        return exceeds and not is_trusted(address, limits.proxies)
+    def _exceeds_share(self, connection: ManagedConnection) -> bool:
+        is_crowded = len(self.connections) > self.limits.crowded_connections
+        exceeds = is_crowded and self.per_address[connection.address] > self.limits.connections_per_address
+        return exceeds and not connection.is_proxy
 
     def _evict(self, address: str | None = None) -> bool:
         """Evicts the connection that has waited longest, of `address` if given. Returns whether there was one."""

@@ -17,7 +17,7 @@ from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import Unauthorized, deadline_exceeded, invalid_value, rate_limit_exceeded
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
-from swiftlet_serve.service.http.proxies import client_address, is_trusted
+from swiftlet_serve.service.http.proxies import client_address, client_of, is_trusted
 from swiftlet_serve.service.http.route_table import Match, RouteTable
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
@@ -100,7 +100,8 @@ class RequestGuard:
         state = scope.setdefault("state", {})
         state["match"] = self._routes.match(scope["path"])
         address = self._resolve_client(scope, headers)
-        record.client = self._owner(scope, headers) or address  # rate limits apply to this name
+        owner = self._owner(scope, headers)
+        record.client, record.account = owner or address, owner or client_of(address)
         if scope["method"] == "POST" and runs_model(scope):
             state["context"] = context = self._create_context(record, headers, state)
             left_s = context.response_deadline - self._clock()
@@ -119,7 +120,7 @@ class RequestGuard:
         record.bulk = context.priority == "bulk"
         record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
         if self._runtime.rate_limiter is not None:
-            _check_rate(self._runtime.rate_limiter, record.client, now)
+            _check_rate(self._runtime.rate_limiter, record.account, now)
         context.check_deadline(now)
         return context
 

@@ -48,6 +48,7 @@ class RequestRecord:
     traceparent: str | None = None  # as received, not validated
     trace_id: str = ""  # of its span, in hexadecimal digits; empty if the request is not traced
     client: str = ""  # owner of the API key, or IP address
+    account: str = ""  # what limits of clients count it to: that owner, or the network of one client
     task: str = ""  # set for requests to a task's route
     dialect: str = ""  # protocol of another server that the request speaks, empty for Swiftlet's own
     model: str = ""  # served model that was asked, empty if there is none

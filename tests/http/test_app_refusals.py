@@ -90,3 +90,24 @@ def test_app_responds_429_with_retry_after_above_the_rate_limit(artifact_dir):
         assert_problem(second, 429, "quota_exceeded")
         assert 1 <= int(second.headers["retry-after"]) <= 2
         assert client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "limited"),
+    [
+        ("2001:db8::1", "2001:db8::ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("fe80::1%eth0", "fe80::2%" + "x" * 7000, True),
+    ],
+)
+def test_app_limits_all_addresses_of_a_client_together(first, second, limited, artifact_dir):
+    runtime = make_runtime(artifact_dir, client_rate_limit=0.5, trusted_proxies="10.0.0.1")
+    with TestClient(create_app(runtime), client=("10.0.0.1", 5)) as client:
+        statuses = [
+            client.post("/classify", json={"inputs": "a"}, headers={"X-Forwarded-For": address}).status_code
+            for address in (first, second)
+        ]
+
+    assert statuses == [200, 429 if limited else 200]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from ipaddress import IPv6Address, ip_network
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.proxies import client_address
+from swiftlet_serve.service.http.proxies import client_address, client_of
 from swiftlet_serve.service.settings import Settings
 from tests.support.apps import assert_problem, make_runtime, record_clients
 
@@ -36,15 +36,53 @@ PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
         ("10.0.0.1", [""], "10.0.0.1"),
         ("fd00::1", ["2001:DB8::0001"], "2001:db8::1"),
         ("unknown", ["203.0.113.7"], "unknown"),
+        ("::ffff:10.0.0.1", ["::ffff:203.0.113.7"], "203.0.113.7"),  # as a socket for IPv4 and IPv6 has it
+        ("fd00::1%eth0", ["fe80::1%" + "x" * 7000], "fe80::1"),
+        ("10.0.0.1", ["203.0.113.7%eth0"], "10.0.0.1"),
+        ("10.0.0.1", ["203.0.113.7:80"], "10.0.0.1"),
+        ("10.0.0.1", ["1.2.3.4, "], "10.0.0.1"),
     ],
 )
 def test_client_address_is_the_last_untrusted_one(peer, forwarded_for, found):
     assert client_address(peer, forwarded_for, PROXIES) == found
 
 
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:DB8:1:2::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+        ("", ""),
+    ],
+)
+def test_client_of_an_address_is_what_one_client_has(address, found):
+    assert client_of(address) == found
+
+
+@given(network=st.integers(0, (1 << 64) - 1), hosts=st.lists(st.integers(0, (1 << 64) - 1), min_size=1), zone=st.text())
+def test_client_of_all_addresses_of_a_network_is_the_same(network, hosts, zone):
+    written = [str(IPv6Address(network << 64 | host)) for host in hosts]
+    zoned = [f"{address}%{zone}" for address in written]
+    assume(not any(IPv6Address(address).ipv4_mapped for address in written))
+
+    assert len({client_of(address) for address in written}) == 1
+    assert {client_of(address) for address in zoned} <= {client_of(written[0]), *zoned}  # some texts are no zone
+
+
+@given(st.ip_addresses(v=4).map(str))
+def test_client_of_an_ipv4_address_in_ipv6_is_that_address(address):
+    mapped = IPv6Address(f"::ffff:{address}")
+
+    assert {client_of(text) for text in (address, f"::ffff:{address}", mapped.exploded)} == {address}
+
+
 @given(peer=st.ip_addresses().map(str), forged=st.lists(st.text()))
 def test_client_address_cannot_be_forged(peer, forged):
-    assert client_address(peer, forged, []) == peer
+    assert client_of(client_address(peer, forged, [])) == client_of(peer)
     entries = [*forged, "198.51.100.1"]  # a proxy appends its peer
 
     assert client_address("10.0.0.1", entries, PROXIES) == "198.51.100.1"
