@@ -58,6 +58,9 @@ MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative; 
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 
+DAMAGED: Final = "No artifact is written. Train or download the checkpoint again."
+
+
 class ReleaseError(SetupError):
     """Raised when an artifact is not good enough to be written. The message is one sentence."""
 
@@ -105,7 +108,7 @@ def release(
         keep_fp32: add the fp32 weights, for the torch engine.
 
     Raises:
-        ReleaseError: int8 loses too much.
+        ReleaseError: int8 loses too much, or the network's weights or answers are not finite.
         ArtifactError: ONNX Runtime's outputs differ from torch's.
         SetupError: `directory` exists and is no artifact, or the tokenizer does not fit the task.
     """
@@ -116,9 +119,12 @@ def release(
         raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
+        _check_weights(draft.network)
         report("exporting to ONNX")
         graph = export(draft.network)
         answers = golden(draft.network, golden_encodings(draft.tokenizer, draft.manifest))
+        if not np.isfinite(answers["rows"]).all():
+            raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
         stage = _Stage(
             path=Path(temporary, "fp32"),
             manifest=replace(draft.manifest, precision="fp32", tolerance=FP32_TOLERANCE),
@@ -153,6 +159,13 @@ def release(
             directory.rename(Path(temporary, "replaced"))
         stage.path.rename(directory)
     return artifacts.open_artifact(directory)
+
+
+def _check_weights(network: Network) -> None:
+    """Raises ReleaseError if a weight is NaN or infinite. Texts that do not reach it would not show it."""
+    for name, tensor in network.state_dict().items():
+        if not tensor.isfinite().all():
+            raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Final
 
@@ -26,7 +25,8 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     """Returns the largest |output - golden|. Each sequence runs alone.
 
     Raises:
-        ArtifactError: the difference exceeds the manifest's tolerance, or the file holds no golden answers.
+        ArtifactError: the difference exceeds the manifest's tolerance, an answer is not finite, or the file holds no
+            golden answers.
     """
     arrays = _load(artifact)
     rows = arrays.pop("rows")
@@ -36,7 +36,7 @@ def replay(artifact: Artifact, engine: Engine) -> float:
     except Exception as error:  # neither the arrays' content nor the engine can be trusted here
         raise ArtifactError(f"{artifact.path.name}: {GOLDEN} cannot be replayed: {error}") from error
     tolerance = artifact.manifest.tolerance + engine.extra_tolerance * float(np.abs(rows).max(initial=0.0))
-    if deviation > tolerance:
+    if not deviation <= tolerance:  # also true if either is NaN
         raise ArtifactError(
             f"{artifact.path.name}: the engine's answers differ from the golden answers by {deviation:.3g}. "
             f"The tolerance is {tolerance:.3g}."
@@ -77,9 +77,10 @@ def _deviation(
         (row,) = engine.run(Batch.of([encoding]))
         if row.shape != (len(encoding.focus), width):
             raise ValueError(f"the engine returned a row of shape {row.shape}, expected {len(encoding.focus), width}")
+        if not np.isfinite(row).all():
+            raise ValueError("the engine returned NaN or infinity")
         _check_ranking(engine, encoding, row)
-        difference = float(np.abs(row[:, columns] - golden).max(initial=0.0))
-        largest = max(largest, difference if math.isfinite(difference) else math.inf)
+        largest = max(largest, float(np.abs(row[:, columns] - golden).max(initial=0.0)))
     return largest
 
 
@@ -88,7 +89,7 @@ def _check_ranking(engine: Engine, encoding: Encoding, row: Row) -> None:
     ranked = engine.run(Batch.of([Ranked(**vars(encoding), top_k=TOP_K, candidates=NOTHING)]))[0]
     found, expected = Ranking.of(ranked), Ranking.of(rank(row, TOP_K, NOTHING))
     for ours, theirs in zip(found[:2], expected[:2], strict=True):  # equal outputs may come in any order of columns
-        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True):
+        if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
             raise ValueError("the engine's top-k result does not match its outputs")
 
 
@@ -103,4 +104,6 @@ def _load(artifact: Artifact) -> dict[str, NDArray[Any]]:
         raise ArtifactError(f"{name}: {GOLDEN} must hold exactly the arrays {', '.join(sorted(ARRAYS))}.")
     if len(arrays["offsets"]) < 2:
         raise ArtifactError(f"{name}: {GOLDEN} holds no answers.")
+    if arrays["rows"].dtype.kind != "f" or not np.isfinite(arrays["rows"]).all():
+        raise ArtifactError(f"{name}: {GOLDEN} holds answers that are not finite numbers.")
     return arrays

@@ -429,3 +429,26 @@ def test_card_keeps_non_ascii_text(out):
 
     assert "서울 – naïve" in (make(out, plan).path / CARD).read_text("utf-8")
     assert json.loads((out / "bert-classify" / CARD).read_text("utf-8"))["summary"] == "서울 – naïve"
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf])
+@pytest.mark.parametrize("parameter", ["encoder.embeddings.word.weight", "head.output.bias"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_release_rejects_weights_that_are_not_finite(out, parameter, damage, precision):
+    """Built-in texts do not reach the last row of the word embeddings."""
+    plan = draft("bert", "classify", precision)
+    damaged = copy.deepcopy(plan.network)
+    damaged.state_dict()[parameter][-1] = damage
+
+    with pytest.raises(ReleaseError, match=f"parameter {parameter} holds NaN or infinity. No artifact is written"):
+        make(out, replace(plan, network=damaged))
+    assert list(out.iterdir()) == []
+
+
+def test_release_rejects_answers_that_are_not_finite(out):
+    plan = draft("bert", "classify")
+    overflowing = copy.deepcopy(plan.network)
+    overflowing.head.output.weight.data.fill_(3e38)
+
+    with pytest.raises(ReleaseError, match=r"answers built-in texts with NaN or infinity\. No artifact is written"):
+        make(out, replace(plan, network=overflowing))
