@@ -13,6 +13,7 @@ from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http.bodies import INVALID_VALUES
 from swiftlet_serve.service.http.task_endpoint import Translation
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import NullIsDefault
 
 
 class Call(NamedTuple):
@@ -79,7 +80,7 @@ class Dialect(Protocol):
         ...
 
 
-class Foreign(BaseModel):
+class Foreign(NullIsDefault):
     """A body in a dialect. Fields that Swiftlet does not know are ignored, as other servers do."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")

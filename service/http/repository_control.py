@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,6 +22,7 @@ from swiftlet_serve.service.http.request_guard import authorize
 from swiftlet_serve.service.repository.desired import Alias, Version
 from swiftlet_serve.service.repository.manager import LoadFailed, ModelManager
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import NullIsDefault
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ STATES: Final = {"ready": "READY", "loading": "LOADING", "unloaded": "UNAVAILABL
 T = TypeVar("T")
 
 
-class LoadParameters(BaseModel):
+class LoadParameters(NullIsDefault):
     """What to load. Other parameters of Triton's clients have no effect."""
 
     model_config = ConfigDict(extra="ignore")
@@ -41,7 +42,7 @@ class LoadParameters(BaseModel):
     alias: Annotated[Alias | None, Field(description="The alias to set. Unset: it becomes the default.")] = None
 
 
-class LoadRequest(BaseModel):
+class LoadRequest(NullIsDefault):
     """The body of a request to load a model. It may be empty."""
 
     model_config = ConfigDict(extra="ignore")
@@ -49,7 +50,7 @@ class LoadRequest(BaseModel):
     parameters: LoadParameters = LoadParameters()
 
 
-class IndexRequest(BaseModel):
+class IndexRequest(NullIsDefault):
     """The body of a request for the index. It may be empty."""
 
     model_config = ConfigDict(extra="ignore")

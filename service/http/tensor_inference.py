@@ -27,7 +27,8 @@ from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
-Scalar = bool | int | float | str
+Scalar = bool | int | float | str | None
+"""The value of a parameter. None means its default."""
 
 MLSERVER: Final = frozenset({"args", "array_inputs"})
 TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))

@@ -12,13 +12,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
@@ -196,7 +198,31 @@ class Evaluator(ABC):
 # Requests and responses
 
 
-class Strict(BaseModel):
+class NullIsDefault(BaseModel):
+    """A model in which null means the default, for every field that has one.
+
+    Fields whose type includes None give null a meaning of their own. Fields without a default refuse it.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        fields: Any = handler.resolve_ref_schema(schema)
+        while "fields" not in fields:
+            fields = fields["schema"]
+        for name, field in fields["fields"].items():
+            given = field["schema"]
+            if given["type"] == "default" and given["schema"]["type"] != "nullable":
+                replace = partial(_replace_null, cls.model_fields[name])
+                given["schema"] = core_schema.no_info_before_validator_function(replace, given["schema"])
+        return schema
+
+
+def _replace_null(field: FieldInfo, value: Any) -> Any:
+    return field.get_default(call_default_factory=True, validated_data={}) if value is None else value
+
+
+class Strict(NullIsDefault):
     """A model that converts no types and rejects unknown fields.
 
     `cache_strings` is off for values: by default pydantic keeps up to 16,384 of the short strings that it parses.

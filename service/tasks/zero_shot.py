@@ -48,6 +48,7 @@ SCALE: Final = 20.0
 THRESHOLD: Final = 0.3
 LABELS: Final = "/parameters/candidate_labels"
 TEMPLATE: Final = "/parameters/hypothesis_template"
+DEFAULT_TEMPLATE: Final = "This example is {}."
 
 Label = Annotated[str, Field(max_length=1000)]
 
@@ -60,13 +61,13 @@ class ZeroShotParameters(Strict):
         Field(description="The labels: a list, or a text with commas between them."),
     ]
     hypothesis_template: Annotated[
-        str,
+        str | None,
         Field(
-            description="The hypothesis, with {} in the place of the label. An embedding model uses a template only if "
-            "the request has one, and reads the label alone otherwise.",
+            description=f"The hypothesis, with {{}} in the place of the label. Default: {DEFAULT_TEMPLATE} "
+            "An embedding model has no default, and reads the label alone.",
             max_length=1000,
         ),
-    ] = "This example is {}."
+    ] = None
     multi_label: Annotated[
         bool,
         Field(description="If true, each label has a probability of its own. If false, the probabilities sum to 1."),
@@ -178,7 +179,8 @@ class ZeroShot(_Shared):
                 template has no place for a label.
         """
         texts, labels = _checked(request)
-        hypotheses = [fill(request.parameters.hypothesis_template, label) for label in labels]
+        template = request.parameters.hypothesis_template
+        hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
         truncate = request.parameters.truncation
         try:
             return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=truncate)
@@ -215,8 +217,9 @@ class EmbeddingZeroShot(_Shared):
             Unprocessable: as with an NLI model.
         """
         texts, labels = _checked(request)
-        if "hypothesis_template" in request.parameters.model_fields_set:
-            labels = [fill(request.parameters.hypothesis_template, label) for label in labels]
+        template = request.parameters.hypothesis_template
+        if template is not None:
+            labels = [fill(template, label) for label in labels]
         truncate = request.parameters.truncation
         try:
             encodings = self.tokenizer.encode(
