@@ -45,7 +45,7 @@ def vectors(engine: LoadedEngine, sequences: Sequence[Encoding]) -> NDArray[np.f
 def measured(found: NDArray[Any], reference: NDArray[Any], similarities: Sequence[float]) -> list[str]:
     """Returns the cells of an engine. The vectors of a pair follow each other."""
     scores = (found[::2] * found[1::2]).sum(1).tolist()
-    score = metrics.mean(metrics.spearman_parts(scores, similarities))
+    score = metrics.spearman(scores, similarities)
     expected = metrics.spearman_parts((reference[::2] * reference[1::2]).sum(1).tolist(), similarities)
     loss = metrics.difference(metrics.spearman_parts(scores, similarities), expected)
     cosines = (found * reference).sum(1)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z: Final = 1.96  # 95 % of a normal distribution lie within this many standard deviations
+MIN_CASES: Final = 4  # for an interval of a correlation
 DRAWS: Final = 10_000  # of the bootstrap: the error of an interval's ends is about 2 % of its width
 
 Tables = NDArray[np.float64]  # (..., 2, 2): number of cases by actual and predicted label
@@ -41,7 +42,7 @@ class Threshold:
 
 
 def mean(values: Sequence[float]) -> Score:
-    """Returns the mean of values. The values lie between 0 and 1; only parts of a correlation may lie outside.
+    """Returns the mean of values between 0 and 1. Only cosines may lie below.
 
     If every value is 0 or 1, the interval is Wilson's (1927), which stays within 0 to 100 and has a width even if all
     values are equal. Otherwise it is the normal approximation.
@@ -77,32 +78,80 @@ def share(hits: int, n: int) -> Score:
     return Score(100 * value, 100 * max(0.0, low), 100 * min(1.0, high), n)
 
 
-def spearman_parts(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Returns the share of each case in Spearman's rank correlation, which is the mean of the shares.
+def spearman(values: Sequence[float], others: Sequence[float]) -> Score:
+    """Returns Spearman's rank correlation, from -100 to 100; 0 if either list is constant.
 
-    Equal values share the mean of their ranks. Without any difference between values, the shares are 0.
+    The interval is Fisher's, symmetric in artanh of the correlation. Its standard error is the larger of two: that of
+    normal data (Bonett and Wright 2000), which fails for heavy tails, and that of `spearman_parts`, which fails for
+    few cases. A perfect correlation counts as half a swap of neighbours below 1. Fewer than four cases tell nothing.
+
+    Raises:
+        ValueError: there are no cases, or the lists differ in length.
+    """
+    parts = np.array(spearman_parts(values, others))
+    n = len(parts)
+    if not n:
+        raise ValueError("there are no cases to score.")
+    value = min(1.0, max(-1.0, float(parts.mean())))
+    if n < MIN_CASES or len(set(values)) == 1 or len(set(others)) == 1:
+        return Score(100 * value, -100.0, 100.0, n)
+    limit = 1 - 6 / (n * (n * n - 1))
+    bounded = min(limit, max(-limit, value))
+    of_normal_data = math.sqrt((1 + bounded**2 / 2) / (n - 3))
+    of_parts = float(parts.std(ddof=1)) / math.sqrt(n) / (1 - bounded**2)
+    middle, margin = math.atanh(bounded), Z * max(of_normal_data, of_parts)
+    low, high = min(value, math.tanh(middle - margin)), max(value, math.tanh(middle + margin))
+    return Score(100 * value, 100 * low, 100 * high, n)
+
+
+def spearman_parts(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Returns the part of each case in Spearman's rank correlation, which is the mean of the parts.
+
+    The part is the correlation plus the influence of the case (Hampel 1974), so that the standard error of the mean
+    of the parts is that of the correlation, and parts can be compared in pairs. A case influences the product of two
+    standard ranks, the ranks of all other cases, and with ties their variance. Equal values share the mean of their
+    ranks. If either list is constant, the parts are 0.
 
     Raises:
         ValueError: the lists differ in length.
     """
     if len(values) != len(others):
         raise ValueError("the lists differ in length.")
-    parts = _standard_ranks(values) * _standard_ranks(others)
-    return [float(part) for part in parts]
+    one, other = _Ranks(values), _Ranks(others)
+    products = one.standard * other.standard
+    both = products + one.above(other.standard) + other.above(one.standard)
+    alone = sum(ranks.standard**2 + 2 * ranks.above(ranks.standard) for ranks in (one, other))
+    correlation = products.sum() / max(1, len(products))
+    influence = both - correlation / 2 * alone
+    return [float(part) for part in correlation + influence - influence.sum() / max(1, len(products))]
 
 
-def _standard_ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Returns the ranks of values with mean 0 and variance 1, or zeros if all values are equal."""
-    _, where, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]
-    deviation = ranks.std()
-    return np.asarray((ranks - ranks.mean()) / deviation if deviation else np.zeros_like(ranks))
+class _Ranks:
+    """The ranks of values. `standard` (N,) has mean 0 and variance 1, or is 0 if all values are equal."""
+
+    def __init__(self, values: Sequence[float]):
+        _, self._group, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[self._group]
+        self._deviation = float(ranks.std()) if len(ranks) else 0.0
+        self.standard = (ranks - ranks.mean()) / self._deviation if self._deviation else np.zeros(len(values))
+
+    def above(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns, for each case, the weights of the cases with larger values and half of those with equal ones.
+
+        The unit is one standard deviation of the ranks.
+        """
+        if not self._deviation:
+            return np.zeros(len(weights))
+        sums = np.bincount(self._group, weights)
+        larger = sums[::-1].cumsum()[::-1] - sums / 2
+        return np.asarray(larger[self._group] / self._deviation)
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> Score:
-    """Returns the difference of the means of two lists of values between 0 and 1, for the same cases in order.
+    """Returns the difference of the means of two lists for the same cases in order.
 
-    The interval is the normal approximation for paired samples. The difficulty of the cases does not widen it.
+    The values lie between 0 and 1, or are the parts of a correlation. The interval is the normal approximation for
+    paired samples. The difficulty of the cases does not widen it.
 
     Raises:
         ValueError: there are no values, or the lists differ in length.
@@ -141,35 +190,41 @@ def f1(predicted: Sequence[int], actual: Sequence[int]) -> Score:
 def _of_table(score: Callable[[Tables], Any], predicted: Sequence[int], actual: Sequence[int]) -> Score:
     """Returns a score computed from the four counts of a confusion matrix.
 
-    The score is not a mean over the cases, and near its bounds the normal approximation fails. The interval is
-    therefore a percentile bootstrap. Drawing cases with replacement equals drawing the four counts from a multinomial.
+    The score is not a mean over the cases, and near its bounds the normal approximation fails. The interval holds two
+    others: the percentile bootstrap, which has no width if no error was seen, and the credible interval of Jeffreys'
+    prior, which excludes the best scores after one error in ten cases. Drawing cases with replacement equals drawing
+    the four counts from a multinomial.
     """
     pairs = Counter(zip(actual, predicted, strict=True))
     n = pairs.total()
     if not n:
         raise ValueError("there are no cases to score.")
     counts = np.array([pairs[0, 0], pairs[0, 1], pairs[1, 0], pairs[1, 1]], np.float64)
-    drawn = np.random.default_rng(0).multinomial(n, counts / n, DRAWS).astype(np.float64)
-    low, high = np.percentile(score(drawn.reshape(-1, 2, 2)), [2.5, 97.5])
+    generator = np.random.default_rng(0)
+    drawn = np.stack([generator.multinomial(n, counts / n, DRAWS) / n, generator.dirichlet(counts + 0.5, DRAWS)])
+    lows, highs = np.percentile(score(drawn.reshape(2, DRAWS, 2, 2)), [2.5, 97.5], axis=1)
     value = float(score(counts.reshape(2, 2)))
-    return Score(100 * value, 100 * min(value, float(low)), 100 * max(value, float(high)), n)
+    return Score(100 * value, 100 * min(value, float(lows.min())), 100 * max(value, float(highs.max())), n)
 
 
 def _matthews(tables: Tables) -> Any:
     (tn, fp), (fn, tp) = np.moveaxis(tables, (-2, -1), (0, 1))
     spread = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    return (tp * tn - fp * fn) / np.sqrt(np.where(spread > 0, spread, 1))  # if the spread is 0, so is the numerator
+    correlation = (tp * tn - fp * fn) / np.sqrt(np.where(spread > 0, spread, 1))  # if the spread is 0, so is the rest
+    return np.clip(correlation, -1, 1)  # of rounding
 
 
 def _f1(tables: Tables) -> Any:
     (_, fp), (fn, tp) = np.moveaxis(tables, (-2, -1), (0, 1))
-    return 2 * tp / np.maximum(1, 2 * tp + fp + fn)
+    cases = 2 * tp + fp + fn
+    return 2 * tp / np.where(cases > 0, cases, 1)
 
 
 def span_f1(right: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> Score:
     """Returns the harmonic mean of precision and recall of the spans of n texts together, or 0 if there is no span.
 
-    The interval is the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques, section 6.3).
+    The interval holds two others: the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques,
+    section 6.3), which has no width without an error, and Wilson's of as many independent spans.
 
     Args:
         right: (n,) spans of each text that are found and expected.
@@ -183,10 +238,13 @@ def span_f1(right: Sequence[int], found: Sequence[int], expected: Sequence[int])
     if not len(counts):
         raise ValueError("there are no texts to score.")
     n, both, sizes = len(counts), 2 * counts[:, 0], counts[:, 1] + counts[:, 2]
-    value = float(both.sum() / max(1.0, sizes.sum()))
+    spans = float(sizes.sum())
+    value = float(both.sum() / max(1.0, spans))
     errors = both - value * sizes
-    margin = Z * math.sqrt(n / max(1, n - 1) * float(errors @ errors)) / max(1.0, float(sizes.sum()))
-    return Score(100 * value, 100 * max(0.0, value - margin), 100 * min(1.0, value + margin), n)
+    margin = Z * math.sqrt(n / max(1, n - 1) * float(errors @ errors)) / max(1.0, spans)
+    wilson = share(round(both.sum() / 2), max(1, round(spans / 2)))
+    low, high = min(100 * (value - margin), wilson.low), max(100 * (value + margin), wilson.high)
+    return Score(100 * value, max(0.0, low), min(100.0, high), n)
 
 
 def normalise_answer(text: str) -> str:

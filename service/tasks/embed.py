@@ -214,9 +214,12 @@ class Evaluator(tasks.Evaluator):
     def grades(self, cases: Sequence[Case], responses: Sequence[Any]) -> list[Grade]:
         """Grades each pair with its share of the correlation."""
         vectors = [np.array(response, np.float32) for response in responses]  # (2, D) each
-        scores = [cosine(*pair) for pair in vectors]
-        parts = metrics.spearman_parts(scores, [case.expected[0] for case in cases])
+        parts = metrics.spearman_parts(*_compared(cases, vectors))
         return [Grade({"spearman": part}, pair) for part, pair in zip(parts, vectors, strict=True)]
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
+        """Returns the correlation, whose interval is not that of a mean."""
+        return {"spearman": metrics.spearman(*_compared(cases, answers))}
 
     def agree(self, one: Any, other: Any) -> float:
         """Returns the mean cosine of the vectors of both texts."""
@@ -226,11 +229,15 @@ class Evaluator(tasks.Evaluator):
         """Returns the score of the words that two texts share (Jaccard)."""
         words = [[set(text.lower().split()) for text in case.body["inputs"]] for case in cases]
         shared = [len(a & b) / len(a | b) for a, b in words]
-        parts = metrics.spearman_parts(shared, [case.expected[0] for case in cases])
-        return {"words in common": metrics.mean(parts)}
+        return {"words in common": metrics.spearman(shared, [case.expected[0] for case in cases])}
 
     def best(self, response: Any) -> str:
         return " ".join(f"{number:.3f}" for number in itertools.islice(response[0], 3))
+
+
+def _compared(cases: Sequence[Case], vectors: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Returns the cosines of pairs of vectors, (2, D) each, and the similarities that people gave the texts."""
+    return [cosine(*pair) for pair in vectors], [case.expected[0] for case in cases]
 
 
 def _ungraded(response: Any) -> list[Grade]:

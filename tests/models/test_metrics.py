@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swiftlet_serve.models import metrics
 from swiftlet_serve.models.metrics import (
     Score,
     _f1,
@@ -23,6 +26,9 @@ from swiftlet_serve.models.metrics import (
     matthews,
     mean,
     normalise_answer,
+    span_f1,
+    spearman,
+    spearman_parts,
 )
 
 
@@ -72,6 +78,98 @@ def test_difference_has_paired_interval():
     assert found.value - found.low == pytest.approx(found.high - found.value)
     assert difference(ones, ones) == Score(0.0, 0.0, 0.0, 4)
     assert difference(others, ones).value == -25.0
+
+
+def correlated(chance: np.random.Generator, kind: str, rho: float, n: int) -> tuple[list[float], list[float]]:
+    """Draws cases of a normal distribution, or one with ties as people's scores have, or with heavy tails."""
+    one, noise = chance.normal(size=(2, n))
+    other = rho * one + math.sqrt(1 - rho**2) * noise
+    if kind == "ties":
+        other = np.round(1.5 * other)
+    if kind == "heavy":
+        one, other = np.stack([one, other]) * np.sqrt(3 / chance.chisquare(3, size=n))
+    return one.tolist(), other.tolist()
+
+
+@cache
+def true_spearman(kind: str, rho: float) -> float:
+    return spearman(*correlated(np.random.default_rng(12), kind, rho, 200_000)).value
+
+
+@pytest.mark.parametrize("n", [5, 10, 30, 300])
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("kind", ["normal", "ties", "heavy"])
+def test_spearman_intervals_cover_the_truth(kind, rho, n):
+    chance = np.random.default_rng(11)
+    truth = true_spearman(kind, rho)
+    found = [spearman(*correlated(chance, kind, rho, n)) for _ in range(200)]
+    covered = sum(one.low <= truth <= one.high for one in found) / len(found)
+
+    assert 0.92 <= covered <= (1 if n < 30 else 0.99)
+    assert all(-100 <= one.low <= one.value <= one.high <= 100 for one in found)
+    if kind == "normal" and n == 300:  # Fisher's interval, with the standard error of Bonett and Wright
+        margin = 1.96 * math.sqrt((1 + (truth / 100) ** 2 / 2) / (n - 3))
+        low, high = (100 * math.tanh(math.atanh(truth / 100) + sign * margin) for sign in (-1, 1))
+        assert np.mean([one.high - one.low for one in found]) == pytest.approx(high - low, rel=0.1)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_spearman_parts_equal_jackknife(ties):
+    chance = np.random.default_rng(2)
+    one, other = correlated(chance, "ties" if ties else "normal", 0.6, 80)
+    whole = spearman(one, other).value / 100
+    left_out = [spearman(one[:i] + one[i + 1 :], other[:i] + other[i + 1 :]).value / 100 for i in range(80)]
+    parts = spearman_parts(one, other)
+
+    assert np.mean(parts) == pytest.approx(whole)
+    assert np.corrcoef(parts, 80 * whole - 79 * np.array(left_out))[0, 1] > 0.999
+    assert np.std(parts) == pytest.approx(np.std(79 * np.array(left_out)), rel=0.05)
+
+
+@pytest.mark.parametrize("n", [*range(1, 12), 1000])
+def test_spearman_of_perfect_ranks_has_an_interval_below_100(n):
+    values = list(range(n))
+    found, turned = spearman(values, [value**3 for value in values]), spearman(values, [-value for value in values])
+
+    assert found.value == pytest.approx(100 if n > 1 else 0)
+    assert (found.low, found.high) == ((-100, 100) if n < 4 else (pytest.approx(found.low), pytest.approx(100)))
+    assert n < 4 or -100 < found.low < (99.9 if n < 1000 else 100)
+    assert (turned.low, turned.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+
+
+def test_spearman_of_equal_values_tells_nothing():
+    assert spearman([0.5] * 9, list(range(9))) == Score(0, -100, 100, 9)
+    assert spearman_parts([0.5] * 9, list(range(9))) == [0] * 9
+    with pytest.raises(ValueError, match="no cases to score"):
+        spearman([], [])
+    with pytest.raises(ValueError, match="differ in length"):
+        spearman([1.0], [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.floats(-1, 1)), min_size=1, max_size=30))
+def test_spearman_intervals_have_bounds(cases):
+    found = spearman(*zip(*cases, strict=True))
+
+    assert -100 <= found.low <= found.value <= found.high <= 100
+
+
+def test_difference_of_correlations_covers_the_truth():
+    """Two models of equal quality on the same cases. Their correlations differ by 0."""
+    chance, covered = np.random.default_rng(4), 0
+    for _ in range(300):
+        right, *noise = chance.normal(size=(3, 60))
+        one, other = (spearman_parts((right + 0.5 * each).tolist(), right.tolist()) for each in noise)
+        found = difference(one, other)
+        covered += found.low <= 0 <= found.high
+
+    assert 0.92 <= covered / 300 <= 0.98
+
+
+def test_span_f1_without_errors_has_a_width():
+    assert span_f1([1, 2], [1, 2], [1, 2]) == Score(100, pytest.approx(43.85, abs=0.01), 100, 2)
+    assert span_f1([0, 0], [0, 0], [0, 0]).high > 50
+    errors = span_f1([1] * 50 + [0] * 50, [1] * 100, [1] * 100)
+    assert (errors.low, errors.high) == (pytest.approx(40.2, abs=0.2), pytest.approx(59.8, abs=0.2))
 
 
 def test_difference_rejects_different_lengths():
@@ -151,13 +249,14 @@ def test_matthews_equals_pearson_correlation(cases):
 @given(pairs)
 def test_label_scores_have_bounds_and_symmetries(cases):
     predicted, actual = split(cases)
-    for score, least in ((matthews(predicted, actual), -100), (f1(predicted, actual), 0)):
-        assert least - 1e-9 <= score.low <= score.value <= score.high <= 100 + 1e-9
-    assert matthews(actual, predicted).value == pytest.approx(matthews(predicted, actual).value)
-    assert f1(actual, predicted).value == pytest.approx(f1(predicted, actual).value)
-    swapped = [1 - label for label in predicted]
-    assert matthews(swapped, actual).value == pytest.approx(-matthews(predicted, actual).value)
-    assert matthews(swapped, [1 - label for label in actual]).value == pytest.approx(matthews(predicted, actual).value)
+    with mock.patch.object(metrics, "DRAWS", 200):
+        for score, least in ((matthews(predicted, actual), -100), (f1(predicted, actual), 0)):
+            assert least <= score.low <= score.value <= score.high <= 100
+        assert matthews(actual, predicted).value == pytest.approx(matthews(predicted, actual).value)
+        assert f1(actual, predicted).value == pytest.approx(f1(predicted, actual).value)
+        other, turned = [1 - label for label in predicted], [1 - label for label in actual]
+        assert matthews(other, actual).value == pytest.approx(-matthews(predicted, actual).value)
+        assert matthews(other, turned).value == pytest.approx(matthews(predicted, actual).value)
 
 
 @settings(max_examples=30)
@@ -169,19 +268,40 @@ def test_label_scores_ignore_order(cases, chance):
     assert f1(*split(shuffled)) == f1(*split(cases))
 
 
-@pytest.mark.parametrize(("score", "of_table"), [(matthews, _matthews), (f1, _f1)])
-def test_label_score_interval_equals_bootstrap_of_cases(score, of_table):
-    """A bootstrap of single cases gives the same interval as drawing the four counts."""
-    predicted = [1] * 45 + [0] * 15 + [1] * 10 + [0] * 30
-    actual = [1] * 60 + [0] * 40
-    chance = np.random.default_rng(5)
-    drawn = chance.integers(0, 100, (4000, 100))
-    codes = (2 * np.array(actual) + np.array(predicted))[drawn]
-    tables = np.stack([(codes == code).sum(1) for code in range(4)], axis=1).reshape(-1, 2, 2).astype(float)
-    low, high = 100 * np.percentile(of_table(tables), [2.5, 97.5])
-    found: Score = score(predicted, actual)
+TABLES = [  # probabilities of true negatives, false positives, false negatives and true positives
+    (0.25, 0.25, 0.25, 0.25),
+    (0.4, 0.1, 0.1, 0.4),
+    (0.49, 0.01, 0.01, 0.49),
+    (0.1, 0.2, 0.05, 0.65),
+]
 
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1)
+
+@pytest.mark.parametrize("n", [10, 30, 300])
+@pytest.mark.parametrize("probabilities", TABLES)
+@pytest.mark.parametrize(("score", "of_table"), [(matthews, _matthews), (f1, _f1)])
+def test_label_score_intervals_cover_the_truth(monkeypatch, score, of_table, probabilities, n):
+    """A percentile bootstrap alone covers 39 % at 10 cases of the third table."""
+    monkeypatch.setattr(metrics, "DRAWS", 1000)
+    truth = 100 * float(of_table(np.array(probabilities).reshape(2, 2)))
+    chance = np.random.default_rng(3)
+    covered = 0
+    for counts in chance.multinomial(n, probabilities, 150):
+        codes = np.repeat(np.arange(4), counts)
+        found = score((codes % 2).tolist(), (codes // 2).tolist())
+        covered += found.low <= truth <= found.high
+
+    assert covered / 150 >= 0.92
+
+
+@pytest.mark.parametrize("n", [1, 10, 1000])
+@pytest.mark.parametrize("score", [matthews, f1])
+def test_label_score_intervals_of_perfect_labels_have_a_width(score, n):
+    labels = [i % 2 for i in range(n)]
+    found = score(labels, labels)
+
+    assert found.value in (0, 100)  # a single label has no correlation
+    assert 0 < found.high - found.low <= 200
+    assert n < 1000 or found.low > 99
 
 
 def test_matthews_interval_equals_asymptotic_interval():
