@@ -13,9 +13,9 @@ from starlette.types import Scope
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import problem_details
-from swiftlet_serve.service.http.dialect import error_sentence
 from swiftlet_serve.service.http.request_guard import MAX_TIMEOUT_MS, TIMEOUT_HEADER
 from swiftlet_serve.service.http.request_tracker import RequestTracker
+from swiftlet_serve.service.http.wording import sentence
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Respond = Callable[[Scope, bytes], Awaitable[Response]]
@@ -44,7 +44,7 @@ def render_error(error: SwiftletError, _: str) -> Response:
     headers = problem_details.headers(error) | {"error-code": error.code}
     if error.retry_after is not None:
         headers["grpc-retry-pushback-ms"] = f"{1000 * error.retry_after:.0f}"  # clients with a retry policy obey it
-    return Response(error_sentence(error), error.status, headers)
+    return Response(sentence(error), error.status, headers)
 
 
 class Caller:

@@ -68,7 +68,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
         redoc_url=None,
         redirect_slashes=False,
         lifespan=_lifespan(runtime),
-        exception_handlers={HTTPException: _raise_own_error},
+        exception_handlers={HTTPException: _own_errors(runtime.task_names)},
         telemetry=NO_TELEMETRY,
     )
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
@@ -103,7 +103,7 @@ def create_admin_app(runtime: Runtime, control: RepositoryControl | None = None)
             *([] if control is None else control.routes()),
         ],
         middleware=[Middleware(RequestMiddleware, tracker=RequestTracker(runtime, RequestGuard(runtime)))],
-        exception_handlers={HTTPException: _raise_own_error},
+        exception_handlers={HTTPException: _own_errors()},
     )
     app.router.redirect_slashes = False
     return app
@@ -134,12 +134,23 @@ def _lifespan(runtime: Runtime) -> Any:
     return lifespan
 
 
-async def _raise_own_error(_: Request, error: Exception) -> NoReturn:
-    """Raises the service's error for an HTTPException of Starlette's router."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
-        raise NotFound("unknown_route", "No route has this path. GET /openapi.json lists the routes.") from None
-    if status == 405 and isinstance(error, HTTPException):
-        detail = "This route does not support the request method. The Allow header lists the supported ones."
-        raise MethodNotAllowed("method_not_allowed", detail, headers=error.headers) from None
-    raise error
+def _own_errors(tasks: Sequence[str] = ()) -> Any:
+    """Returns the handler of Starlette's HTTPException, which raises the service's error for it.
+
+    Clients that are given the server's own address send requests to it. Their error names the routes of `tasks`.
+    """
+
+    async def raise_own_error(request: Request, error: Exception) -> NoReturn:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405 and tasks and (request.method, request.url.path) == ("POST", "/"):
+            paths = ", ".join(f"/{task}" for task in tasks)
+            detail = f"A request goes to the route of its task, and not to the server's own address. Use {paths}."
+            raise NotFound("unknown_route", detail) from None
+        if status == 404:
+            raise NotFound("unknown_route", "No route has this path. GET /openapi.json lists the routes.") from None
+        if status == 405 and isinstance(error, HTTPException):
+            detail = "This route does not support the request method. The Allow header lists the supported ones."
+            raise MethodNotAllowed("method_not_allowed", detail, headers=error.headers) from None
+        raise error
+
+    return raise_own_error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
@@ -108,12 +108,28 @@ def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest |
     if errors[0]["type"] == "json_invalid":  # the only error then
         return InvalidRequest("invalid_json", "The body is not valid JSON. Check its syntax.")
     names = _field_names(model)
-    field_errors = list(dict.fromkeys(_field_error(one, names) for one in errors))
+    field_errors = _relevant(list(dict.fromkeys(_field_error(one, names) for one in errors)))
     if errors[0]["type"] == "extra_forbidden" and (nearest := _nearest(str(errors[0]["loc"][-1]), names)):
         field_errors[0] = replace(field_errors[0], nearest=nearest)
         detail = f"The body has a field that is not allowed. Did you mean {nearest}?"
         return Unprocessable("validation_failed", detail, field_errors=field_errors)
     return Unprocessable("validation_failed", INVALID_VALUES, field_errors=field_errors)
+
+
+def _relevant(errors: Sequence[FieldError]) -> list[FieldError]:
+    """Drops the errors of alternatives that the client did not choose.
+
+    If a value may be a text or a list, and a list is too long, pydantic also says that it is no text.
+    """
+
+    def is_chosen(error: FieldError) -> bool:
+        return not error.code.endswith("_type") or not any(
+            (one.pointer == error.pointer and not one.code.endswith("_type"))
+            or one.pointer.startswith(f"{error.pointer}/")
+            for one in errors
+        )
+
+    return [error for error in errors if is_chosen(error)]
 
 
 def _unsupported_encoding(accepted: str) -> UnsupportedMediaType:

@@ -9,11 +9,14 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from swiftlet_serve.service.catalog import ANY, Route
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http.bodies import INVALID_VALUES
-from swiftlet_serve.service.http.task_endpoint import Translation
+from swiftlet_serve.service.errors import SwiftletError, Unprocessable
+from swiftlet_serve.service.http import bodies
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording
+from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.tasks import NullIsDefault
+from swiftlet_serve.service.tasks import NullIsDefault, Request
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 
 class Call(NamedTuple):
@@ -86,9 +89,28 @@ class Foreign(NullIsDefault):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")
 
 
-def error_sentence(error: SwiftletError) -> str:
-    """Returns the detail of an error for formats without a list of errors. It names the first invalid value, if any."""
-    if error.detail != INVALID_VALUES or not error.field_errors:
-        return error.detail
-    first = error.field_errors[0]
-    return f"The body has an invalid value at {first.pointer or 'its root'}: {first.code}."
+def translation(
+    pipeline: Pipeline,
+    fields: Mapping[str, Any],
+    render: Callable[[Any, RequestRecord], TaskResponse],
+    wording: Wording,
+    timeout_s: float | None = None,
+) -> Translation:
+    """Returns a translation with a request of the pipeline's task.
+
+    Args:
+        pipeline: the pipeline of the model.
+        fields: the fields of the request.
+        render: returns the response, given the task's answer and the request's record.
+        wording: puts errors of the request in the client's terms.
+        timeout_s: a timeout that the body names, in seconds since the arrival of the request.
+
+    Raises:
+        Unprocessable: the fields do not fit the task.
+    """
+    try:
+        request: Request = bodies.validate(pipeline.model.task.Request, fields)
+    except Unprocessable as error:
+        wording.apply(error)
+        raise
+    return Translation(pipeline, request, render, timeout_s, wording)

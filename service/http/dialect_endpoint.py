@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
 from swiftlet_serve.service.http.openapi import SCHEMAS
-from swiftlet_serve.service.http.route_table import Route, RouteTable
+from swiftlet_serve.service.http.route_table import RenderError, Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation, route_of
 from swiftlet_serve.service.runtime import Runtime
 
@@ -38,15 +38,19 @@ class DialectEndpoint(ModelEndpoint):
 class SharedEndpoint(ModelEndpoint):
     """The endpoint of a task's route that a dialect uses, too. The fields of a body tell whose it is."""
 
-    def __init__(self, own: ModelEndpoint, foreign: DialectEndpoint) -> None:
+    def __init__(self, own: ModelEndpoint, foreign: DialectEndpoint, render_error: RenderError) -> None:
+        """`render_error` is that of the dialect."""
         super().__init__(own.runtime)
         self._own = own
         self._foreign = foreign
+        self._render_error = render_error
         self._quoted = [f'"{name}"'.encode() for name in sorted(foreign.operation.fields)]
 
     def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
-        endpoint = self._foreign if self._is_foreign(body) else self._own
-        return endpoint.translate(scope, body)
+        if not self._is_foreign(body):
+            return self._own.translate(scope, body)
+        scope["state"]["render_error"] = self._render_error
+        return self._foreign.translate(scope, body)
 
     def _is_foreign(self, body: bytes | bytearray) -> bool:
         if not any(name in body for name in self._quoted):  # the usual case costs no second parse
@@ -69,7 +73,7 @@ def share(
         for operation in dialect.OPERATIONS:
             if operation.fields and operation.path in shared:
                 foreign = DialectEndpoint(runtime, name, operation)
-                shared[operation.path] = SharedEndpoint(shared[operation.path], foreign)
+                shared[operation.path] = SharedEndpoint(shared[operation.path], foreign, dialect.render_error)
     return shared
 
 

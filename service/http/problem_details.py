@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from swiftlet_serve.service.errors import FieldError, Internal, SwiftletError, log_exception
+from swiftlet_serve.service.http.wording import sentence
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def render(error: SwiftletError, request_id: str) -> Response:
 
 def _render(error: SwiftletError, request_id: str) -> Response:
     field_errors = error.field_errors[:MAX_FIELD_ERRORS]
-    before, after = _around_id(error.code, error.title, error.status, error.retryable, error.detail, field_errors)
+    before, after = _around_id(error.code, error.title, error.status, error.retryable, sentence(error), field_errors)
     return Response(before + request_id.encode() + after, error.status, headers(error), MEDIA_TYPE)
 
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 from swiftlet_serve.models import calibration
 from swiftlet_serve.models.artifact import Decisions, Manifest
 from swiftlet_serve.service.errors import NotFound, Unprocessable, invalid_value
-from swiftlet_serve.service.http import bodies
+from swiftlet_serve.service.http.wording import Wording, renamed
 from swiftlet_serve.service.pipeline import MAX_SEQUENCES, Pipeline
-from swiftlet_serve.service.tasks import Request
+from swiftlet_serve.service.tasks import is_blank
 
 
 class Option(NamedTuple):
@@ -28,6 +28,8 @@ class Option(NamedTuple):
     """Its name, which is a label of a classifier."""
     text: str
     """What it means, which completes a hypothesis."""
+    pointer: str
+    """The JSON Pointer of the option, for errors."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,39 @@ class Inquiry(NamedTuple):
 
     pipeline: Pipeline
     """Of the task that answers."""
-    request: Request
+    fields: Mapping[str, Any]
+    """Those of the request of the pipeline's task."""
+    wording: Wording
+    """Puts errors of this request in the terms of the questions."""
     read: Callable[[Any], list[Distribution]]
     """Returns one distribution for each question, given the task's answer."""
 
 
-def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry:
+def ask(pipeline: Pipeline, text: str, questions: Sequence[Question], at: str, *, truncate: bool) -> Inquiry:
     """Puts questions to a model. All statements become one request, so that the engine computes them together.
+
+    Args:
+        pipeline: the pipeline of the model.
+        text: the text.
+        questions: the questions.
+        at: the JSON Pointer of the text, for errors.
+        truncate: whether a text that is too long is cut.
 
     Raises:
         NotFound: the model answers no questions.
-        Unprocessable: the model cannot answer one of the questions.
+        Unprocessable: a question is blank, or the model cannot answer it.
     """
+    for question in questions:
+        _check_content(question)
     manifest = pipeline.model.manifest
     known = manifest.decisions or Decisions()
     if "zero-shot" in pipeline.model.task_names:
         pipeline = pipeline.for_task("zero-shot")
+        places = {
+            statement: option.pointer if option else f"{question.pointer}/instructions"
+            for question in reversed(questions)
+            for statement, option in zip(question.statements, question.options or (None,), strict=True)
+        }
         statements = list(dict.fromkeys(one for question in questions for one in question.statements))
         if len(statements) > MAX_SEQUENCES:
             detail = f"The questions have more than {MAX_SEQUENCES} options. Send fewer of them in one request."
@@ -81,8 +100,9 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
             "candidate_labels": statements,
             "hypothesis_template": "{}",
             "multi_label": True,
-            "truncation": False,
+            "truncation": truncate,
         }
+        labels = {f"/parameters/candidate_labels/{i}": places[one] for i, one in enumerate(statements)}
 
         def read(answer: Any) -> list[Distribution]:
             log_odds = {one["label"]: calibration.log_odds(one["score"]) for one in answer}
@@ -93,7 +113,7 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
 
     elif manifest.task == "classify":
         readers = [_reader(manifest, known, question) for question in questions]
-        parameters = {"function_to_apply": "none", "truncation": False}
+        parameters, labels = {"function_to_apply": "none", "truncation": truncate}, {}
 
         def read(answer: Any) -> list[Distribution]:
             logits = {one["label"]: one["score"] for one in answer[0]}
@@ -101,8 +121,19 @@ def ask(pipeline: Pipeline, text: str, questions: Sequence[Question]) -> Inquiry
 
     else:
         raise NotFound("unknown_model", "No model of this name answers questions. See /models for the served models.")
-    fields = {"inputs": text, "parameters": parameters}
-    return Inquiry(pipeline, bodies.validate(pipeline.model.task.Request, fields), read)
+    names = {"/inputs": at, "/parameters/truncation": "/truncation", "/parameters": "/questions"}
+    wording = Wording(renamed(labels | names))
+    return Inquiry(pipeline, {"inputs": text, "parameters": parameters}, wording, read)
+
+
+def _check_content(question: Question) -> None:
+    """Raises Unprocessable if the instructions or an option are blank."""
+    if is_blank(question.instructions):
+        detail = "The instructions of a question are empty. Write what to decide about the text."
+        raise invalid_value(f"{question.pointer}/instructions", "empty", detail)
+    for option in question.options:
+        if is_blank(option.text):
+            raise invalid_value(option.pointer, "empty", "An option of a question is empty. Write what it means.")
 
 
 def distribution(log_odds: Sequence[float], temperature: float) -> Distribution:

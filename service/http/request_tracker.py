@@ -16,7 +16,7 @@ from starlette.types import Scope
 from swiftlet_serve.service.errors import Internal, SwiftletError, deadline_too_short, draining, log_exception
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.request_guard import RequestGuard, runs_model
-from swiftlet_serve.service.http.route_table import Match
+from swiftlet_serve.service.http.route_table import Match, RenderError
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import OTHER, RequestRecord
 
@@ -70,7 +70,9 @@ class RequestTracker:
             detail = "The server failed unexpectedly. Its log has the cause under the ID of this request."
             failure = Internal("internal", detail)
         record.code = failure.code
-        render = problem_details.render if match is None else match.route.render_error
+        of_route = problem_details.render if match is None else match.route.render_error
+        # Where two protocols share a route, the body of the request tells which one it is.
+        render: RenderError = scope["state"].get("render_error", of_route)
         return render(failure, record.id)
 
     def _check_timeout(self, record: RequestRecord, scope: Scope, error: SwiftletError) -> SwiftletError:

@@ -18,6 +18,7 @@ from swiftlet_serve.service.catalog import ModelLoading, Route
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.http import bodies
 from swiftlet_serve.service.http.request_guard import RequestContext
+from swiftlet_serve.service.http.wording import OWN, Wording
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord, Stage
@@ -48,6 +49,8 @@ class Translation(NamedTuple):
     """Returns the response, given the task's answer and the request's record."""
     timeout_s: float | None = None
     """A timeout that the body names, in seconds since the arrival of the request."""
+    wording: Wording = OWN
+    """Puts errors of the request in the client's terms."""
 
 
 class ModelEndpoint(ABC):
@@ -89,7 +92,7 @@ class ModelEndpoint(ABC):
         self.runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
         while True:
             try:
-                pipeline, request, render, timeout_s = self.translate(scope, body)
+                pipeline, request, render, timeout_s, wording = self.translate(scope, body)
                 break
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
                 await self._wait_for_model(missing, context, record)
@@ -102,7 +105,11 @@ class ModelEndpoint(ABC):
             sooner = min(context.deadline, context.received + timeout_s)
             context = context._replace(deadline=sooner)
             deadline = context.response_deadline
-        answer = await pipeline.answer(request, deadline, context.priority, record)
+        try:
+            answer = await pipeline.answer(request, deadline, context.priority, record)
+        except Unprocessable as error:
+            wording.apply(error)
+            raise
         if pipeline.on_answer is not None:
             pipeline.on_answer(request, answer, record)
         response = render(answer, record)

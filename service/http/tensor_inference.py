@@ -11,7 +11,9 @@ the answers have no common shape.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic import BaseModel
@@ -20,9 +22,11 @@ from pydantic_core import to_json
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import NotFound, invalid_value
-from swiftlet_serve.service.http import bodies, task_schema
+from swiftlet_serve.service.http import task_schema
+from swiftlet_serve.service.http.dialect import translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
+from swiftlet_serve.service.http.wording import Wording
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -33,6 +37,9 @@ Scalar = bool | int | float | str | None
 MLSERVER: Final = frozenset({"args", "array_inputs"})
 TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))
 """The names of the input that holds the texts."""
+TEXT: Final = re.compile(r"/inputs(?:/(\d+))?(?:/([a-z_]+))?(?:/(\d+))?")
+"""The pointer to a text in our request: its number, the field of an object, and the number in a list."""
+TRUNCATION: Final = "set the parameter truncation to true"
 OUTPUT: Final = "output"
 OUTPUT_PARAMETERS: Final[Mapping[str, str]] = {"content_type": "hg_jsonlist"}
 """The parameters of `output`: MLServer's name of JSON."""
@@ -110,21 +117,22 @@ def translate(
         Unprocessable: inputs or parameters do not fit the task.
     """
     inputs = list(tensors)
-    own: Any = _own_request(pipeline, inputs, parameters)
+    body = _body(pipeline, inputs, parameters)
 
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
-        answers = answer if isinstance(own.inputs, list) else [pipeline.model.task.single(answer)]
+        answers = answer if isinstance(body["inputs"], list) else [pipeline.model.task.single(answer)]
         mlserver = any(tensor.name in MLSERVER for tensor in inputs)
         return respond(list(_choose(_columns(answers), answers, asked, mlserver=mlserver)))
 
-    return Translation(pipeline, own, render, _timeout_s(parameters))
+    wording = Wording(partial(_place, inputs), TRUNCATION)
+    return translation(pipeline, body, render, wording, _timeout_s(parameters))
 
 
 # The request
 
 
-def _own_request(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str, Scalar]) -> tasks.Request:
-    """Returns the request of the model's task.
+def _body(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns the fields of the request of the model's task.
 
     Raises:
         Unprocessable: inputs or parameters do not fit the task.
@@ -136,8 +144,21 @@ def _own_request(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mappi
     body: dict[str, Any] = {"inputs": found if len(found) > 1 else found[0]}
     if others or parameters:
         body |= _arguments(model, parameters, others)
-    request: tasks.Request = bodies.validate(model, body)
-    return request
+    return body
+
+
+def _place(inputs: Sequence[Tensor], pointer: str) -> str:
+    """Returns the place of a text in its tensor. The place of a part of our request, such as a parameter, stays."""
+    found = TEXT.fullmatch(pointer)
+    if found is None:
+        return pointer
+    first, field, last = found.groups()
+    texts = [(at, tensor) for at, tensor in enumerate(inputs) if tensor.datatype == "BYTES"]
+    named = [(at, tensor) for at, tensor in texts if tensor.name == (field or "text")]
+    for at, tensor in named or texts:
+        number = last or first
+        return f"/inputs/{at}/data" + (f"/{int(number) % len(tensor.values)}" if number and tensor.values else "")
+    return pointer
 
 
 def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
 from swiftlet_serve.service.types import Task
 
 MAX_INPUTS: Final = 64  # texts or questions in one request
+TRUNCATION: Final = "set truncation to true"
+"""What to do about a text that is too long, in errors. Other protocols have other words for it."""
+
+INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
 
 Floats = NDArray[np.float64]
 FloatT = TypeVar("FloatT", np.float32, np.float64)
@@ -278,6 +283,11 @@ def pointers(inputs: object) -> list[str]:
     return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
 
 
+def is_blank(text: str) -> bool:
+    """Returns whether a text has nothing but spaces, control characters and invisible ones such as U+200B."""
+    return all(character.isspace() or category(character) in INVISIBLE for character in text)
+
+
 def empty_input(pointer: str) -> Unprocessable:
     """Returns the error for a text without content."""
     detail = "The text is empty. Send a text that is not blank."
@@ -291,7 +301,7 @@ def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
 
 def too_many_tokens(pointer: str, max_tokens: int) -> Unprocessable:
     """Returns the error for a text that exceeds the model's token limit while truncation is off."""
-    detail = f"The text has more than {max_tokens} tokens. Shorten it, or set truncation to true."
+    detail = f"The text has more than {max_tokens} tokens. Shorten it, or {TRUNCATION}."
     return input_too_long(pointer, detail, max_tokens)
 
 

@@ -127,3 +127,11 @@ def test_app_answers_200_interleaved_requests_correctly(artifact_dir):
         assert response.status_code == 200
         assert response.json() == alone(task, body)
     assert len({json.dumps(alone(*request)) for request in requests}) == 200
+
+
+def test_request_to_the_server_s_own_address_is_told_the_routes_of_the_tasks(client):
+    """A client of Hugging Face that is given the server's address posts to it."""
+    problem = assert_problem(client.post("/", json={"inputs": SECRET}), 404, "unknown_route")
+
+    assert "/classify, /qa, /fill-mask" in problem["detail"]
+    assert client.put("/").status_code == 405

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+WORDING: Final = Wording(
+    renamed({"/inputs/texts": "/documents", "/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""}),
+    "set truncate to END",
+)
 
 
 class Document(Foreign):
@@ -32,6 +38,7 @@ class RerankRequest(Foreign):
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = False
     max_tokens_per_doc: int | None = Field(default=None, ge=1)
+    truncate: Literal["NONE", "START", "END"] | None = None
     rank_fields: list[str] | None = None
 
 
@@ -66,12 +73,16 @@ def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     if given.rank_fields not in (None, ["text"]):
         _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
     texts = [one if isinstance(one, str) else one.text for one in given.documents]
-    parameters: dict[str, Any] = {"return_documents": given.return_documents}
+    if given.truncate == "START":
+        _refuse("/truncate", "Documents can only be truncated at their end. Set truncate to END, or omit it.")
+    parameters: dict[str, Any] = {
+        "return_documents": given.return_documents,
+        "truncation": given.truncate != "NONE",
+    }
     if given.top_n is not None:
         parameters["top_n"] = min(given.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
     fields = {"inputs": {"query": given.query, "texts": texts}, "parameters": parameters}
-    request = bodies.validate(pipeline.model.task.Request, fields)
-    return Translation(pipeline, request, partial(_render, pipeline, version))
+    return translation(pipeline, fields, partial(_render, pipeline, version), WORDING)
 
 
 def _refuse(pointer: str, detail: str) -> None:
@@ -97,7 +108,7 @@ def _document(one: dict[str, Any]) -> dict[str, Any]:
 
 def render_error(error: SwiftletError, request_id: str) -> Response:
     """Returns an error in Cohere's form."""
-    body = {"id": request_id, "message": error_sentence(error), "code": error.code}
+    body = {"id": request_id, "message": sentence(error), "code": error.code}
     return JSONResponse(body, error.status, problem_details.headers(error))
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.http import bodies, openai_format
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, translation
 from swiftlet_serve.service.http.questions import Distribution, Inquiry, Option, Question, ask, confidence
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.pipeline import Pipeline
@@ -92,6 +92,7 @@ class DecisionsRequest(Foreign):
     model: str
     input: str | list[Message]
     questions: list[AnyQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS)
+    truncation: bool = False
 
 
 class DecisionsResponse(BaseModel):
@@ -142,6 +143,7 @@ class SystemOneRequest(Foreign):
     model: str
     state: Any
     questions: dict[Name, AnyCriteria] = Field(min_length=1, max_length=MAX_QUESTIONS)
+    truncation: bool = False
 
 
 class SystemOneResponse(BaseModel):
@@ -158,7 +160,7 @@ def decide(runtime: Runtime, call: Call) -> Translation:
     pipeline = runtime.catalog.find(given.model, call.route)
     text = given.input if isinstance(given.input, str) else _conversation(given.input)
     questions = [_question(one, f"/questions/{i}") for i, one in enumerate(given.questions)]
-    return _translation(pipeline, text, questions, partial(_decisions, given.questions))
+    return _translation(pipeline, text, questions, "/input", given, partial(_decisions, given.questions))
 
 
 def decide_system_one(runtime: Runtime, call: Call) -> Translation:
@@ -167,21 +169,23 @@ def decide_system_one(runtime: Runtime, call: Call) -> Translation:
     pipeline = runtime.catalog.find(given.model, call.route)
     text = given.state if isinstance(given.state, str) else json.dumps(given.state, ensure_ascii=False)
     questions = [_criteria(one, f"/questions/{i}") for i, one in enumerate(given.questions.values())]
-    return _translation(pipeline, text, questions, partial(_answers, given.questions))
+    return _translation(pipeline, text, questions, "/state", given, partial(_answers, given.questions))
 
 
 def _translation(
     pipeline: Pipeline,
     text: str,
     questions: Sequence[Question],
+    at: str,
+    given: DecisionsRequest | SystemOneRequest,
     respond: Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]],
 ) -> Translation:
-    inquiry: Inquiry = ask(pipeline, text, questions)
+    inquiry: Inquiry = ask(pipeline, text, questions, at, truncate=given.truncation)
 
     def render(answer: Any, record: RequestRecord) -> TaskResponse:
         return TaskResponse.of({"model": pipeline.model.manifest.name, **respond(inquiry.read(answer), record)})
 
-    return Translation(inquiry.pipeline, inquiry.request, render)
+    return translation(inquiry.pipeline, inquiry.fields, render, inquiry.wording)
 
 
 def _conversation(messages: Sequence[Message]) -> str:
@@ -205,14 +209,8 @@ def _text(content: Texts, pointer: str) -> str:
 
 
 def _question(given: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:
-    """Raises Unprocessable if the instructions are empty, or two options have the same value."""
+    """Raises Unprocessable if two options have the same value."""
     instructions = _text(given.instructions, f"{pointer}/instructions")
-    if not instructions.strip():
-        _refuse(
-            f"{pointer}/instructions",
-            "empty",
-            "The instructions of a question are empty. Write what to decide about the text.",
-        )
     match given:
         case Predicate():
             return Question("predicate", pointer, instructions)
@@ -223,10 +221,16 @@ def _question(given: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -
                     "duplicate",
                     "Two choices of a question have the same value. Give each its own.",
                 )
-            options = [Option(_name(one.value), one.description or _name(one.value)) for one in given.choices]
+            options = [
+                Option(_name(one.value), one.description or _name(one.value), f"{pointer}/choices/{i}")
+                for i, one in enumerate(given.choices)
+            ]
             return Question("choice", pointer, instructions, tuple(options))
         case ScoreQuestion():
-            levels = [Option(one.label, one.description or one.label) for one in given.levels]
+            levels = [
+                Option(one.label, one.description or one.label, f"{pointer}/levels/{i}")
+                for i, one in enumerate(given.levels)
+            ]
             return Question("score", pointer, instructions, tuple(levels))
 
 
@@ -237,13 +241,18 @@ def _name(value: Value) -> str:
 def _criteria(given: Noul | Options | Levels, pointer: str) -> Question:
     match given:
         case Noul(criteria=criteria):
-            options = (Option("true", criteria.true), Option("false", criteria.false)) if criteria else ()
+            at = f"{pointer}/criteria"
+            named = criteria and (("true", criteria.true), ("false", criteria.false))
+            options = tuple(Option(name, text, f"{at}/{name}") for name, text in named or ())
             return Question("predicate", pointer, given.instructions, options)
         case Options():
-            choices = [Option(value, text or value) for value, text in given.criteria.items()]
-            return Question("choice", pointer, given.instructions, tuple(choices))
+            choices = enumerate(given.criteria.items())
+            options = tuple(Option(value, text or value, f"{pointer}/criteria/{i}") for i, (value, text) in choices)
+            return Question("choice", pointer, given.instructions, options)
         case Levels():
-            return Question("score", pointer, given.instructions, tuple(Option(one, one) for one in given.criteria))
+            levels = enumerate(given.criteria)
+            options = tuple(Option(one, one, f"{pointer}/criteria/{i}") for i, one in levels)
+            return Question("score", pointer, given.instructions, options)
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:

@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import bodies, model_pages, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, error_sentence
+from swiftlet_serve.service.http import bodies, model_pages, problem_details, tensor_inference
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
@@ -37,19 +38,18 @@ def predict(runtime: Runtime, call: Call) -> Translation:
     task, given = pipeline.model.task, bodies.parse(PredictRequest, call.body)
     only = len(given.instances) == 1
     fields: dict[str, Any] = {"inputs": given.instances[0] if only else given.instances}
-    request = bodies.validate(task.Request, fields | ({"parameters": given.parameters} if given.parameters else {}))
+    wording = Wording(renamed({"/inputs": "/instances/0" if only else "/instances"}), tensor_inference.TRUNCATION)
 
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
         return TaskResponse.of({"predictions": [task.single(answer)] if only else answer})
 
-    return Translation(pipeline, request, render)
+    parameters = {"parameters": given.parameters} if given.parameters else {}
+    return translation(pipeline, fields | parameters, render, wording)
 
 
 def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error of the protocol. KServe's client wants exactly this media type."""
-    return JSONResponse(
-        {"error": error_sentence(error), "code": error.code}, error.status, problem_details.headers(error)
-    )
+    return JSONResponse({"error": sentence(error), "code": error.code}, error.status, problem_details.headers(error))
 
 
 OPERATIONS: Final = (Operation("/v1/models/{model}:predict", "Prediction", predict, PredictRequest, PredictResponse),)

@@ -20,10 +20,11 @@ from swiftlet_serve.service import build_info
 from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import InvalidRequest, SwiftletError
 from swiftlet_serve.service.http import bodies, problem_details, tensor_inference, tensors
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensor_inference import Scalar
 from swiftlet_serve.service.http.tensors import Tensor
+from swiftlet_serve.service.http.wording import sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 
@@ -156,9 +157,7 @@ def _respond(pipeline: Pipeline, request: InferRequest, outputs: Sequence[Tensor
 
 def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error of the protocol. KServe's client wants exactly this media type."""
-    return JSONResponse(
-        {"error": error_sentence(error), "code": error.code}, error.status, problem_details.headers(error)
-    )
+    return JSONResponse({"error": sentence(error), "code": error.code}, error.status, problem_details.headers(error))
 
 
 # The pages

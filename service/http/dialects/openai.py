@@ -14,15 +14,18 @@ from pydantic import BaseModel
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.http import bodies, model_pages, openai_format
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation
-from swiftlet_serve.service.http.openai_format import Usage
+from swiftlet_serve.service.http.dialect import Call, Operation, translation
+from swiftlet_serve.service.http.openai_format import TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording, renamed
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
+WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
-class EmbeddingsRequest(Foreign):
+
+class EmbeddingsRequest(TruncatingRequest):
     """An embeddings request of OpenAI."""
 
     input: str | list[str] | list[int] | list[list[int]]
@@ -52,23 +55,23 @@ def embeddings(runtime: Runtime, call: Call) -> Translation:
     """Translates an embeddings request."""
     given = bodies.parse(EmbeddingsRequest, call.body)
     pipeline = runtime.catalog.pipeline("embed", given.model, call.route)
-    parameters: dict[str, Any] = {"encoding_format": given.encoding_format, "truncation": False}
-    if given.dimensions is not None:
-        parameters["dimensions"] = given.dimensions
+    parameters = {
+        "encoding_format": given.encoding_format,
+        "dimensions": given.dimensions,
+        "truncation": given.truncates(pipeline.model.manifest.max_tokens, default=False),
+    }
     fields = {"inputs": _texts(pipeline, given.input), "parameters": parameters}
-    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), partial(_render, pipeline))
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING)
 
 
-def _texts(pipeline: Pipeline, given: Any) -> list[str]:
+def _texts(pipeline: Pipeline, given: Any) -> str | list[str]:
     """Returns the texts of a request.
 
     Raises:
         Unprocessable: an id is not in the model's vocabulary.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given or isinstance(given[0], str):
-        return list(given)
+    if isinstance(given, str) or not given or isinstance(given[0], str):
+        return given  # type: ignore[no-any-return]
     rows = [given] if isinstance(given[0], int) else given
     task: Any = pipeline.model.task
     tokenizer: Tokenizer = task.tokenizer

@@ -9,15 +9,18 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from swiftlet_serve.service.http import bodies, openai_format
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
-from swiftlet_serve.service.http.openai_format import Usage
+from swiftlet_serve.service.http.dialect import Call, Operation, Page, translation
+from swiftlet_serve.service.http.openai_format import TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording, renamed
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
+WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
 
-class ClassifyRequest(Foreign):
+
+class ClassifyRequest(TruncatingRequest):
     """A classification request of SGLang and vLLM."""
 
     model: str | None = None
@@ -48,9 +51,9 @@ def classify(runtime: Runtime, call: Call) -> Translation:
     """Translates a classification request."""
     given = bodies.parse(ClassifyRequest, call.body)
     pipeline = runtime.catalog.pipeline("classify", given.model, call.route)
-    texts = [given.input] if isinstance(given.input, str) else given.input
-    request = bodies.validate(pipeline.model.task.Request, {"inputs": texts})
-    return Translation(pipeline, request, partial(_render, pipeline))
+    truncates = given.truncates(pipeline.model.manifest.max_tokens, default=True)
+    fields = {"inputs": given.input, "parameters": {"truncation": truncates}}
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING)
 
 
 def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:

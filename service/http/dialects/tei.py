@@ -16,8 +16,9 @@ from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError, invalid_value
 from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, error_sentence
+from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.tasks import MAX_INPUTS
@@ -31,6 +32,10 @@ ERROR_TYPES: Final[Mapping[str, str]] = {
 """The names of TEI's errors, by code. Other errors are named by their status."""
 ERROR_TYPES_BY_STATUS: Final[Mapping[int, str]] = {500: "Backend", 503: "Unhealthy", 504: "Overloaded"}
 
+
+RENAMED: Final = renamed({"/parameters/truncation": "/truncate", "/parameters": ""})
+RENAMED_RANK: Final = renamed({"/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""})
+TRUNCATION: Final = "set truncate to true"
 
 Direction = Literal["left", "right", "Left", "Right"]
 
@@ -89,10 +94,19 @@ class Sentences(Foreign):
     sentences: list[str] = Field(min_length=1)
 
 
+class SimilarityOptions(Foreign):
+    """Options for long sentences, and the prompt."""
+
+    truncate: bool = True
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
 class SimilarityRequest(Foreign):
     """A similarity request of TEI and of Hugging Face's clients."""
 
     inputs: Sentences
+    parameters: SimilarityOptions = SimilarityOptions()
 
 
 def predict(runtime: Runtime, call: Call) -> Translation:
@@ -100,20 +114,21 @@ def predict(runtime: Runtime, call: Call) -> Translation:
     pipeline, given = _default(runtime, call, "classify"), bodies.parse(PredictRequest, call.body)
     _check_direction(given.truncation_direction)
     inputs = given.inputs
-    batch = inputs if isinstance(inputs, list) and inputs and isinstance(inputs[0], list) else None
-    texts: list[Any] = [_text(one) for one in (inputs if batch is not None else [inputs])]
-    request = bodies.validate(
-        pipeline.model.task.Request,
-        {
-            "inputs": texts,
-            "parameters": {
-                # TEI fails for a long text unless it is started with --auto-truncate.
-                "truncation": bool(given.truncate),
-                **({"function_to_apply": "none"} if given.raw_scores else {}),
-            },
+    is_batch = bool(inputs) and isinstance(inputs[0], list)
+    texts = [_text(one, f"/inputs/{i}") for i, one in enumerate(inputs)] if is_batch else _text(inputs, "/inputs")
+    fields = {
+        "inputs": texts,
+        "parameters": {
+            # TEI fails for a long text unless it is started with --auto-truncate.
+            "truncation": bool(given.truncate),
+            "function_to_apply": "none" if given.raw_scores else None,
         },
-    )
-    return Translation(pipeline, request, lambda answer, _: TaskResponse.of(answer if batch is not None else answer[0]))
+    }
+
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
+        return TaskResponse.of(answer if is_batch else answer[0])
+
+    return translation(pipeline, fields, render, Wording(_of_pair, TRUNCATION))
 
 
 def embed(runtime: Runtime, call: Call) -> Translation:
@@ -123,9 +138,8 @@ def embed(runtime: Runtime, call: Call) -> Translation:
     parameters = given.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
     )
-    texts = [given.inputs] if isinstance(given.inputs, str) else given.inputs
-    fields = {"inputs": texts, "parameters": parameters | {"truncation": bool(given.truncate)}}
-    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), TaskResponse.of)
+    fields = {"inputs": given.inputs, "parameters": parameters | {"truncation": bool(given.truncate)}}
+    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
 
 
 def rerank(runtime: Runtime, call: Call) -> Translation:
@@ -140,36 +154,61 @@ def rerank(runtime: Runtime, call: Call) -> Translation:
             "return_documents": given.return_text,
         },
     }
-    return Translation(pipeline, bodies.validate(pipeline.model.task.Request, fields), TaskResponse.of)
+    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION))
 
 
 def similarity(runtime: Runtime, call: Call) -> Translation:
     """Translates a similarity request: the cosines of a sentence's vector with those of others."""
-    pipeline, given = _default(runtime, call, "embed"), bodies.parse(SimilarityRequest, call.body).inputs
-    fields = {"inputs": [given.source_sentence, *given.sentences], "parameters": {"normalize": True}}
-    request = bodies.validate(pipeline.model.task.Request, fields)
+    pipeline, given = _default(runtime, call, "embed"), bodies.parse(SimilarityRequest, call.body)
+    _check_direction(given.parameters.truncation_direction, "/parameters")
+    fields = {
+        "inputs": [given.inputs.source_sentence, *given.inputs.sentences],
+        "parameters": {
+            "normalize": True,
+            "truncation": given.parameters.truncate,
+            "prompt_name": given.parameters.prompt_name,
+        },
+    }
 
     def render(vectors: Any, _: RequestRecord) -> TaskResponse:
         source, *others = np.array(vectors)
         return TaskResponse.of([float(source @ other) for other in others])
 
-    return Translation(pipeline, request, render)
+    return translation(pipeline, fields, render, Wording(_of_sentence, TRUNCATION))
 
 
-def _check_direction(direction: str) -> None:
+def _check_direction(direction: str, at: str = "") -> None:
     if direction.lower() == "left":
         _refuse(
-            "/truncation_direction",
+            f"{at}/truncation_direction",
             "unsupported",
             "Texts can only be truncated on the right. Omit truncation_direction.",
         )
 
 
-def _text(one: Any) -> Any:
+def _of_pair(pointer: str) -> str:
+    """Returns the place of a part of a prediction request. A pair of texts is a list there."""
+    return RENAMED(pointer).replace("/text_pair", "/1").replace("/text", "/0")
+
+
+def _of_sentence(pointer: str) -> str:
+    """Returns the place of a part of a similarity request. The source sentence is the first of our inputs."""
+    beginning, _, number = pointer.rpartition("/")
+    if beginning == "/inputs":
+        return f"/inputs/sentences/{int(number) - 1}" if int(number) else "/inputs/source_sentence"
+    return {"/inputs": "/inputs/sentences", "/parameters/truncation": "/parameters/truncate"}.get(pointer, pointer)
+
+
+def _text(one: Any, pointer: str) -> Any:
+    """Returns a text or a pair of texts in our form.
+
+    Raises:
+        Unprocessable: there are no texts, or more than two.
+    """
     if isinstance(one, str):
         return one
     if len(one) not in (1, 2):
-        _refuse("/inputs", "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
+        _refuse(pointer, "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
     return {"text": one[0], "text_pair": one[1]} if len(one) == 2 else one[0]
 
 
@@ -177,7 +216,7 @@ def render_error(error: SwiftletError, _: str) -> Response:
     """Returns an error in TEI's form. The statuses are Swiftlet's."""
     kind = ERROR_TYPES.get(error.code) or ERROR_TYPES_BY_STATUS.get(error.status, "Validation")
     return JSONResponse(
-        {"error": error_sentence(error), "error_type": kind, "code": error.code},
+        {"error": sentence(error), "error_type": kind, "code": error.code},
         error.status,
         problem_details.headers(error),
     )

@@ -311,5 +311,5 @@ def test_error_names_the_first_invalid_value(search_client):
     response = search_client.post("/v2/models/rerank/infer", json=body)
     assert (response.status_code, response.json()["error"]) == (
         422,
-        "The body has an invalid value at /parameters/top_n: greater_than_equal.",
+        "/parameters/top_n must be at least 1.",
     )
