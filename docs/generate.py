@@ -189,7 +189,7 @@ def request_limits() -> str:
         ["Targets (`targets`), fill-mask", f"{targets['maxItems']}"],
         ["Characters of one target, fill-mask", f"{targets['items']['maxLength']}"],
         ["Texts to rank, rerank", f"{rerank.MAX_TEXTS:,}"],
-        ["Characters of all texts, entities", f"{entities.MAX_CHARACTERS:,}"],
+        ["Characters of all texts, entities with a stride", f"{entities.MAX_CHARACTERS:,}"],
         ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
         ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
         ["Questions, decisions", f"{decisions.MAX_QUESTIONS}"],

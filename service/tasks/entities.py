@@ -20,7 +20,7 @@ from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.datasets import Span, Tagged
 from swiftlet_serve.models.metrics import Score
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Chunk, TokenizedText, Tokenizer
+from swiftlet_serve.models.tokenizer import Chunk, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
@@ -184,9 +184,11 @@ class Entities:
         parameters = request.parameters or DEFAULTS
         self._check_stride(parameters)
         pointers = tasks.pointers(request.inputs)
-        texts = self._cut(request, pointers)
+        texts = _texts(request)
+        self._check_lengths(texts, pointers, parameters)
+        tokenized = self.tokenizer.tokenize(texts, self._size if parameters.stride is None else None)
         chunks: list[Chunk] = []
-        for index, (text, pointer) in enumerate(zip(self.tokenizer.tokenize(texts), pointers, strict=True)):
+        for index, (text, pointer) in enumerate(zip(tokenized, pointers, strict=True)):
             chunks += self._chunks(text, index, pointer, parameters, MAX_SEQUENCES - len(chunks))
         return chunks
 
@@ -217,22 +219,15 @@ class Entities:
             detail = "The stride is too large: a window has no room for new tokens. Lower it."
             raise invalid_value(STRIDE, "less_than_equal", detail, self._size - 1)
 
-    def _cut(self, request: EntitiesRequest, pointers: Sequence[str]) -> list[str]:
-        """Returns the part of each text that is tokenised, after a check of the lengths."""
-        parameters, limit = request.parameters or DEFAULTS, CHARACTERS_PER_TOKEN * self.max_tokens
-        texts, total = _texts(request), 0
-        for number, (text, pointer) in enumerate(zip(texts, pointers, strict=True)):
+    def _check_lengths(self, texts: Sequence[str], pointers: Sequence[str], parameters: EntitiesParameters) -> None:
+        total = 0
+        for text, pointer in zip(texts, pointers, strict=True):
             if not text.strip():
                 raise tasks.empty_input(pointer)
-            if parameters.stride is None and len(text) > limit:
-                if not parameters.truncation:
-                    raise tasks.too_many_tokens(pointer, self.max_tokens)
-                texts[number] = text[:limit]
-            total += len(texts[number])
-            if total > MAX_CHARACTERS:
+            total += len(text)
+            if parameters.stride is not None and total > MAX_CHARACTERS:
                 detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
                 raise tasks.input_too_long(pointer, detail, MAX_CHARACTERS)
-        return texts
 
     def _chunks(
         self, text: TokenizedText, index: int, pointer: str, parameters: EntitiesParameters, room: int
@@ -242,9 +237,9 @@ class Entities:
         if not len(text):
             raise tasks.empty_input(pointer)
         if stride is None:
-            if len(text) > size and not parameters.truncation:
+            if text.left_out and not parameters.truncation:
                 raise tasks.too_many_tokens(pointer, self.max_tokens)
-            return self.tokenizer.chunks(text.part(0, size), index, size, 0)
+            return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
             detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."
             raise tasks.input_too_long(pointer, detail, MAX_SEQUENCES)

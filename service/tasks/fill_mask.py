@@ -33,7 +33,7 @@ TRAINING: Final = "masked_lm"
 
 MAX_MASKS: Final = 64  # in one request: each mask needs a top-k over the vocabulary and a list in the response
 MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of a response: decoding them takes about 0.2 s
-USUAL_CHARACTERS: Final = 8  # per token, at most, in prose: longer texts are truncated before they are decoded
+USUAL_CHARACTERS: Final = 8  # per token, at most, in prose
 DEFAULT_TOP_K: Final = 5
 
 Target = Annotated[str, Field(max_length=200)]
@@ -126,7 +126,7 @@ class FillMask:
         pointers = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
         targets = self._targets(request)
-        masks = self._count_masks(texts, parameters.top_k)
+        masks = self._count_masks(texts)
         for count, pointer in zip(masks, pointers, strict=True):
             if count == 0:
                 detail = f"The text has no {self.mask} token. Write {self.mask} in place of a word."
@@ -139,6 +139,7 @@ class FillMask:
             if len(encoding.focus) < expected:
                 detail = f"A mask is beyond the {self.max_tokens} tokens that the model reads. Shorten the text."
                 raise tasks.input_too_long(pointer, detail, self.max_tokens)
+        _check_written(texts, encodings, parameters.top_k)
         return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
 
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
@@ -154,28 +155,23 @@ class FillMask:
             Unprocessable: the texts have too many masks in total, or the response would be too long.
         """
         texts = _inputs(request)
-        self._count_masks(texts, (request.parameters or FillMaskParameters()).top_k)
+        self._count_masks(texts)
         request._targets = self._targets(request)
+        encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
+        _check_written(texts, encodings, (request.parameters or FillMaskParameters()).top_k)
         return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: object) -> object:
         """Returns the tokens of the only text."""
         return response
 
-    def _count_masks(self, texts: Sequence[str], top_k: int) -> list[int]:
-        """Counts the masks of each text, and checks the limits on masks and on the length of the response."""
+    def _count_masks(self, texts: Sequence[str]) -> list[int]:
+        """Counts the masks of each text, and checks their limit."""
         masks = [text.count(self.mask) for text in texts]
         if sum(masks) > MAX_MASKS:
             detail = f"The texts have more than {MAX_MASKS} masks in total. Send fewer in one request."
             error = FieldError("/inputs", "too_many_masks", MAX_MASKS)
             raise Unprocessable("too_many_masks", detail, field_errors=[error])
-        # Each token is returned with the whole text, so a request of kilobytes could ask for megabytes.
-        lengths = [min(len(text), USUAL_CHARACTERS * self.max_tokens) for text in texts]
-        length = sum(count * length for count, length in zip(masks, lengths, strict=True))
-        if length * top_k > MAX_WRITTEN:
-            detail = f"The response would repeat the texts to more than {MAX_WRITTEN} characters. Lower top_k."
-            error = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // length)
-            raise Unprocessable("answer_too_large", detail, field_errors=[error])
         return masks
 
     def _fill(self, encoding: Encoding, ranking: Ranking) -> list[Any]:
@@ -225,6 +221,21 @@ class FillMask:
             detail = "No target is a token of this model. Choose other targets."
             raise invalid_value("/parameters/targets", "no_target", detail)
         return np.array(sorted(found), np.int64)
+
+
+def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: int) -> None:
+    """Limits the response: each token is returned with the whole text, so kilobytes could ask for megabytes.
+
+    Raises:
+        Unprocessable: the response would be too long.
+    """
+    length = 0
+    for text, encoding in zip(texts, encodings, strict=True):
+        length += len(encoding.focus) * min(len(text), USUAL_CHARACTERS * len(encoding.input_ids))
+    if length * top_k > MAX_WRITTEN:
+        detail = f"The response would repeat the texts to more than {MAX_WRITTEN} characters. Lower top_k."
+        error = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // length)
+        raise Unprocessable("answer_too_large", detail, field_errors=[error])
 
 
 def _inputs(request: FillMaskRequest) -> list[str]:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.metrics import Score, Threshold
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TokenizedText, Tokenizer, Window
+from swiftlet_serve.models.tokenizer import TokenizedText, Tokenizer, Window
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, softmax
@@ -146,7 +146,7 @@ class Qa:
         parameters = request.parameters or QaParameters()
         max_seq_len = self._max_seq_len(parameters)
         samples = list_samples(request)
-        tokenized = self._tokenize(samples, max_seq_len)
+        tokenized = self._tokenize(samples)
         windows: list[Window] = []
         for index, sample in enumerate(samples):
             question, context = tokenized[sample.question], tokenized[sample.context]
@@ -214,20 +214,19 @@ class Qa:
             raise tasks.input_too_long(sample.question_at, detail, limit)
         return size
 
-    def _tokenize(self, samples: Sequence[LocatedSample], max_seq_len: int) -> dict[str, TokenizedText]:
+    def _tokenize(self, samples: Sequence[LocatedSample]) -> dict[str, TokenizedText]:
         """Tokenises each distinct text once, after a check of the lengths."""
-        limits: dict[str, tuple[str, int]] = {}
+        places: dict[str, str] = {}
         for sample in samples:
-            limits.setdefault(sample.question, (sample.question_at, CHARACTERS_PER_TOKEN * max_seq_len))
-            limits.setdefault(sample.context, (sample.context_at, MAX_CHARACTERS))
+            places.setdefault(sample.question, sample.question_at)
+            places.setdefault(sample.context, sample.context_at)
         total = 0
-        for text, (pointer, limit) in limits.items():
+        for text, pointer in places.items():
             total += len(text)
-            if len(text) > limit or total > MAX_CHARACTERS:
-                lowest = min(limit, MAX_CHARACTERS)
-                detail = f"The texts have more than {lowest} characters. Send less text in one request."
-                raise tasks.input_too_long(pointer, detail, lowest)
-        return dict(zip(limits, self.tokenizer.tokenize(list(limits)), strict=True))
+            if total > MAX_CHARACTERS:
+                detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
+                raise tasks.input_too_long(pointer, detail, MAX_CHARACTERS)
+        return dict(zip(places, self.tokenizer.tokenize(list(places)), strict=True))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest
 from swiftlet_serve.models.metrics import Score
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, Ids, TokenizedText, Tokenizer
+from swiftlet_serve.models.tokenizer import Ids, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
@@ -128,10 +128,8 @@ class ScoreTask:
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         pointers = tasks.pointers(request.inputs)
         parts = [_parts(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
-        for (prompt, text), pointer in zip(parts, pointers, strict=True):
-            if len(prompt) + len(text) > CHARACTERS_PER_TOKEN * self.max_tokens:
-                raise self._too_long(pointer)
-        tokenized = self.tokenizer.tokenize([prompt + text for prompt, text in parts])
+        limit = self.max_tokens - self.tokenizer.special_count(pair=False)
+        tokenized = self.tokenizer.tokenize([prompt + text for prompt, text in parts], limit)
         return [
             self._encoding(tokens, len(prompt), pointer)
             for tokens, (prompt, _), pointer in zip(tokenized, parts, pointers, strict=True)
@@ -154,7 +152,7 @@ class ScoreTask:
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:
         """Encodes a text of which the first `prompt` characters are not scored."""
-        if len(tokens) + self.tokenizer.special_count(pair=False) > self.max_tokens:
+        if tokens.left_out:
             raise self._too_long(pointer)
         input_ids, token_type_ids, first = self.tokenizer.sequence(tokens)
         positions = first + np.flatnonzero(tokens.offsets[:, 1] > prompt)

@@ -105,7 +105,8 @@ class Models:
         """
         artifact = open_artifact(path)
         hosted, _ = host_model(artifact, self._engine)
-        probe = [numbers.tolist() for numbers in vars(golden.golden_inputs(artifact)[0]).values()]
+        example = golden.golden_inputs(artifact)[0]
+        probe = [numbers.tolist() for numbers in (example.input_ids, example.token_type_ids, example.focus)]
         name, engine = artifact.manifest.name, hosted.engine
         about = runtime_title(engine), wrong_sums(engine)
         report = ModelReport(index, name, engine.cost, hosted.timed_calls, probe, *about)

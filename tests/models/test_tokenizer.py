@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
 from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.token_ranges import pair_lengths, window_ranges
-from swiftlet_serve.models.tokenizer import CHARACTERS_PER_TOKEN, TextTooLong, Tokenizer
-from tests.goldens import cases
+from swiftlet_serve.models.tokenizer import TextTooLong, Tokenizer
+from tests.goldens import cases, families
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}
 LOOKALIKES = "<pad> <unk> [CLS]a[SEP] [MASK] [PAD] ［ＣＬＳ］ <PAD>[UNK]"
@@ -198,23 +198,74 @@ def test_decode_equals_transformers(name: str, cleanup: bool, tmp_path: Path) ->
         assert tokenizer.decode(rows, skip_specials=skip) == expected
 
 
-def test_encode_cuts_text_before_tokenising(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of four million characters reaches the library cut to the limit."""
-    handed: list[int] = []
-    plain = tokenizer._text
+# Characters that some tokenizer drops, joins to the ones beside them or reads as one token, however many there are.
+BLANKS = " \t\n\r\u00a0\u3000\u2003\u2028\u200b\u200d\u2060\ufeff\u00ad\x00\x07\x7f\ufffd"
+FILLERS = BLANKS + "\u0301\u20dd\ufe0f\u0600aあ水한\U000e0041"
+PARTS = st.sampled_from(
+    ["Clara", "is", "a", "baker,", "봄은", "水", "e\u0301", "ﬁ", "🎬", "!?", "swimmingly", "9,5", "``"]
+)
+RUNS = st.builds(lambda one, count: one * count, st.sampled_from(FILLERS), st.integers(1, 600))
+TEXTS = st.lists(PARTS | RUNS, max_size=8).map("".join)
+READERS = [*families.FILES, "bpe-space"]
 
-    class Spy:
-        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
-            handed.extend(map(len, texts))
-            return plain.encode_batch_fast(texts, **options)
 
-    monkeypatch.setattr(tokenizer, "_text", Spy())
-    for text in ("word " * 800_000, "x" * 4_000_000, " " * 4_000_000, "!" * 4_000_000):
-        (row,) = tokenizer.encode([text], 128)
-        assert len(row.input_ids) <= 128
-        with pytest.raises(TextTooLong):
-            tokenizer.encode([text], 128, truncate=False)
-    assert max(handed) <= CHARACTERS_PER_TOKEN * 128
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, Any]]:
+    """A tokenizer of each kind, with the same one in transformers."""
+    found = {}
+    for name in READERS:
+        path = tmp_path_factory.mktemp("t")
+        for file in families.FILES[name.removesuffix("-space")]:
+            shutil.copy(cases.HERE / file, path)
+        (path / "tokenizer_config.json").write_text(json.dumps(families.OPTIONS.get(name, {})))
+        tokenizer = Tokenizer.from_directory(path)
+        tokenizer.save(path / "tokenizer.json")
+        found[name] = tokenizer, transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    return found
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(text=TEXTS, other=st.lists(PARTS, max_size=30).map("".join))
+@example(text=" " * 2000 + "Clara is a baker.", other="\u200b" * 99 + "Who?")
+@settings(deadline=None, max_examples=60)
+def test_cut_texts_have_the_tokens_that_transformers_keeps(
+    readers: dict[str, tuple[Tokenizer, Any]], name: str, text: str, other: str
+) -> None:
+    """No number of characters tells where a text is cut: fillers may give no token, and one word of them one token.
+
+    The other text is short, because transformers makes a sequence of each part of one text with each of the other.
+    """
+    tokenizer, reference_tokenizer = readers[name]
+    for texts in ((text,), (text, other)):
+        batches = [[one] for one in texts]
+        (whole,) = reference_tokenizer(*batches)["input_ids"]
+        (expected,) = reference_tokenizer(*batches, truncation=True, max_length=16)["input_ids"]
+        read: Any = texts if len(texts) == 2 else text
+        (found,) = tokenizer.encode([read], 16)
+        assert found.input_ids.tolist() == expected
+        assert found.left_out == len(whole) - len(expected)
+        if found.left_out:
+            with pytest.raises(TextTooLong):
+                tokenizer.encode([read], 16, truncate=False)
+    question = "Who?"
+    (whole,) = reference_tokenizer([text], [question])["input_ids"]
+    (expected,) = reference_tokenizer([text], [question], truncation="only_first", max_length=16)["input_ids"]
+    (found,) = tokenizer.encode_product([text], [question], 16)
+    assert found.input_ids.tolist() == expected
+    assert found.left_out == len(whole) - len(expected)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(text=TEXTS, count=st.integers(0, 20))
+@settings(deadline=None, max_examples=60)
+def test_first_tokens_equal_those_of_the_whole_text(
+    readers: dict[str, tuple[Tokenizer, Any]], name: str, text: str, count: int
+) -> None:
+    tokenizer, _ = readers[name]
+    (whole,), (first,) = tokenizer.tokenize([text]), tokenizer.tokenize([text], count)
+    assert len(first) + first.left_out == len(whole)
+    for one, other in zip(vars(first).values(), vars(whole.part(0, count)).values(), strict=True):
+        np.testing.assert_array_equal(one, other if isinstance(other, np.ndarray) else first.left_out)
 
 
 def test_encode_without_truncation_names_the_long_text(tokenizer: Tokenizer) -> None:

@@ -122,7 +122,7 @@ def test_invalid_requests_are_rejected(finder: entities.Entities) -> None:
     assert rejection(finder, "a", stride=3, aggregation_strategy="none") == (failed, "/parameters/stride", None)
     long = "a " * MAX_TOKENS
     assert rejection(finder, ["a", long], truncation=False) == ("input_too_long", "/inputs/1", MAX_TOKENS)
-    assert rejection(finder, "x" * 100_000, truncation=False) == ("input_too_long", "/inputs", MAX_TOKENS)
+    assert rejection(finder, "x " * 100_000, truncation=False) == ("input_too_long", "/inputs", MAX_TOKENS)
     windows = "a " * (SIZE * entities.MAX_SEQUENCES + 1)
     assert rejection(finder, windows, stride=0) == ("input_too_long", "/inputs", entities.MAX_SEQUENCES)
     endless = "a" * (entities.MAX_CHARACTERS + 1)

@@ -64,6 +64,16 @@ def test_fill_mask_rejects_invalid_requests(filler: fill_mask.FillMask) -> None:
     assert len(encode(filler, "[MASK] " + "a " * 99)[0].input_ids) == MAX_TOKENS
 
 
+def test_blanks_do_not_count_as_text_of_the_response(filler: fill_mask.FillMask) -> None:
+    text = " " * 18_000 + "a [MASK]"
+    assert len(encode(filler, text, top_k=100)[0].input_ids) == 4
+    request = fill_mask.FillMaskRequest(inputs=[text, text], parameters=fill_mask.FillMaskParameters(top_k=100))
+    assert len(filler.split(request)) == 2
+    prose = "[MASK] " * 10 + "bread " * 48
+    limit = ("answer_too_large", "/parameters/top_k", fill_mask.MAX_WRITTEN // (10 * len(prose)))
+    assert rejection(filler, prose, top_k=100) == limit
+
+
 def test_fill_mask_rejects_tokenizer_without_mask(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(ValueError, match="mask"):

@@ -123,7 +123,7 @@ def test_qa_rejects_invalid_requests(answerer: qa.Qa) -> None:
     code, pointer, limit = rejection(answerer, good | {"question": long})
     assert (code, pointer) == ("input_too_long", "/inputs/question")
     assert limit == MAX_TOKENS - 4
-    code, pointer, _ = rejection(answerer, good | {"question": "x" * 100_000})
+    code, pointer, _ = rejection(answerer, good | {"question": "x " * 100_000})
     assert (code, pointer) == ("input_too_long", "/inputs/question")
     code, pointer, limit = rejection(answerer, good | {"context": "a " * qa.MAX_CHARACTERS})
     assert (code, pointer, limit) == ("input_too_long", "/inputs/context", qa.MAX_CHARACTERS)
@@ -135,6 +135,15 @@ def test_qa_rejects_invalid_requests(answerer: qa.Qa) -> None:
     assert rejection(answerer, good, doc_stride=too_many) == (failed, "/parameters/doc_stride", MAX_TOKENS)
     code, pointer, _ = rejection(answerer, good | {"context": long}, doc_stride=MAX_TOKENS - 1)
     assert (code, pointer) == (failed, "/parameters/doc_stride")
+
+
+@pytest.mark.parametrize("blanks", [" " * 18_000, "\u200b\n" * 9000])
+def test_qa_reads_texts_after_any_number_of_blanks(answerer: qa.Qa, blanks: str) -> None:
+    found, wanted = (
+        answerer.encode(qa.QaRequest(inputs=qa.Sample(question=start + "Who?", context=start + "Clara is a baker.")))
+        for start in (blanks, "")
+    )
+    assert [window.input_ids.tolist() for window in found] == [window.input_ids.tolist() for window in wanted]
 
 
 def test_qa_limits_total_characters_before_tokenising(answerer: qa.Qa, monkeypatch: pytest.MonkeyPatch) -> None:
