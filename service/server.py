@@ -110,7 +110,15 @@ def serve(settings: Settings, announce: Announce) -> None:
             public = Coordinator(runtime, public_sockets)
         else:
             listener = Listener(public_sockets[0], credentials.context)
-            public = Port(app, listener, settings, app.state.refuse, runtime.stats.refuse, app.state.task_routes)
+            public = Port(
+                app,
+                listener,
+                settings,
+                app.state.refuse,
+                runtime.stats.refuse,
+                app.state.task_routes,
+                runtime.stats.add_crowded,
+            )
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime, admin_keys)
         admin_app = create_admin_app(runtime, control)
         admin = None if admin_socket is None else Port(admin_app, Listener(admin_socket), settings)

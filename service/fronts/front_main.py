@@ -64,6 +64,7 @@ class Front:
             app.state.refuse,
             runtime.stats.refuse,
             app.state.task_routes,
+            runtime.stats.add_crowded,
         )
         self._own = config.index
         self._closing = asyncio.Event()

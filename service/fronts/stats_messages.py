@@ -71,6 +71,7 @@ def dump_stats(stats: RequestStats, recent: int = MAX_RECENT) -> dict[str, Any]:
         "failed": stats.failed,
         "dialects": [[*key, count] for key, count in stats.dialects.items()],
         "responses": [[*key, count] for key, count in stats.responses.items()],
+        "crowded": stats.crowded,
         "bulk_shed": stats.bulk_shed,
         "deadline_exceeded": stats.deadline_exceeded,
         "unmet_deadlines": {reason: _dump(histogram) for reason, histogram in stats.unmet_deadlines.items()},
@@ -88,6 +89,7 @@ def load_stats(fields: Mapping[str, Any]) -> RequestStats:
     stats.refused, stats.failed = Counter(fields["refused"]), Counter(fields["failed"])
     stats.dialects = Counter({(name, status): count for name, status, count in fields["dialects"]})
     stats.responses = Counter({(route, status): count for route, status, count in fields["responses"]})
+    stats.crowded = int(fields["crowded"])
     stats.bulk_shed, stats.deadline_exceeded = int(fields["bulk_shed"]), int(fields["deadline_exceeded"])
     for reason, histogram in stats.unmet_deadlines.items():
         _load(histogram, fields["unmet_deadlines"][reason])

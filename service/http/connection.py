@@ -9,19 +9,21 @@ A connection is in one phase at a time:
 
     IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ RESPONSE ──▶ IDLE …        any phase ──▶ CLOSING
 
-The parser receives one request at a time. Later bytes wait unparsed until the response is complete, so that no client
-has more than one parsed request, or much more than one read in memory.
+The parser receives one request at a time. Later bytes wait unparsed until the response is complete and the connection
+has its next turn, so that no client has more than one parsed request, or more than one read in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import math
 import socket
 import time
 import urllib.parse
 import uuid
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -29,14 +31,25 @@ from typing import Any, Final
 import httptools
 from starlette.responses import Response
 
-from swiftlet_serve.service.errors import InvalidRequest, RequestTimeout, SwiftletError, Unavailable
+from swiftlet_serve.service.errors import (
+    Internal,
+    InvalidRequest,
+    RequestTimeout,
+    SwiftletError,
+    Unavailable,
+    log_exception,
+)
 from swiftlet_serve.service.http import problem_details
 from swiftlet_serve.service.http.connection_table import Admission, ConnectionTable
 from swiftlet_serve.service.http.exchange import AsgiExchange, Exchange, RefusedExchange, TaskExchange
+from swiftlet_serve.service.http.fair_queue import Reader
 from swiftlet_serve.service.http.proxies import client_of, is_trusted
+from swiftlet_serve.service.http.request_guard import runs_model
 from swiftlet_serve.service.http.request_parser import RequestParser
 from swiftlet_serve.service.http.socket_info import client_address, kernel_wait_s, server_address
 from swiftlet_serve.service.http.uvicorn_internals import FlowControl
+
+log = logging.getLogger(__name__)
 
 CLOSE: Final = (b"connection", b"close")
 MAX_LOW_WATER_BYTES: Final = 16_384  # a receive buffer holds more
@@ -52,7 +65,6 @@ class Phase(enum.Enum):
 
 
 IDLE, HEAD, BODY, RESPONSE, CLOSING = Phase  # faster to look up than an enum's attributes
-RECEIVING: Final = (IDLE, HEAD, BODY)
 
 
 class Connection(asyncio.Protocol):
@@ -64,9 +76,11 @@ class Connection(asyncio.Protocol):
     def __init__(self, table: ConnectionTable) -> None:
         self.address = ""  # of the client, as limits count it
         self.is_proxy = False  # whether many clients share it
+        self.client: Hashable = ""  # that takes turns with others: the address, or this connection of a proxy
         self.phase = IDLE
-        self.unread = b""  # received, and deferred by the read scheduler
-        self.pipelined = b""  # received during the response to an earlier request
+        self.unread = b""  # received during the response to an earlier request, or before this connection's turn
+        self._offset = 0  # of the first unread byte
+        self._page: AsgiExchange | None = None  # that starts with this connection's next turn
         self._table = table
         self._limits = table.limits
         self._loop = asyncio.get_running_loop()
@@ -95,6 +109,7 @@ class Connection(asyncio.Protocol):
         self._socket = transport.get_extra_info("socket")
         host = self._client[0] if self._client else ""
         self.address, self.is_proxy = client_of(host), is_trusted(host, self._limits.proxies)
+        self.client = object() if self.is_proxy else self.address
         admission = self._table.add(self)
         if admission is Admission.ACCEPT:
             self._table.waiting[self] = None
@@ -116,6 +131,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.phase = CLOSING
         self._table.remove(self)
+        if self._page is not None:
+            self._table.count_disconnect()
         if self._exchange is not None:
             self._exchange.disconnect()
         self.flow.resume_writing()
@@ -125,48 +142,60 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         # Breaks the reference cycles, which spares the garbage collector the work.
         self._parser.close()
-        self._timer = self._exchange = self._parser = None  # type: ignore[assignment]
+        self._timer = self._exchange = self._page = self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Schedules the read of a head. The rest of an admitted request is read at once."""
-        if self.phase not in (IDLE, HEAD):
-            self._parse(data)
-        elif self.unread:
-            self.unread += data
-            self.flow.pause_reading()
-        else:
-            self.unread = data
-            self._lag_s = kernel_wait_s(self._socket)
-            self._last_received = time.monotonic() - self._lag_s  # the loop's clock is fixed during an iteration
-            self._table.read_scheduler.schedule(self)
-            if self.unread:
-                self._table.waiting.pop(self, None)  # it waits for the server, and cannot be evicted
+        if self.unread or self.phase is RESPONSE:
+            self._keep(self.unread[self._offset :] + data, 0)
+        elif self.phase is BODY:
+            self._parse(data, 0)
+        elif self.phase is not CLOSING:
+            self.unread, self._offset = data, 0
+            self._schedule(self._table.read_scheduler.schedule)
 
     def read(self) -> None:
-        """Parses the bytes that the read scheduler deferred."""
+        """Uses this connection's turn: starts the page that waits for it, or parses the unread bytes."""
+        if self._page is not None:
+            page, self._page = self._page, None
+            page.start()
+            return
         data, self.unread = self.unread, b""
         self.flow.resume_reading()
-        self._parse(data)
+        self._parse(data, self._offset)
 
     # Receiving
 
-    def _parse(self, data: bytes) -> None:
-        """Parses the current request. Bytes behind it wait until its response is complete."""
-        start = 0
+    def _schedule(self, schedule: Callable[[Reader], None]) -> None:
+        """Schedules the read of the unread bytes."""
+        self._lag_s = kernel_wait_s(self._socket)
+        self._last_received = time.monotonic() - self._lag_s  # the loop's clock is fixed during an iteration
+        schedule(self)
+        if self.unread:
+            self._table.waiting.pop(self, None)  # it waits for the server, and cannot be evicted
+
+    def _keep(self, data: bytes, start: int) -> None:
+        """Keeps the bytes behind the current request. The kernel keeps those that follow."""
+        self.unread, self._offset = data, start
+        self.flow.pause_reading()
+
+    def _parse(self, data: bytes, start: int) -> None:
+        """Parses the current request. Bytes behind it wait until its response is complete and for the next turn."""
         try:
-            while start < len(data) and self.phase in RECEIVING:
-                parse = self._parser.feed_body if self.phase is BODY else self._parse_head
-                start = parse(data, start)
+            start = self._parse_part(data, start)
+            while start < len(data) and self.phase in (HEAD, BODY):
+                start = self._parse_part(data, start)
         except SwiftletError as error:
             self._refuse(error)
-        except httptools.HttpParserError as error:
-            cause = error.__context__  # raised by a callback
-            malformed = InvalidRequest("bad_framing", "The request is not valid HTTP/1.1. Send a well-formed request.")
-            self._refuse(cause if isinstance(cause, SwiftletError) else malformed)
-        else:
-            if self.phase is RESPONSE and start < len(data):
-                self.pipelined += data[start:]
-                self.flow.pause_reading()
+        except httptools.HttpParserError:
+            detail = "The request is not valid HTTP/1.1. Send a well-formed request."
+            self._refuse(InvalidRequest("bad_framing", detail))
+        except Exception as error:
+            log_exception(log, "a request could not be read", error)
+            self._refuse(Internal("internal", "The server failed unexpectedly. Its log has the cause."))
+        if start < len(data) and self.phase in (IDLE, RESPONSE):
+            self._keep(data, start)
+            self._proceed()
         is_incomplete = self.phase in (HEAD, BODY)
         self._set_low_water(min(self._parser.least_missing_bytes, MAX_LOW_WATER_BYTES) if is_incomplete else 1)
 
@@ -182,6 +211,16 @@ class Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             with suppress(OSError):  # a sandbox may not support it
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def _parse_part(self, data: bytes, start: int) -> int:
+        return self._parser.feed_body(data, start) if self.phase is BODY else self._parse_head(data, start)
+
+    def _proceed(self) -> None:
+        """Schedules the next request if it was pipelined, and otherwise lets the kernel deliver it."""
+        if not self.unread:
+            self.flow.resume_reading()
+        elif self.phase is IDLE:
+            self._schedule(self._table.read_scheduler.schedule_pipelined)
 
     def _parse_head(self, data: bytes, start: int) -> int:
         if self.phase is IDLE:
@@ -213,7 +252,7 @@ class Connection(asyncio.Protocol):
         if routes and endpoint:
             self._exchange = TaskExchange(self, routes, endpoint, scope, table.tasks, keep_alive=keep_alive)
         else:
-            self._exchange = AsgiExchange(
+            self._exchange = exchange = AsgiExchange(
                 self,
                 table.app,
                 scope,
@@ -223,6 +262,11 @@ class Connection(asyncio.Protocol):
                 keep_alive=keep_alive,
                 expects_continue=parser.expects_continue,
             )
+            if scope["method"] == "POST" and runs_model(scope):
+                exchange.start()
+            else:
+                self._page = exchange
+                table.read_scheduler.schedule_page(self)
 
     def body_received(self, data: bytes) -> None:
         self._exchange.receive(data)
@@ -281,10 +325,7 @@ class Connection(asyncio.Protocol):
             return
         if self.phase is RESPONSE:
             self._become_idle()
-        self.flow.resume_reading()
-        if self.pipelined and self.phase is IDLE:
-            data, self.pipelined = self.pipelined, b""
-            self.data_received(data)
+        self._proceed()
 
     def _become_idle(self) -> None:
         self.phase = IDLE
@@ -351,7 +392,9 @@ class Connection(asyncio.Protocol):
         A lingering close therefore ends only the server's direction, and discards input until the client closes.
         """
         self.phase = CLOSING
+        self.unread, self._page = b"", None
         self._table.waiting.pop(self, None)
+        self._table.read_scheduler.cancel(self)
         self._set_low_water(1)
         if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
             self._set_deadline(self._loop.time() + self._limits.linger_timeout_s)

@@ -6,21 +6,25 @@ import asyncio
 import enum
 import logging
 import math
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.service.http.fair_queue import Reader
 from swiftlet_serve.service.http.limits import Limits
-from swiftlet_serve.service.http.read_scheduler import Reader, ReadScheduler
+from swiftlet_serve.service.http.read_scheduler import ReadScheduler
 from swiftlet_serve.service.http.task_routes import TaskRoutes
+from swiftlet_serve.service.telemetry.request_stats import DISCONNECTED
 
 log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 10.0
+CROWDED_LOG_INTERVAL_S: Final = 60.0
 
 
 class ManagedConnection(Reader, Protocol):
@@ -59,6 +63,7 @@ class ConnectionTable:
         refuse: Callable[[Scope], Response | None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
         task_routes: TaskRoutes | None = None,
+        on_crowded: Callable[[], None] = lambda: None,
     ) -> None:
         """Creates the table of a port.
 
@@ -68,12 +73,13 @@ class ConnectionTable:
             refuse: returns a response to a request, given its scope, or None. Called before the application is.
             on_refused: called with the code of each error that a connection responds with itself.
             task_routes: the routes of the requests that run without the application; None for no routes.
+            on_crowded: called for each page or pipelined request that waits in a crowd (`ReadScheduler`).
         """
         self.app = app
         self.limits = limits
         self.refuse = refuse
         self.task_routes = task_routes
-        self.read_scheduler = ReadScheduler()
+        self.read_scheduler = ReadScheduler(on_crowded=self._count_crowded)
         self.default_headers: list[tuple[bytes, bytes]] = []  # of every response
         self.connections: set[ManagedConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()  # one per request in progress
@@ -82,6 +88,9 @@ class ConnectionTable:
         self._on_refused = on_refused
         self._refusals: Counter[str] = Counter()  # by error code, since the last line of log
         self._next_log = -math.inf
+        self._on_crowded = on_crowded
+        self._crowded = 0  # pages and pipelined requests that waited in a crowd, since the last line of log
+        self._next_crowded_log = -math.inf
 
     def add(self, connection: ManagedConnection) -> Admission:
         """Adds a new connection and decides whether it is served. May evict another one."""
@@ -105,6 +114,10 @@ class ConnectionTable:
         if not self.per_address[connection.address]:
             del self.per_address[connection.address]
 
+    def count_disconnect(self) -> None:
+        """Counts a request whose client disconnected before it started."""
+        self._on_refused(DISCONNECTED)
+
     def count_refusal(self, error: SwiftletError, now: float) -> None:
         """Counts a request that a connection refused. Logs the counts at most every `LOG_INTERVAL_S`."""
         self._on_refused(error.code)
@@ -115,6 +128,21 @@ class ConnectionTable:
             log.log(level, "Requests refused before they reached the application: %s", counts)
             self._refusals.clear()
             self._next_log = now + LOG_INTERVAL_S
+
+    def _count_crowded(self, client: Hashable) -> None:
+        """Counts a page or pipelined request that waits in a crowd. Logs at most every `CROWDED_LOG_INTERVAL_S`."""
+        self._on_crowded()
+        self._crowded += 1
+        now = time.monotonic()
+        if now >= self._next_crowded_log:
+            log.warning(
+                "Pages and pipelined requests fill their half of the event loop, and wait: %d since the last such "
+                "line, now one of %s. Requests that run a model go first.",
+                self._crowded,
+                client if isinstance(client, str) else "a trusted proxy",
+            )
+            self._crowded = 0
+            self._next_crowded_log = now + CROWDED_LOG_INTERVAL_S
 
     def _exceeds_share(self, connection: ManagedConnection) -> bool:
         is_crowded = len(self.connections) > self.limits.crowded_connections

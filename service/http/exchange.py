@@ -31,6 +31,7 @@ class ExchangeConnection(Protocol):
 
     transport: asyncio.Transport
     flow: FlowControl
+    unread: bytes
 
     @property
     def response_started(self) -> bool: ...
@@ -138,6 +139,22 @@ class TaskExchange:
             self._connection.send_response(response, keep_alive=self.keep_alive)
 
 
+class RequestFlow:
+    """Flow control of one request: an application that reads its body must not let later requests in."""
+
+    def __init__(self, connection: ExchangeConnection) -> None:
+        self._connection = connection
+        self.drain = connection.flow.drain
+
+    @property
+    def write_paused(self) -> bool:
+        return self._connection.flow.write_paused
+
+    def resume_reading(self) -> None:
+        if not self._connection.unread:
+            self._connection.flow.resume_reading()
+
+
 class AsgiExchange:
     """A request that the ASGI application runs, with uvicorn's implementation of ASGI."""
 
@@ -153,7 +170,7 @@ class AsgiExchange:
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
-        """Runs the application in an asyncio task, which `tasks` holds while it runs.
+        """Creates the exchange. `start` runs the application in an asyncio task, which `tasks` holds while it runs.
 
         Args:
             connection: the connection.
@@ -171,7 +188,7 @@ class AsgiExchange:
         self._cycle = RequestResponseCycle(
             scope=cast(Any, scope),
             transport=cast(asyncio.Transport, self._response),
-            flow=connection.flow,
+            flow=cast(FlowControl, RequestFlow(connection)),
             logger=UVICORN_LOG,
             access_logger=ACCESS_LOG,
             access_log=False,
@@ -181,9 +198,13 @@ class AsgiExchange:
             keep_alive=keep_alive,
             on_response=self._response_completed,
         )
-        task = asyncio.get_running_loop().create_task(self._cycle.run_asgi(cast(Any, app)))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._app = app
+        self._tasks = tasks
+
+    def start(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._cycle.run_asgi(cast(Any, self._app)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def keep_alive(self) -> bool:

@@ -35,12 +35,13 @@ class Port:
         refuse: Callable[[Scope], Response | None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
         task_routes: TaskRoutes | None = None,
+        on_crowded: Callable[[], None] = lambda: None,
     ) -> None:
-        """Creates a port; `refuse`, `on_refused` and `task_routes` are those of its `ConnectionTable`."""
+        """Creates a port; the callbacks and `task_routes` are those of its `ConnectionTable`."""
         self._listener = listener
         self._adopted: list[Listener] = []  # of other processes
         limits = Limits(proxies=settings.trusted_proxies)
-        self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes)
+        self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes, on_crowded)
 
     @property
     def url(self) -> str:

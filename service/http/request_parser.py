@@ -7,7 +7,9 @@ the checks of `request_head`, and input that is cut so that the parser never see
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, Protocol
 
 import httptools
 
@@ -17,6 +19,7 @@ from swiftlet_serve.service.http.request_head import check_head, target_too_long
 
 END: Final = b"\r\n\r\n"
 """The end of every head and of every chunked body."""
+PIECE_BYTES: Final = 256  # of a chunked body, within which the parser does not tell framing from content
 
 
 class RequestHandler(Protocol):
@@ -25,6 +28,24 @@ class RequestHandler(Protocol):
     def head_received(self) -> None: ...
     def body_received(self, data: bytes) -> None: ...
     def request_received(self) -> None: ...
+
+
+def _callback(method: Callable[..., None]) -> Callable[..., None]:
+    """Makes a callback of httptools keep its error for `RequestParser._feed`.
+
+    httptools raises an error of its own instead. The context of that error is the callback's only if no other exception
+    is being handled.
+    """
+
+    @wraps(method)
+    def call(self: RequestParser, *values: Any) -> None:
+        try:
+            method(self, *values)
+        except Exception as error:
+            self.callback_error = error
+            raise
+
+    return call
 
 
 class RequestParser:
@@ -38,16 +59,17 @@ class RequestParser:
         self.keep_alive = True
         self.expects_continue = False
         self.head_bytes = 0  # received of the current head
+        self.callback_error: Exception | None = None  # that stopped the parser
         self._limits = limits
         self._handler = handler
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # answers the first of pipelined requests
+        self._parser = self._create_parser()
         self._in_head = False
         self._in_request = False
         self._tail = b""  # the last bytes of a head or of a chunked body: its end may arrive in two pieces
         self._body_bytes: int | None = None  # left to receive; None: the body is chunked
         self._following_bytes = 0  # received together with the end of the head
-        self._framing_bytes = 0  # of a chunked body, since its last byte of content
+        self._framing_bytes = 0  # of a chunked body, since its last byte of content: at most so many
+        self._content_bytes = 0  # of the current piece of a chunked body
 
     @property
     def body_bytes(self) -> int | None:
@@ -73,7 +95,7 @@ class RequestParser:
 
     def close(self) -> None:
         """Breaks the reference cycle with httptools, which spares the garbage collector the work."""
-        self._parser = None  # type: ignore[assignment]  # no method is called after this one
+        self._parser = None  # no method is called after this one
 
     def feed_head(self, data: bytes, start: int) -> int:
         """Parses a head, or the part of it that `data[start:]` holds. Returns the end of the part.
@@ -87,12 +109,10 @@ class RequestParser:
         part = data[start:end]
         self._following_bytes = len(data) - end
         try:
-            self._parser.feed_data(part)
+            self._feed(part)
         except httptools.HttpParserUpgrade:
             pass  # the server ignores the offer and answers the request
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, _UpgradeOffered):
-                raise
+        except _UpgradeOffered:
             self._parse_without_upgrade()
         if self._in_head:
             self.head_bytes += len(part)
@@ -114,17 +134,43 @@ class RequestParser:
             httptools.HttpParserError: the body is malformed.
         """
         if self._body_bytes is None:
-            end = self._find_end(data, start)
-            self._tail = (self._tail + data[max(start, end - 3) : end])[-3:]
-        else:
-            end = min(len(data), start + self._body_bytes)
-            self._body_bytes -= end - start
-        self._framing_bytes += end - start
-        self._parser.feed_data(data[start:end])
-        if self._in_request and self._framing_bytes > self._limits.head_bytes:
-            detail = f"The chunk extensions or trailers are larger than {self._limits.head_bytes} bytes. Omit them."
-            raise HeadersTooLarge("headers_too_large", detail)
+            return self._feed_chunks(data, start)
+        end = min(len(data), start + self._body_bytes)
+        self._body_bytes -= end - start
+        self._feed(data[start:end])
         return end
+
+    def _feed_chunks(self, data: bytes, start: int) -> int:
+        end = self._find_end(data, start)
+        self._tail = (self._tail + data[max(start, end - 3) : end])[-3:]
+        while start < end:
+            size = min(PIECE_BYTES, end - start, self._limits.head_bytes - self._framing_bytes)
+            if size == 0:
+                detail = f"The chunk extensions or trailers are larger than {self._limits.head_bytes} bytes. Omit them."
+                raise HeadersTooLarge("headers_too_large", detail)
+            self._content_bytes = 0
+            self._feed(data[start : start + size])
+            self._framing_bytes = size - self._content_bytes + (0 if self._content_bytes else self._framing_bytes)
+            start += size
+        return end
+
+    def _feed(self, data: bytes) -> None:
+        """Feeds httptools. Raises the error of a callback as it is."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            error, self.callback_error = self.callback_error, None
+            if error is None:
+                raise
+            try:
+                raise error from None
+            finally:
+                del error  # breaks the reference cycle with this frame
+
+    def _create_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # answers the first of pipelined requests
+        return parser
 
     def _find_end(self, data: bytes, start: int) -> int:
         """Returns where a head or a chunked body may end; the length of `data` if it does not."""
@@ -143,8 +189,8 @@ class RequestParser:
         """
         first = b"%b %b HTTP/%b" % (self._parser.get_method(), self.target, self._parser.get_http_version().encode())
         lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.feed_data(b"\r\n".join([first, *lines]) + END)
+        self._parser = self._create_parser()
+        self._feed(b"\r\n".join([first, *lines]) + END)
 
     # Callbacks of httptools
 
@@ -162,6 +208,7 @@ class RequestParser:
             self.expects_continue = True
         self.headers.append((name, value))
 
+    @_callback
     def on_headers_complete(self) -> None:
         self.method, self.version = self._parser.get_method(), self._parser.get_http_version()
         self._body_bytes = check_head(self.method, self.target, self.version, self.headers, self._limits)
@@ -174,10 +221,12 @@ class RequestParser:
         self._handler.head_received()
         self.headers = []  # the request has the list; trailers are ignored
 
+    @_callback
     def on_body(self, data: bytes) -> None:
-        self._framing_bytes = 0
+        self._content_bytes += len(data)
         self._handler.body_received(data)
 
+    @_callback
     def on_message_complete(self) -> None:
         self._in_request = False
         self._handler.request_received()

@@ -6,9 +6,11 @@ itself. An endpoint takes the request and returns a response, so it has no param
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import wraps
+from typing import Any, Final
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -20,6 +22,8 @@ from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry import prometheus
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+MAX_REST_S: Final = 0.1
 
 
 class PlainRoute(APIRoute):
@@ -34,6 +38,28 @@ class PlainRoute(APIRoute):
             await response(scope, receive, send)
 
         self.app = run
+
+
+def paced(endpoint: Endpoint) -> Endpoint:
+    """Answers one request at a time, and rests after it as long as it took: a thread or another process does the work.
+
+    Without a limit, many scrapes at a time would compete with the requests that run a model.
+    """
+    lock, rest_end = asyncio.Lock(), 0.0
+
+    @wraps(endpoint)
+    async def respond(request: Request) -> Response:
+        nonlocal rest_end
+        async with lock:
+            await asyncio.sleep(max(0.0, rest_end - time.monotonic()))
+            started = time.monotonic()
+            try:
+                return await endpoint(request)
+            finally:
+                now = time.monotonic()
+                rest_end = now + min(now - started, MAX_REST_S)
+
+    return respond
 
 
 async def live(_: Request) -> Response:
@@ -68,6 +94,7 @@ def models(runtime: Runtime) -> Endpoint:
 
 
 def metrics(runtime: Runtime) -> Endpoint:
+    @paced
     async def metrics(request: Request) -> Response:
         accept = request.headers.get("accept", ""), request.headers.get("accept-encoding", "")
         found = await prometheus.scrape(runtime, *accept)
@@ -79,6 +106,7 @@ def metrics(runtime: Runtime) -> Endpoint:
 
 
 def server_status(runtime: Runtime) -> Endpoint:
+    @paced
     async def server_status(_: Request) -> Response:
         return JSONResponse(status.describe(await runtime.snapshot(), time.monotonic()).model_dump())
 

@@ -264,6 +264,12 @@ class SnapshotCollector(Collector):
         yield gauge("fronts", "Front processes that answer requests; 0 if the server has none.", self._snapshot.fronts)
         yield total("front_restarts", "Total front processes that died or were killed.", self._snapshot.front_restarts)
         yield gauge("connections", "Open connections of clients on the public port.", self._snapshot.connections)
+        yield total(
+            "crowded_requests",
+            "Total pages and pipelined requests that waited because such requests had filled their half of the event "
+            "loop for a second or longer. Requests that run a model do not wait for them.",
+            self._snapshot.stats.crowded,
+        )
         yield gauge(
             "event_loop_lag_seconds",
             "Largest delay of the event loop in the last minute: how late it ran a timer. Every request waits as long.",

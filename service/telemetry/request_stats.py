@@ -137,6 +137,7 @@ class RequestStats:
         self.failed: Counter[str] = Counter()  # accepted requests, by error code
         self.dialects: Counter[tuple[str, str]] = Counter()  # requests, by dialect and class of the status
         self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.crowded = 0  # pages and pipelined requests that waited because such requests filled their share
         self.bulk_shed = 0  # bulk requests refused as overloaded
         self.deadline_exceeded = 0  # requests answered with 504, accepted or not
         self.least_overhead_s = INITIAL_OVERHEAD_S  # of an answered request: its time outside the queue and the engine
@@ -206,6 +207,10 @@ class RequestStats:
         """Counts a request that ended before it was accepted."""
         self.refused[reason] += 1
 
+    def add_crowded(self) -> None:
+        """Counts a page or pipelined request that waited because such requests filled their share of the event loop."""
+        self.crowded += 1
+
     def add_batch(self, model: str, size: int, tokens: int, padding_tokens: int) -> None:
         """Counts a batch that the engine ran."""
         if (stats := self.models.get(model)) is not None:
@@ -224,6 +229,7 @@ class RequestStats:
             (self.responses, other.responses),
         ):
             own.update(theirs)  # type: ignore[arg-type]  # the same counter of the other
+        self.crowded += other.crowded
         self.bulk_shed += other.bulk_shed
         self.deadline_exceeded += other.deadline_exceeded
         for reason, histogram in other.unmet_deadlines.items():
@@ -243,6 +249,7 @@ class RequestStats:
         other.versions = {version: stats.copy() for version, stats in self.versions.items()}
         other.refused, other.failed = self.refused.copy(), self.failed.copy()
         other.dialects, other.responses = self.dialects.copy(), self.responses.copy()
+        other.crowded = self.crowded
         other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
         other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
         return other

@@ -56,8 +56,8 @@ def test_connection_leaves_pipelined_bytes_in_the_kernel():
             client.send(GET + b"\r\n" + (GET + b"\r\n") * 1_000_000)  # 26 MB
             await service.app.called.acquire()
             (connection,) = service.table.connections
-            await until_stable(lambda: len(connection.pipelined))
-            assert len(connection.pipelined) < 1 << 20
+            await until_stable(lambda: len(connection.unread))
+            assert len(connection.unread) < 1 << 20
             assert service.app.requests == [b"GET|/||host|"]
 
     run(scenario())

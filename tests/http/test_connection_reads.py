@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.connection_table import ConnectionTable
+from swiftlet_serve.service.http.limits import Limits
 from swiftlet_serve.service.http.read_scheduler import ReadScheduler
 from tests.support.connections import (
     GET,
@@ -15,6 +18,8 @@ from tests.support.connections import (
     LINE,
     POST,
     SHORT_S,
+    FakeTransport,
+    RecordingApp,
     Service,
     run,
     serving,
@@ -133,6 +138,46 @@ def test_connection_cancels_its_deferred_read_on_disconnect():
             clock.resume()
             await service.idle_client()
             assert len(service.app.requests) == 1
+
+    run(scenario())
+
+
+def test_connection_counts_a_page_that_its_client_leaves_before_it_starts():
+    reasons: list[str] = []
+
+    async def scenario() -> None:
+        app = RecordingApp()
+        table = ConnectionTable(app, Limits(), on_refused=reasons.append)
+        first, second = Connection(table), Connection(table)
+        for connection in (first, second):
+            connection.connection_made(FakeTransport())
+            connection.data_received(GET + b"\r\n")
+        assert not table.read_scheduler.is_idle  # one page starts in an iteration
+        second.connection_lost(None)
+        while table.tasks or not table.read_scheduler.is_idle:
+            await asyncio.sleep(0)
+        first.connection_lost(None)
+        assert len(app.requests) == 1
+
+    run(scenario())
+    assert reasons == ["disconnected"]
+
+
+def test_connection_keeps_no_more_than_one_read_of_pipelined_requests():
+    """However many of them are answered: each response must not let another read in."""
+
+    async def scenario() -> None:
+        async with serving() as service:
+            client = await service.client()
+            sizes: list[int] = []
+            service.app.body = lambda description: sizes.append(len(connection.unread)) or description
+            client.send(GET + b"\r\n")
+            connection = await service.connection()
+            client.send((GET + b"\r\n") * 20_000)
+            for _ in range(300):
+                await client.response()
+            assert max(sizes) <= 1 << 18
+            client.writer.close()
 
     run(scenario())
 

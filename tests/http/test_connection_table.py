@@ -148,6 +148,21 @@ def test_limits_leave_half_of_the_file_descriptors(monkeypatch):
         assert default_max_connections() == connections
 
 
+def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):
+    counted: list[None] = []
+
+    async def scenario() -> None:
+        table = ConnectionTable(RecordingApp(), Limits(), on_crowded=lambda: counted.append(None))
+        for _ in range(1000):
+            table.read_scheduler._on_crowded("192.0.2.1")
+
+    run(scenario())
+    assert len(counted) == 1000
+    (record,) = caplog.records
+    assert "192.0.2.1" in record.getMessage()
+    caplog.clear()
+
+
 def test_table_logs_many_refusals_in_one_line(caplog):
     async def scenario() -> None:
         app = RecordingApp()

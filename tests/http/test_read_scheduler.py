@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.read_scheduler import BUDGET_S, STALE_S, ReadScheduler
+from swiftlet_serve.service.http.read_scheduler import BUDGET_S, CROWDED_S, REST_AFTER_S, STALE_S, ReadScheduler
 
 
 class Recorder:
@@ -29,6 +30,8 @@ class Recorder:
 
 
 class Reader:
+    client = "192.0.2.1"
+
     def __init__(self, recorder: Recorder, number: int, takes_s: float, error: Exception | None) -> None:
         self.recorder, self.number, self.takes_s, self.error = recorder, number, takes_s, error
 
@@ -219,3 +222,151 @@ def test_scheduler_schedules_nothing_when_idle(count):
 
     asyncio.run(main())
     assert len(recorder.read) == count
+
+
+class Page(Reader):
+    """A reader whose first turn starts a page, which takes its time in the iteration after that."""
+
+    def read(self) -> None:
+        asyncio.get_running_loop().call_soon(super().read)
+
+
+def test_scheduler_runs_one_page_in_an_iteration():
+    recorder = Recorder()
+
+    async def main() -> None:
+        for number in range(5):
+            recorder.scheduler.schedule_page(Page(recorder, number, 0.0, None))
+        started = []
+        while len(recorder.read) < 5:
+            started.append(len(recorder.read))
+            await asyncio.sleep(0)
+        assert max(after - before for before, after in pairwise(started)) == 1
+
+    asyncio.run(main())
+    assert recorder.read == list(range(5))
+
+
+@pytest.mark.parametrize(("takes_s", "rests"), [(REST_AFTER_S / 4, False), (REST_AFTER_S, True)])
+def test_scheduler_rests_from_pages_that_fill_their_share(takes_s, rests):
+    recorder = Recorder()
+
+    async def main() -> None:
+        recorder.scheduler.schedule_page(Page(recorder, 0, takes_s, None))
+        while not recorder.read:
+            await asyncio.sleep(0)
+        recorder.scheduler.schedule_page(Page(recorder, 1, 0.0, None))
+        assert recorder.scheduler.is_idle != rests  # a page that starts waits no more
+        while len(recorder.read) < 2:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+    assert recorder.read == [0, 1]
+
+
+def test_scheduler_reads_first_requests_while_it_rests_from_pages():
+    recorder = Recorder()
+
+    async def main() -> None:
+        recorder.scheduler.schedule_page(Page(recorder, 0, 10.0, None))
+        while not recorder.read:
+            await asyncio.sleep(0)
+        recorder.scheduler.schedule_page(Page(recorder, 1, 0.0, None))
+        recorder.scheduler.schedule_pipelined(recorder.reader(2))
+        recorder.scheduler.schedule(recorder.reader(3))
+        assert recorder.read == [0, 3]
+        assert not recorder.scheduler.has_backlog
+        assert not recorder.scheduler.is_idle
+        while len(recorder.read) < 4:
+            await asyncio.sleep(0.001)  # the rest is a timer of the loop
+
+    asyncio.run(main())
+    assert recorder.read == [0, 3, 1, 2]
+
+
+def test_scheduler_serves_pages_while_first_requests_overload_it():
+    recorder = Recorder()
+
+    async def main() -> None:
+        for number in range(100):
+            recorder.scheduler.schedule(recorder.reader(number, BUDGET_S))
+        recorder.scheduler.schedule_pipelined(recorder.reader(200))
+        recorder.scheduler.schedule_page(Page(recorder, 100, 0.0, None))
+        while recorder.scheduler.has_backlog:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert recorder.read.index(200) < 10
+    assert recorder.read.index(100) < 20
+
+
+def test_scheduler_never_runs_a_pipelined_request_at_once():
+    """It may be scheduled while the error of the request before it is handled."""
+    recorder = Recorder()
+
+    async def main() -> None:
+        recorder.scheduler.schedule_pipelined(recorder.reader(0))
+        assert recorder.read == []
+        await asyncio.sleep(0)
+        assert recorder.read == [0]
+
+    asyncio.run(main())
+
+
+def test_scheduler_starves_no_reader_beside_those_that_come_again_at_once():
+    """The clock moves on beyond every limit, so that reads are stale all the time."""
+    recorder = Recorder()
+    victim_turns: list[int] = []
+
+    class Greedy(Reader):
+        def read(self) -> None:
+            super().read()
+            if len(recorder.read) < 5000:
+                self.recorder.scheduler.schedule(self)
+
+    async def main() -> None:
+        for number in range(64):
+            recorder.scheduler.schedule(Greedy(recorder, number, BUDGET_S / 4, None))
+        for victim in range(64, 74):
+            began = len(recorder.read)
+            recorder.now += 2 * STALE_S
+            recorder.scheduler.schedule(recorder.reader(victim))
+            while victim not in recorder.read:
+                await asyncio.sleep(0)
+            victim_turns.append(recorder.read.index(victim) - began)
+
+    asyncio.run(main())
+    assert max(victim_turns) <= 3 * 65
+
+
+def test_scheduler_tells_of_a_crowd_that_lasts():
+    told: list[object] = []
+    recorder = Recorder()
+    recorder.scheduler = ReadScheduler(lambda: recorder.now, told.append)
+
+    async def main() -> None:
+        for number in range(3):
+            recorder.scheduler.schedule_pipelined(recorder.reader(number))
+            recorder.now += CROWDED_S
+        while not recorder.scheduler.is_idle:
+            await asyncio.sleep(0)
+        recorder.scheduler.schedule_pipelined(recorder.reader(3))
+
+    asyncio.run(main())
+    assert told == [Reader.client]
+
+
+def test_scheduler_forgets_a_page_that_is_cancelled():
+    recorder = Recorder()
+
+    async def main() -> None:
+        pages = [Page(recorder, number, 0.0, None) for number in range(3)]
+        for page in pages:
+            recorder.scheduler.schedule_page(page)
+        recorder.scheduler.cancel(pages[1])
+        while len(recorder.read) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert recorder.read == [0, 2]
+    assert recorder.scheduler.is_idle

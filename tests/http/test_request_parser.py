@@ -189,3 +189,52 @@ def test_parser_reads_one_byte_chunks_quickly():
         assert len(app.requests[0]) == 65_536 + len(b"POST|/||host,transfer-encoding|")
 
     run(scenario())
+
+
+def framed(extension: int, trailer: int) -> bytes:
+    """Returns a chunked request with so many bytes before its content, and so many behind it."""
+    content = b"x" * 1000
+    start = b"3e8;" + b"x" * (extension - 6) + b"\r\n"
+    end = b"\r\n0\r\nX: " + b"x" * (trailer - 12) + b"\r\n\r\n"
+    assert (len(start), len(end)) == (extension, trailer)
+    return CHUNKED + start + content + end
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1000, 7], ids=["at once", "in pieces", "in small pieces"])
+@pytest.mark.parametrize(
+    ("extension", "trailer", "is_allowed"),
+    [
+        (16_000, 16_000, True),
+        (16_385, 100, False),
+        (20_000, 100, False),
+        (100, 16_385, False),
+        (100, 24_000, False),
+    ],
+)
+def test_parser_limits_the_framing_of_a_chunked_body(extension, trailer, is_allowed, size):
+    """However the bytes arrive: with the content and the end in one read, too."""
+
+    async def scenario() -> None:
+        app, data = RecordingApp(), framed(extension, trailer)
+        received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
+        assert (b" 200 OK" in received, b"headers_too_large" in received) == (is_allowed, not is_allowed)
+        assert len(app.requests) == is_allowed
+
+    run(scenario())
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 1000)), max_size=40),
+    st.lists(st.integers(0, 1 << 15), max_size=9),
+)
+def test_parser_counts_only_the_framing_between_two_pieces_of_content(chunks, places):
+    """All extensions together may be as large as they like."""
+
+    async def scenario() -> None:
+        app = RecordingApp()
+        body = b"".join(b"%x;%b\r\n%b\r\n" % (size, b"e" * extension, b"c" * size) for size, extension in chunks)
+        received = await exchange(app, cut(CHUNKED + body + b"0\r\n\r\n", *places))
+        assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert app.requests[0].endswith(b"|" + b"c" * sum(size for size, _ in chunks))
+
+    run(scenario())

@@ -223,7 +223,7 @@ async def exchange(
             connection.data_received(piece)
         else:
             await asyncio.sleep(0)
-    while connection.unread or table.tasks:
+    while not table.read_scheduler.is_idle or table.tasks:
         await asyncio.sleep(0)
     connection.connection_lost(None)
     return b"".join(transport.writes)

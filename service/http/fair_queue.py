@@ -1,0 +1,111 @@
+"""A queue in which clients take turns, and the connections of each client do."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Turns(Generic[Item]):
+    """Waiting items, each of which has one turn per round.
+
+    An item that waits again after its turn goes behind all others. A round has as many turns as items waited when it
+    began, so that new items cannot prolong it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Item, None] = {}  # the longest wait first
+        self._next: dict[Item, None] = {}  # wait for the next round
+        self._served: set[Item] = set()  # in this round
+        self._turns_left = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._next)
+
+    def add(self, item: Item) -> None:
+        """Adds an item. One that waits already keeps its place."""
+        if item not in self._waiting:
+            (self._next if item in self._served else self._waiting)[item] = None
+
+    def take(self, *, newest: bool = False) -> Item:
+        """Removes the item whose turn it is, and returns it. Of those with the same right, that is the oldest one.
+
+        Args:
+            newest: takes the newest one instead.
+        """
+        if not self._waiting or not self._turns_left:
+            self._waiting.update(self._next)
+            self._next.clear()
+            self._served.clear()
+            self._turns_left = len(self._waiting)
+        self._turns_left -= 1
+        item = next(reversed(self._waiting) if newest else iter(self._waiting))
+        del self._waiting[item]
+        self._served.add(item)
+        if not self:
+            self._served.clear()
+        return item
+
+    def discard(self, item: Item) -> None:
+        """Removes an item, if it waits, and forgets its turn."""
+        self._waiting.pop(item, None)
+        self._next.pop(item, None)
+        self._served.discard(item)
+
+
+class Reader(Protocol):
+    """A connection that waits for its turn."""
+
+    @property
+    def client(self) -> Hashable:
+        """What fairness between clients counts it to."""
+        ...
+
+    def read(self) -> None:
+        """Uses the turn. Must not raise."""
+
+
+class FairQueue:
+    """Connections that wait for a turn. Clients take turns, and so do the connections of a client."""
+
+    def __init__(self, stale_s: float) -> None:
+        """`stale_s` is the wait in seconds of the oldest connection from which on the newest come first."""
+        self._stale_s = stale_s
+        self._clients: Turns[Hashable] = Turns()
+        self._readers: dict[Hashable, Turns[Reader]] = {}  # by their clients
+        self._since: dict[Reader, float] = {}  # the longest wait first
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def add(self, reader: Reader, now: float) -> None:
+        """Adds a connection. One that waits already keeps its place."""
+        if reader not in self._since:
+            self._since[reader] = now
+            self._readers.setdefault(reader.client, Turns()).add(reader)
+            self._clients.add(reader.client)
+
+    def take(self, now: float) -> Reader:
+        """Removes the connection whose turn it is, and returns it."""
+        newest = now - next(iter(self._since.values())) > self._stale_s
+        client = self._clients.take(newest=newest)
+        readers = self._readers[client]
+        reader = readers.take(newest=newest)
+        if readers:
+            self._clients.add(client)
+        else:
+            del self._readers[client]
+        del self._since[reader]
+        return reader
+
+    def discard(self, reader: Reader) -> None:
+        """Removes a connection, if it waits, and forgets its turn."""
+        self._since.pop(reader, None)
+        readers = self._readers.get(reader.client)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._readers[reader.client]
+                self._clients.discard(reader.client)
