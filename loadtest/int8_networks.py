@@ -107,7 +107,7 @@ def in_blocks(graph: Graph, name: str, product: Product, x: str, zeros: str) -> 
 
 def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
     """Adds int8 weights (K, N) with a scale for each output, and the bias."""
-    weight, scale = native.quantise(product)
+    weight, scale = native.quantise(product.matrix)
     return graph.array(name + ".w", weight.T), graph.array(name + ".s", scale), graph.array(name + ".b", product.bias)
 
 

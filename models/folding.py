@@ -12,6 +12,9 @@ Every rewrite is exact:
 - Positions and token types that are added to projected words are scaled by the gain of the NoNorm that follows.
 - The masked-LM head's word table and its extra columns are one matrix.
 
+Products and words are computed from the parameters when they are read, rows by rows, so that a network in fp32 is never
+in memory as a whole.
+
 `Folded.products` are (N, K) with a bias (N,), `vectors` all other parameters, and `words` the word table (V, E). I is
 the number of a layer and J the number of a feed-forward network:
 
@@ -30,9 +33,9 @@ two vectors, `weight` and `bias`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +46,8 @@ from swiftlet_serve.models.artifact import Embedding, Pooling
 from swiftlet_serve.models.errors import ModelError
 
 Array = NDArray[np.floating[Any]]
-Weights = Mapping[str, Array]
 
+BLOCK_NUMBERS: Final = 1 << 20  # of a matrix to read at a time
 MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its widest vector, 16 floats
 
 
@@ -52,12 +55,56 @@ class FoldingError(ModelError):
     """Raised when a network cannot be folded. The message is a clause that gives the reason."""
 
 
+class Matrix(Protocol):
+    """An array, or what reads as one: `matrix[start:stop]` has some of its rows, and `np.asarray(matrix)` all."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> Array: ...
+    def __array__(self) -> Array: ...
+
+
+Weights = Mapping[str, Matrix]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A matrix whose rows are computed each time they are read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rows: Callable[[slice], Array]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        return self.rows(rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self.rows(slice(None)).astype(self.dtype if dtype is None else dtype, copy=False)
+
+
 @dataclass(frozen=True)
 class Product:
     """y = x W^T + b."""
 
-    weight: Array  # (N, K)
+    matrix: Matrix  # W (N, K)
     bias: Array  # (N,)
+
+    @property
+    def weight(self) -> Array:
+        """W as an array, which is not kept."""
+        return np.asarray(self.matrix)
+
+
+def blocks(matrix: Matrix) -> Iterator[slice]:
+    """Yields the spans of rows in which to read a matrix: few enough to take little memory."""
+    step = max(1, BLOCK_NUMBERS // max(1, math.prod(matrix.shape[1:])))
+    yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
 
 
 @dataclass
@@ -70,7 +117,7 @@ class Folded:
     intermediate: int
     epsilon: float  # of every LayerNorm
     order: tuple[int, ...]  # the number of the layer at each depth
-    words: Array  # (V, E)
+    words: Matrix  # (V, E)
     outputs: int = 0
     head_activation: str | None = None  # of the pooler or the transform, if the head has one
     pooling: Pooling = "cls"  # how the head reads the tokens of a sequence; "cls" reads the positions in focus
@@ -115,16 +162,34 @@ def fold(
     return folded
 
 
-class _ReadTracker(dict[str, Array]):
+class _ReadTracker:
     """Parameters, and the names of those that were read."""
 
     def __init__(self, weights: Weights) -> None:
-        super().__init__(weights)
+        self._weights = weights
         self.names: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
 
     def __getitem__(self, name: str) -> Array:
         self.names.add(name)
-        return super().__getitem__(name)
+        return np.asarray(self._weights[name])
+
+    def matrix(self, name: str) -> Matrix:
+        """Returns a parameter with two dimensions, without reading it.
+
+        Raises:
+            KeyError, ValueError: there is no such parameter, or it has other dimensions.
+        """
+        self.names.add(name)
+        matrix = self._weights[name]
+        if len(matrix.shape) != 2:
+            raise ValueError(name)
+        return matrix
 
 
 def _check_traits(traits: Traits) -> None:
@@ -146,19 +211,19 @@ def _check_traits(traits: Traits) -> None:
             raise FoldingError(reason)
 
 
-def _fold_encoder(traits: Traits, weights: Weights) -> Folded:
+def _fold_encoder(traits: Traits, weights: _ReadTracker) -> Folded:
     names = list(dict.fromkeys(traits.layers))  # of distinct layers
     first = f"encoder.{names[0]}."
     entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
-    inner, hidden = weights[f"{first}{entry}.weight"].shape
+    inner, hidden = weights.matrix(f"{first}{entry}.weight").shape
     folded = Folded(
         traits=traits,
         hidden=hidden,
         inner=inner,
-        intermediate=weights[f"{first}{traits.feed_forward[0].inner}.weight"].shape[0],
+        intermediate=len(weights.matrix(f"{first}{traits.feed_forward[0].inner}.weight")),
         epsilon=float(traits.epsilon or 0),
         order=tuple(names.index(name) for name in traits.layers),
-        words=weights["encoder.embeddings.word.weight"],
+        words=weights.matrix("encoder.embeddings.word.weight"),
     )
     _fold_embeddings(folded, weights)
     if traits.position_bias:
@@ -174,7 +239,7 @@ def _fold_encoder(traits: Traits, weights: Weights) -> Folded:
     return folded
 
 
-def _fold_embeddings(folded: Folded, weights: Weights) -> None:
+def _fold_embeddings(folded: Folded, weights: _ReadTracker) -> None:
     traits, source = folded.traits.embedding, "encoder.embeddings."
     tables = {"embeddings.position": weights[source + "position.weight"][traits.position_offset :]}
     if traits.token_types:
@@ -194,7 +259,7 @@ def _fold_embeddings(folded: Folded, weights: Weights) -> None:
     folded.vectors |= tables
 
 
-def _fold_position_bias(folded: Folded, bias: PositionBias, weights: Weights) -> None:
+def _fold_position_bias(folded: Folded, bias: PositionBias, weights: _ReadTracker) -> None:
     longest = len(folded.vectors["embeddings.position"])
     table = weights["encoder.position_bias.weight"]  # (buckets, A)
     if len(table) != bias.buckets:
@@ -202,7 +267,7 @@ def _fold_position_bias(folded: Folded, bias: PositionBias, weights: Weights) ->
     folded.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 
 
-def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
+def _fold_attention(folded: Folded, weights: _ReadTracker, name: str, source: str) -> None:
     bottleneck = folded.traits.bottleneck
     query, key, value = (_product(weights, source + part) for part in ("query", "key", "value"))
     if bottleneck and bottleneck.query_key:
@@ -220,14 +285,18 @@ def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) ->
     _add_residual_product(folded, name + "output", weights, source, "output", "attention_norm")
 
 
-def _fold_feed_forward(folded: Folded, weights: Weights, name: str, source: str, network: FeedForwardTraits) -> None:
+def _fold_feed_forward(
+    folded: Folded, weights: _ReadTracker, name: str, source: str, network: FeedForwardTraits
+) -> None:
     folded.products[name + "inner"] = _product(weights, source + network.inner)
     if folded.traits.norm_position == "before":
         _take_norm(folded, name + "norm", weights, source + network.norm)
     _add_residual_product(folded, name + "outer", weights, source, network.outer, network.norm)
 
 
-def _add_residual_product(folded: Folded, name: str, weights: Weights, source: str, product: str, norm: str) -> None:
+def _add_residual_product(
+    folded: Folded, name: str, weights: _ReadTracker, source: str, product: str, norm: str
+) -> None:
     """Adds a product that a residual is added to, and the norm that follows, unless the norms precede."""
     if folded.traits.norm == "no_norm":
         folded.products[name] = _with_no_norm(weights, source + product, source + norm)
@@ -239,7 +308,7 @@ def _add_residual_product(folded: Folded, name: str, weights: Weights, source: s
 
 
 def _fold_head(
-    folded: Folded, weights: Weights, pooler: str | None, prediction_act: str, embedding: Embedding | None
+    folded: Folded, weights: _ReadTracker, pooler: str | None, prediction_act: str, embedding: Embedding | None
 ) -> None:
     if embedding:
         folded.pooling, folded.dense = embedding.pooling, "tanh" if embedding.dense == "tanh" else None
@@ -257,7 +326,7 @@ def _fold_head(
         _take_norm(folded, "head.norm", weights, "head.norm")
         table = folded.words
         if "head.extra" in weights:
-            table = np.concatenate([table, weights["head.extra"]], axis=1)
+            table = _beside(table, weights.matrix("head.extra"))
         folded.products["head.decoder"] = Product(table, weights["head.bias"])
         folded.outputs = len(table)
         return
@@ -323,47 +392,85 @@ def _check_products(folded: Folded, multiple: int) -> None:
         "leave": (h, c),
     }
     if "head.decoder" in folded.products:
-        width = folded.products["head.decoder"].weight.shape[1]
+        width = folded.products["head.decoder"].matrix.shape[1]
         shapes |= {"head.transform": (width, h), "head.decoder": (len(folded.words), width)}
         if "head.transform" not in folded.products and width != h:
             raise FoldingError("the parameter head.decoder has an unexpected shape")
     for name, product in folded.products.items():
         expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
-        if product.weight.shape != expected or product.bias.shape != expected[:1]:
+        if product.matrix.shape != expected or product.bias.shape != expected[:1]:
             raise FoldingError(f"the parameter {name} has an unexpected shape")
-        if min(product.weight.shape) % multiple and name != "head.decoder":
+        if min(product.matrix.shape) % multiple and name != "head.decoder":
             raise FoldingError(f"the parameter {name} has a width that is not a multiple of {multiple}")
 
 
-def _product(weights: Weights, name: str) -> Product:
-    return Product(weights[name + ".weight"], weights[name + ".bias"])
+def _product(weights: _ReadTracker, name: str) -> Product:
+    return Product(weights.matrix(name + ".weight"), weights[name + ".bias"])
 
 
-def _bottleneck(weights: Weights, name: str) -> Product:
+def _bottleneck(weights: _ReadTracker, name: str) -> Product:
     return _with_no_norm(weights, name + ".dense", name + ".norm")
 
 
-def _with_no_norm(weights: Weights, name: str, norm: str) -> Product:
+def _with_no_norm(weights: _ReadTracker, name: str, norm: str) -> Product:
     """Returns a product and the NoNorm that follows it as one product."""
     product, gain, bias = _product(weights, name), weights[norm + ".weight"], weights[norm + ".bias"]
-    return Product(product.weight * gain[:, None], product.bias * gain + bias)
+    matrix = product.matrix
+    if gain.shape != matrix.shape[:1]:
+        raise ValueError(norm)
+    scaled = Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * gain[rows, None])
+    return Product(scaled, product.bias * gain + bias)
 
 
 def _scale(product: Product, factor: float) -> Product:
-    return Product(product.weight * factor, product.bias * factor)
+    matrix = product.matrix
+    return Product(Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * factor), product.bias * factor)
 
 
 def _compose(outer: Product, inner: Product) -> Product:
-    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given."""
-    w, v = outer.weight.astype(np.float64), inner.weight.astype(np.float64)
-    bias = w @ inner.bias.astype(np.float64) + outer.bias
-    return Product((w @ v).astype(outer.weight.dtype), bias.astype(outer.bias.dtype))
+    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given.
+
+    Raises:
+        ValueError: their shapes do not match.
+    """
+    w, v = outer.matrix, inner.matrix
+    (n, between), (k_rows, k) = w.shape, v.shape
+    if between != k_rows:
+        raise ValueError("the shapes do not match")
+
+    def rows(wanted: slice) -> Array:
+        product: Array = (w[wanted].astype(np.float64) @ np.asarray(v, np.float64)).astype(w.dtype)
+        return product
+
+    bias = outer.weight.astype(np.float64) @ inner.bias.astype(np.float64) + outer.bias
+    return Product(Computed((n, k), w.dtype, rows), bias.astype(outer.bias.dtype))
 
 
 def _stack(*products: Product) -> Product:
-    return Product(np.concatenate([p.weight for p in products]), np.concatenate([p.bias for p in products]))
+    """Returns products of the same x as one. Raises ValueError if their shapes do not match."""
+    parts = [product.matrix for product in products]
+    (width,) = {part.shape[1] for part in parts}
+    ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
+
+    def rows(wanted: slice) -> Array:
+        start, stop, _ = wanted.indices(ends[-1])
+        spans = (
+            slice(max(start - end + len(part), 0), max(stop - end + len(part), 0))
+            for part, end in zip(parts, ends, strict=True)
+        )
+        return np.concatenate([part[span] for part, span in zip(parts, spans, strict=True)])
+
+    stacked = Computed((ends[-1], width), parts[0].dtype, rows)
+    return Product(stacked, np.concatenate([product.bias for product in products]))
 
 
-def _take_norm(folded: Folded, name: str, weights: Weights, source: str) -> None:
+def _beside(left: Matrix, right: Matrix) -> Matrix:
+    """Returns the columns of two matrices. Raises ValueError if their shapes do not match."""
+    (length,) = {len(left), len(right)}
+    shape = length, left.shape[1] + right.shape[1]
+    return Computed(shape, left.dtype, lambda rows: np.concatenate([left[rows], right[rows]], axis=1))
+
+
+def _take_norm(folded: Folded, name: str, weights: _ReadTracker, source: str) -> None:
     for part in (".weight", ".bias"):
         folded.vectors[name + part] = weights[source + part]

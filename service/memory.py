@@ -12,6 +12,20 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
+MEBIBYTE: Final = 1 << 20
+
+
+def needed_to_load(artifact_bytes: int) -> int:
+    """Returns the bytes that a worker process takes at most while it loads artifacts of this total size.
+
+    This holds for the native engine: the weights in the kernels' layout, one matrix more, and the process itself.
+    """
+    return 2 * artifact_bytes + 100 * MEBIBYTE
+
+
+def needed_to_serve(artifact_bytes: int, *, spare: bool) -> int:
+    """Returns the bytes that a server needs: its own, a process that loads, and with a spare one that serves."""
+    return needed_to_load(artifact_bytes) + 150 * MEBIBYTE + spare * (artifact_bytes + 100 * MEBIBYTE)
 
 
 def resident_bytes() -> int:
@@ -43,9 +57,6 @@ def tune_garbage_collector() -> None:
 
 
 def release_free_memory() -> None:
-    """Makes the allocator return free memory to the system.
-
-    Loading frees a lot: weights pass through float32, which takes four times the memory of the int8 that is kept.
-    """
+    """Makes the allocator return free memory to the system. Loading frees a lot."""
     with suppress(AttributeError, OSError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

@@ -181,7 +181,7 @@ class Network:
 
     def words(self) -> str:
         """The words' rows of the word table. The table is in int8 if the products are."""
-        g, table = self.graph, self.folded.words
+        g, table = self.graph, np.asarray(self.folded.words)
         block = block_of(table.shape[1])
         if self.multiply is in_fp32 or block is None:
             return g.add("Gather", [g.array("words", table.astype(np.float32)), "input_ids"])

@@ -46,7 +46,7 @@ class Network:
         self.outputs = folded.outputs
         self.kernels = kernels
         self._device, self.dtype = device, dtype
-        self._words = self._tensor(folded.words)
+        self._words = self._tensor(np.asarray(folded.words))
         self._vectors = {name: self._tensor(vector) for name, vector in folded.vectors.items()}
         products = dict(folded.products)
         self._feed_forward: dict[str, FeedForward] = {}

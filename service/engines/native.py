@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 import swiftlet_serve.service
 from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError
-from swiftlet_serve.models.folding import Folded, FoldingError, Product, fold
-from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.models.folding import Folded, FoldingError, Matrix, Product, blocks, fold
+from swiftlet_serve.models.graphs.reader import WeightsError, open_weights
 from swiftlet_serve.service.engines import onnx_cpu
 from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
 
@@ -165,15 +165,18 @@ class Native:
         self._model: int | None = self._c.swiftlet_create(ctypes.byref(_shape(folded)), order)
         if self._model is None:
             raise MemoryError
+        _check(self._c.swiftlet_add_words(self._model, *quantise(folded.words)))
         for name, product in folded.products.items():
-            weight, scale = quantise(product)
-            bias = np.ascontiguousarray(product.bias, np.float32)
-            _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
+            self._add(name, product)
         for name, vector in folded.vectors.items():
             vector = np.ascontiguousarray(vector, np.float32)
             _check(self._c.swiftlet_add_vector(self._model, name.encode(), vector.size, vector))
-        _check(self._c.swiftlet_add_words(self._model, *quantise(Product(folded.words, folded.words[:, 0]))))
         _check(self._c.swiftlet_finish(self._model))
+
+    def _add(self, name: str, product: Product) -> None:
+        weight, scale = quantise(product.matrix)
+        bias = np.ascontiguousarray(product.bias, np.float32)
+        _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
 
     @property
     def title(self) -> str:
@@ -246,11 +249,11 @@ def _native(artifact: Artifact) -> Native:
     if manifest.precision != "int8":
         raise FoldingError(f"the precision is {manifest.precision}")
     try:
-        weights = read_weights(artifact.file(ONNX))
+        with open_weights(artifact.file(ONNX)) as weights:
+            folded = fold(manifest.architecture, manifest.config, weights, embedding=manifest.embedding)
+            network = Native(library, folded, passed_over)
     except WeightsError as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
-    folded = fold(manifest.architecture, manifest.config, weights, embedding=manifest.embedding)
-    network = Native(library, folded, passed_over)
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network
@@ -325,12 +328,15 @@ def _test_once(file: Path) -> None:
     Library(file).test_tiles(TEST_SECONDS)
 
 
-def quantise(product: Product) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def quantise(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Returns a matrix (N, K) in int8, and one scale per output, (N,)."""
-    largest = np.abs(product.weight).max(axis=1)
-    scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
-    weight = np.rint(product.weight / scale[:, None])
-    return np.ascontiguousarray(weight, np.int8), np.ascontiguousarray(scale, np.float32)
+    weight, scales = np.empty(matrix.shape, np.int8), np.empty(len(matrix), np.float32)
+    for rows in blocks(matrix):
+        block = matrix[rows]
+        largest = np.abs(block).max(axis=1)
+        scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
+        weight[rows], scales[rows] = np.rint(block / scale[:, None]), scale
+    return weight, scales
 
 
 def _shape(folded: Folded) -> Shape:

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError, open_artifact
 from swiftlet_serve.service.errors import SetupError, log_exception
-from swiftlet_serve.service.memory import release_free_memory
+from swiftlet_serve.service.memory import limit_heap_growth, release_free_memory
 from swiftlet_serve.service.telemetry.logging_setup import make_formatter
 from swiftlet_serve.service.types import Cost, TimedCall
 from swiftlet_serve.service.workers import codec, golden
@@ -145,6 +145,7 @@ class Models:
 def main() -> None:
     """Loads the models, reports them or an error, and serves until the parent is gone."""
     config = WorkerConfig(**json.loads(sys.argv[1]))
+    limit_heap_growth()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

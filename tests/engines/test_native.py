@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.models.artifact import open_artifact
-from swiftlet_serve.models.folding import Product
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native, quantise
 from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
@@ -435,7 +434,7 @@ def test_native_runs_the_largest_batch_of_its_cost():
 def test_quantise_rounds_weights_by_at_most_half_a_step():
     weight = np.random.default_rng(3).normal(size=(5, 48)).astype(np.float32)
     weight[1] = 0
-    packed, scale = quantise(Product(weight, weight[:, 0]))
+    packed, scale = quantise(weight)
 
     assert np.abs(packed).max() == 127
     assert (np.abs(packed * scale[:, None] - weight) <= scale[:, None] * 0.5001).all()

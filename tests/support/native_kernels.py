@@ -202,7 +202,7 @@ def _run(f: Folded, one: Encoding) -> np.ndarray:
             return y + residual * v[name + ".gain"]
         return y + residual if norm_first else norm(y + residual, name + ".norm")
 
-    words = f.words[one.input_ids]
+    words = np.asarray(f.words)[one.input_ids]
     if traits.embedding.window == 3:
         zero = np.zeros_like(words[:1])
         window = [np.concatenate([words[1:], zero]), words, np.concatenate([zero, words[:-1]])]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swiftlet_serve.models.artifact import open_artifact
-from swiftlet_serve.models.folding import FoldingError
+from swiftlet_serve.models.folding import FoldingError, Product
 from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8, in_mixed, of_int8, ragged
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import onnx_cpu
@@ -97,9 +97,8 @@ def test_ragged_rejects_an_unknown_activation():
 def test_int8_rows_of_zeros_are_finite():
     """A token of zeros has the scale 0."""
     empty = folded("bert", "qa")
-    for product in empty.products.values():
-        product.weight[:] = 0
-        product.bias[:] = 0
+    for name, product in empty.products.items():
+        empty.products[name] = Product(np.zeros(product.matrix.shape), np.zeros(product.bias.shape))
     (row,) = RaggedOnnx(empty, in_int8, threads=1).run(Batch.of([encoding(5, range(5), 1)]))
 
     assert np.isfinite(row).all()
