@@ -32,7 +32,7 @@ from swiftlet_serve.service.cli import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import dialects
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.dialects import decisions
+from swiftlet_serve.service.http.dialects import cohere, decisions, openai
 from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
 from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.service.runtime import Runtime
@@ -41,6 +41,7 @@ from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_s
 from swiftlet_serve.service.telemetry import prometheus
 from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
+from swiftlet_serve.service.types import BodyModel
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
@@ -176,6 +177,15 @@ def request_limits() -> str:
             "Response body",
             f"{answer:,} bytes (`max_response_bytes`), or {MAX_RESPONSE_RATIO} times the request body if larger",
         ],
+        ["List items and fields of the body together", f"{BodyModel.max_items:,}"],
+        *(
+            [f"List items and fields of the body together, {name}", f"{model.max_items:,}"]
+            for name, model in (
+                ("`/v1/rerank` and `/v2/rerank`", cohere.RerankRequest),
+                ("`/v1/decisions`", decisions.DecisionsRequest),
+                ("`/v1/embeddings`", openai.EmbeddingsRequest),
+            )
+        ),
         ["Texts or questions", f"{tasks.MAX_INPUTS}"],
         ["Tokens of all inputs together", f"{tokens:,} (`max_queued_tokens`)"],
         ["Labels (`top_k`), classify", bound(parameters["classify"]["top_k"], "maximum")],

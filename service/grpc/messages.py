@@ -71,19 +71,21 @@ def input_tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
         if packed:
             yield tensors.from_bytes(one.name, one.datatype, one.shape, memoryview(packed[i]), pointer)
         else:
-            yield tensors.from_json(one.name, one.datatype, one.shape, _contents(one), pointer)
+            yield tensors.from_json(one.name, one.datatype, one.shape, _contents(one, pointer), pointer)
 
 
-def _contents(one: pb.ModelInferRequest.InferInputTensor) -> Sequence[object]:
+def _contents(one: pb.ModelInferRequest.InferInputTensor, pointer: str) -> Sequence[object]:
     """Returns the values of a tensor that are not packed.
 
     Raises:
         InvalidRequest: the values are in a field of another datatype, or a text is not UTF-8.
+        Unprocessable: there are too many.
     """
     fields = {field.name: values for field, values in one.contents.ListFields()}
     values = fields.pop(CONTENTS.get(one.datatype, ""), ())
     if fields:
         raise InvalidRequest("bad_framing", "The values of an input are in a field of another datatype.")
+    tensors.check_size(len(values), pointer)
     if one.datatype != "BYTES":
         return list(values)
     try:

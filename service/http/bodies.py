@@ -24,11 +24,15 @@ from swiftlet_serve.service.errors import (
     PayloadTooLarge,
     Unprocessable,
     UnsupportedMediaType,
+    invalid_value,
 )
+from swiftlet_serve.service.http import json_items
+from swiftlet_serve.service.types import BodyModel
 
 MAX_NAME_CHARACTERS: Final = 32
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=BodyModel)
 
 BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 """The keys of pydantic's error context that hold a violated limit."""
@@ -39,7 +43,7 @@ WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
 
 MAX_ERRORS: Final = 100
-"""Errors that are described. A body of 1 MB can have 90,000, which would block the event loop for seconds."""
+"""Errors that are described."""
 
 
 async def read(request: Request, max_bytes: int, *, json_only: bool = True) -> bytes:
@@ -71,17 +75,21 @@ async def read(request: Request, max_bytes: int, *, json_only: bool = True) -> b
     return body if encoding == "identity" else _decompress(body, encoding, max_bytes)
 
 
-def parse(model: type[RequestT], body: bytes | bytearray) -> RequestT:
+def parse(model: type[BodyT], body: bytes | bytearray) -> BodyT:
     """Validates a JSON body against a pydantic model.
 
     Raises:
         InvalidRequest: the body is not UTF-8 or not JSON.
-        Unprocessable: the body violates the model. The error names the places and rules, never the values.
+        Unprocessable: the body violates the model or has too many items. The error names the places and rules, never
+            the values.
     """
     try:
         body.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("invalid_utf8", "The body is not valid UTF-8. Encode it as UTF-8.") from None
+    # Parsing holds the interpreter lock, so that a thread would block the event loop as well.
+    if json_items.exceeds(body, model.max_items):
+        raise too_many_items(model.max_items)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -98,6 +106,12 @@ def validate(model: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _invalid(model, error) from None
+
+
+def too_many_items(limit: int, pointer: str = "") -> Unprocessable:
+    """Returns the error of a body, or of a value, with more than `limit` list items and fields."""
+    detail = f"The body has more than {limit} list items and fields in total. Send fewer in one request."
+    return invalid_value(pointer, "too_many_items", detail, limit)
 
 
 def _invalid(model: type[BaseModel], error: ValidationError) -> InvalidRequest | Unprocessable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from starlette.responses import Response
 
 from swiftlet_serve.service.catalog import ANY, Route
@@ -17,6 +17,7 @@ from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.tasks import NullIsDefault, Request
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.types import BodyModel
 
 
 class Call(NamedTuple):
@@ -48,7 +49,7 @@ class Operation(NamedTuple):
     """For /openapi.json."""
     translate: Callable[[Runtime, Call], Translation]
     """Raises SwiftletError if the request is invalid."""
-    body: type[BaseModel]
+    body: type[BodyModel]
     """The model of the body."""
     answer: Any
     """The type of the response."""

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
+from swiftlet_serve.service.http import json_items
 from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
 from swiftlet_serve.service.http.openapi import SCHEMAS
 from swiftlet_serve.service.http.route_table import RenderError, Route, RouteTable
@@ -57,6 +58,8 @@ class SharedEndpoint(ModelEndpoint):
             return False
         if b'"inputs"' not in body:  # every body of ours has this field
             return True
+        if json_items.exceeds(body, self._foreign.operation.body.max_items):
+            return False  # either endpoint refuses it
         try:
             document = from_json(body, cache_strings="keys")
         except ValueError:

@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import NotFound, invalid_value
-from swiftlet_serve.service.http import task_schema
+from swiftlet_serve.service.http import bodies, json_items, task_schema
 from swiftlet_serve.service.http.dialect import translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
@@ -30,6 +30,7 @@ from swiftlet_serve.service.http.wording import Wording
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.types import BodyModel
 
 Scalar = bool | int | float | str | None
 """The value of a parameter. None means its default."""
@@ -235,14 +236,22 @@ def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dic
                 "The model's task has no such parameter. /openapi.json lists its parameters.",
                 "/parameters",
             )
-        is_list = isinstance(value, str) and value.startswith("[")
-        try:
-            chosen[name] = json.loads(value) if is_list and isinstance(value, str) else value
-        except (ValueError, RecursionError):
-            _refuse(
-                "json_invalid", "A parameter begins with [ and is not valid JSON. Write a list as JSON.", "/parameters"
-            )
+        chosen[name] = _list(value) if isinstance(value, str) and value.startswith("[") else value
     return chosen
+
+
+def _list(text: str) -> Any:
+    """Returns the list of which a parameter is the JSON.
+
+    Raises:
+        Unprocessable: it is not JSON, or has too many items.
+    """
+    if json_items.exceeds(text.encode(), BodyModel.max_items):
+        raise bodies.too_many_items(BodyModel.max_items, "/parameters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        _refuse("json_invalid", "A parameter begins with [ and is not valid JSON. Write a list as JSON.", "/parameters")
 
 
 def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from swiftlet_serve.service.errors import InvalidRequest, invalid_value
+from swiftlet_serve.service.types import BodyModel
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
@@ -63,11 +64,12 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview,
     """
     _python_type(datatype, pointer)
     if datatype == "BYTES":
-        values: Sequence[Any] = _unpack_texts(data)
+        values: Sequence[Any] = _unpack_texts(data, pointer)
     else:
         dtype = DTYPES[datatype]
         if len(data) % dtype.itemsize:
             raise _bad_framing()
+        check_size(len(data) // dtype.itemsize, pointer)
         values = np.frombuffer(data, dtype).tolist()
     _check_count(shape, len(values), pointer)
     return Tensor(name, datatype, shape, values)
@@ -81,10 +83,19 @@ def to_bytes(tensor: Tensor) -> bytes:
     return b"".join([LENGTH.pack(len(text)) + text for text in texts])
 
 
-def _unpack_texts(data: memoryview) -> list[str]:
+def check_size(values: int, pointer: str) -> None:
+    """Raises Unprocessable if a tensor has more values than a body in JSON may have items."""
+    if values > BodyModel.max_items:
+        detail = f"An input has more than {BodyModel.max_items} values. Send fewer in one request."
+        raise invalid_value(f"{pointer}/shape", "too_many_items", detail, BodyModel.max_items)
+
+
+def _unpack_texts(data: memoryview, pointer: str) -> list[str]:
     packed = bytes(data)  # slices of bytes are quicker than those of a view
-    texts, at, size = [], 0, len(packed)
+    texts: list[str] = []
+    at, size = 0, len(packed)
     while at < size:
+        check_size(len(texts), pointer)
         start = at + 4
         at = start + int.from_bytes(packed[at:start], "little")
         if start > size or at > size:

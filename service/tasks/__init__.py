@@ -30,7 +30,7 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.recipe import TrainingMethod
 from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
-from swiftlet_serve.service.types import Task
+from swiftlet_serve.service.types import BodyModel, Task
 
 MAX_INPUTS: Final = 64  # texts or questions in one request
 TRUNCATION: Final = "set truncation to true"
@@ -203,7 +203,7 @@ class Evaluator(ABC):
 # Requests and responses
 
 
-class NullIsDefault(BaseModel):
+class NullIsDefault(BodyModel):
     """A model in which null means the default, for every field that has one.
 
     Fields whose type includes None give null a meaning of their own. Fields without a default refuse it.
@@ -211,7 +211,7 @@ class NullIsDefault(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
+        schema = super().__get_pydantic_core_schema__(source, handler)
         fields: Any = handler.resolve_ref_schema(schema)
         while "fields" not in fields:
             fields = fields["schema"]

@@ -7,7 +7,11 @@ import json
 import logging
 
 import pytest
+from pydantic import ValidationError
 
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_serve.service.http import bodies, dialects
 from tests.support.apps import MAX_BODY_BYTES, SECRET, assert_problem
 
 
@@ -131,7 +135,52 @@ def test_field_errors_contain_field_names_of_the_schema_only(client):
 
 
 def test_field_errors_are_limited(client):
-    assert_problem(client.post("/classify", json={"inputs": [5] * 64}), 422, "validation_failed")
+    body = {"inputs": "a", **{f"{i}": 1 for i in range(101)}}
+    problem = assert_problem(client.post("/classify", json=body), 422, "validation_failed")
+
+    assert "more than 100 invalid values" in problem["detail"]
+
+
+@pytest.mark.parametrize("item", [5, {}, [], {"text": 1, "texts": 2}])
+def test_list_fails_at_its_first_invalid_item(item, client):
+    problem = assert_problem(client.post("/classify", json={"inputs": ["a", *[item] * 60]}), 422, "validation_failed")
+
+    assert {error["pointer"].split("/")[2] for error in problem["errors"] if error["pointer"] != "/inputs"} == {"1"}
+
+
+def models_of_bodies():
+    own = [tasks.load(name).TASK.Request for name in tasks.names()]
+    foreign = [dialects.load(name).OPERATIONS for name in dialects.names()]
+    return list(dict.fromkeys([*own, *(operation.body for operations in foreign for operation in operations)]))
+
+
+@pytest.mark.parametrize("model", models_of_bodies())
+def test_body_with_too_many_items_is_refused_before_it_is_parsed(model, monkeypatch):
+    """pydantic would need a second for the items of 1 MB, in which the event loop stands still."""
+    monkeypatch.setattr(model, "model_validate_json", None)
+    body = json.dumps({"inputs": [[]] * (model.max_items + 1)}).encode()
+
+    with pytest.raises(Unprocessable) as caught:
+        bodies.parse(model, body)
+
+    (error,) = caught.value.field_errors
+    assert (error.code, error.limit) == ("too_many_items", model.max_items)
+
+
+def count_errors(model, fields):
+    try:
+        model.model_validate(fields)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize("model", models_of_bodies())
+@pytest.mark.parametrize("item", [1, None, "a", {}, {"a": 1}, [[]], {"type": "choice"}])
+def test_invalid_items_make_few_errors(model, item):
+    """Each error costs microseconds. Only an object with unknown fields, or values of a mapping, has one for each."""
+    for field in model.model_fields:
+        assert count_errors(model, {field: [item] * 1000}) <= 30
 
 
 @pytest.mark.parametrize(

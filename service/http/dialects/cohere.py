@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
@@ -31,6 +31,8 @@ class Document(Foreign):
 
 class RerankRequest(Foreign):
     """A ranking request of Cohere."""
+
+    max_items: ClassVar[int] = 16_384  # the documents may have fields that are not read
 
     model: str | None = None
     query: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
@@ -88,6 +88,8 @@ AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discri
 
 class DecisionsRequest(Foreign):
     """A decisions request of OpenAI."""
+
+    max_items: ClassVar[int] = 16_384
 
     model: str
     input: str | list[Message]

@@ -7,7 +7,7 @@ must be told to send texts.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel
 
@@ -27,6 +27,8 @@ WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUN
 
 class EmbeddingsRequest(TruncatingRequest):
     """An embeddings request of OpenAI."""
+
+    max_items: ClassVar[int] = 1 << 17  # token ids
 
     input: str | list[str] | list[int] | list[list[int]]
     model: str

@@ -33,7 +33,9 @@ BODY_MODELS = [
     repository_control.LoadRequest,
     repository_control.IndexRequest,
 ]
-MODELS = sorted({model for body in BODY_MODELS for model in nested(body)}, key=lambda model: model.__qualname__)
+MODELS = sorted(
+    {model for body in BODY_MODELS for model in nested(body)}, key=lambda model: (model.__module__, model.__qualname__)
+)
 FIELDS = [(model, name) for model in MODELS for name in model.model_fields]
 
 

@@ -1,0 +1,48 @@
+"""The count of items and fields in JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from swiftlet_serve.service.http.json_items import exceeds
+
+WORDS = ["", "a", ",", "[{,", '"', '\\"', "\\", "\\\\", '",[', "é,", "\u2028[", "\n", '\\",{']
+
+
+def count(value: Any) -> int:
+    """Returns the items and fields of all lists and objects; an empty one counts as one."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else max(1, len(inner)) + sum(map(count, inner))
+
+
+def draw(pick: random.Random, depth: int = 0) -> Any:
+    kind = pick.randrange(5 if depth < 4 else 3)
+    if kind < 2:
+        return "".join(pick.choices(WORDS, k=pick.randrange(5)))
+    if kind == 2:
+        return pick.choice([1, -2.5, None, True])
+    if kind == 3:
+        return [draw(pick, depth + 1) for _ in range(pick.randrange(6))]
+    return {"".join(pick.choices(WORDS, k=3)) + str(i): draw(pick, depth + 1) for i in range(pick.randrange(6))}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_exceeds_counts_exactly_whatever_strings_hold(seed):
+    pick = random.Random(seed)
+    value = [draw(pick)]
+    text = json.dumps(value, ensure_ascii=pick.random() < 0.5, indent=pick.choice([None, 2])).encode()
+    expected = count(value)
+
+    assert not exceeds(text, expected)
+    assert exceeds(text, expected - 1)
+    assert exceeds(bytearray(text), expected - 1)
+
+
+@pytest.mark.parametrize("after", [b"", b"]", b'"', b'\\"', b"\\", b'", "', b'}"\\'])
+def test_exceeds_counts_what_a_parser_reads_of_invalid_json(after):
+    """A parser stops at the first error. What follows must not hide the items before it."""
+    assert exceeds(b'{"a": [' + b"1," * 50 + after, 49)
