@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
@@ -33,6 +34,7 @@ STATUSES: Final = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """The gRPC status of each HTTP status."""
+WHOLE_NUMBER: Final = re.compile(rb"[0-9]{1,6}")
 METADATA: Final = frozenset(
     {b"error-code", b"grpc-retry-pushback-ms", b"retry-after", b"server-timing", b"www-authenticate", b"x-request-id"}
 )
@@ -102,7 +104,10 @@ def _scope(path: str, context: Context) -> Scope:
     left_s = context.time_remaining()
     if left_s is not None:
         timeout_ms = min(max(1, int(1000 * left_s)), MAX_TIMEOUT_MS)
-        headers.insert(0, (TIMEOUT_HEADER.encode(), b"%d" % timeout_ms))  # the first of equal names counts
+        asked = dict(reversed(headers)).get(TIMEOUT_HEADER.encode())
+        is_later = asked is not None and WHOLE_NUMBER.fullmatch(asked) and timeout_ms < int(asked) <= MAX_TIMEOUT_MS
+        if asked is None or is_later:  # the guard refuses one that is invalid
+            headers.insert(0, (TIMEOUT_HEADER.encode(), b"%d" % timeout_ms))  # the first of equal names counts
     return {
         "type": "http",
         "method": "POST",

@@ -46,7 +46,7 @@ class GrpcPort:
         Args:
             runtime: the loaded models.
             keys: the API keys that all methods but health checks require; None requires none.
-            observers: called with each finished request record, after the runtime's statistics.
+            observers: called with each finished request record, before the runtime's statistics.
             certificate: that of the server; None serves without TLS.
         """
         self.address = ""
@@ -62,7 +62,7 @@ class GrpcPort:
                 Route(server_reflection.PATH, None, render_error),
             ]
         )
-        tracker = RequestTracker(runtime, RequestGuard(runtime, keys, table), [runtime.stats.finish, *observers])
+        tracker = RequestTracker(runtime, RequestGuard(runtime, keys, table), observers)
         self._caller = Caller(tracker)
         self._closing = asyncio.Event()
 

@@ -77,7 +77,7 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     foreign = [route for name, dialect in spoken.items() for route in dialect_endpoint.routes(runtime, name, dialect)]
     table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
     guard = RequestGuard(runtime, keys, table)
-    tracker = RequestTracker(runtime, guard, [*observers, runtime.stats.finish])  # a tracer first
+    tracker = RequestTracker(runtime, guard, observers)
     app.state.refuse = tracker.begin
     app.add_middleware(RequestMiddleware, tracker=tracker)
     if origins := runtime.settings.cors_origins:  # outermost, so that pages of these origins can read errors too
@@ -121,7 +121,7 @@ def _add_routes(app: FastAPI, runtime: Runtime, table: RouteTable) -> None:
         app.add_api_route(METRICS, routes.metrics(runtime), methods=["GET"], **openapi.METRICS)
     app.add_api_route(STATUS, routes.server_status(runtime), methods=["GET"], **openapi.STATUS)
     for path, file in playground.FILES.items():
-        app.add_api_route(path, routes.playground_file(file), methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route(path, routes.playground_file(file), methods=["GET"], include_in_schema=False)
 
 
 def _lifespan(runtime: Runtime) -> Any:

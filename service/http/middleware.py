@@ -1,14 +1,18 @@
-"""The outermost middleware: records each request and turns exceptions into problem details."""
+"""The middleware around the routes: records each request and turns exceptions into problem details."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swiftlet_serve.service.http.request_tracker import RequestTracker
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+"""A header of every response: browsers must not take it for something else than it says."""
 
 
 class RequestMiddleware:
@@ -23,7 +27,9 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         tracker = self._tracker
-        # Our server has called `begin` before. Any other ASGI server has not.
+        if "received" not in scope.get("state", {}):  # another ASGI server, which has not the headers of ours
+            send = _with_nosniff(send)
+        # Our server has called `begin` before. Other ASGI servers have not.
         if "record" not in scope.get("state", {}) and (refusal := tracker.begin(scope)):
             await refusal(scope, receive, send)
             return
@@ -45,3 +51,12 @@ class RequestMiddleware:
             response = tracker.error_response(scope, error)
             if record.status is None:
                 await response(scope, receive, send_and_finish)
+
+
+def _with_nosniff(send: Send) -> Send:
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], NOSNIFF]
+        await send(message)
+
+    return send_with_header

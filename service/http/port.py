@@ -16,6 +16,7 @@ from swiftlet_serve.service.http.connection import Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits
 from swiftlet_serve.service.http.listener import Listener
+from swiftlet_serve.service.http.middleware import NOSNIFF
 from swiftlet_serve.service.http.task_routes import TaskRoutes
 from swiftlet_serve.service.settings import Settings
 
@@ -123,7 +124,7 @@ class Port:
         listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
 
     def _update_date(self) -> None:
-        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode()), NOSNIFF]
         asyncio.get_running_loop().call_later(1, self._update_date)
 
 

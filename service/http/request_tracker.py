@@ -35,10 +35,18 @@ Observer = Callable[[RequestRecord], None]
 class RequestTracker:
     """Creates the record of each request, refuses requests that the guard rejects, and finishes the records."""
 
-    def __init__(self, runtime: Runtime, guard: RequestGuard, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, runtime: Runtime, guard: RequestGuard, observers: Sequence[Observer] | None = None) -> None:
+        """Creates a tracker.
+
+        Args:
+            runtime: the loaded models.
+            guard: admits the requests.
+            observers: called with each finished record, before the runtime's statistics: a tracer sets the trace ID
+                that they keep. None: the requests are not counted either.
+        """
         self._runtime = runtime
         self._guard = guard
-        self._observers = observers
+        self._observers = () if observers is None else (*observers, runtime.stats.finish)
 
     def begin(self, scope: Scope) -> Response | None:
         """Creates a request's record in `scope["state"]`. Returns the response of a refused request, else None."""

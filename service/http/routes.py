@@ -13,8 +13,10 @@ from functools import wraps
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from swiftlet_serve.service.http import openapi, playground, status
@@ -27,7 +29,11 @@ MAX_REST_S: Final = 0.1
 
 
 class PlainRoute(APIRoute):
-    """A route that calls its endpoint with the request and sends the response, without FastAPI's parameter handling."""
+    """A route that calls its endpoint with the request and sends the response, without FastAPI's parameter handling.
+
+    A route for GET answers HEAD, too, with the same headers. `methods` lacks it, so that /openapi.json does. The server
+    leaves out the body.
+    """
 
     def __init__(self, path: str, endpoint: Endpoint, **description: Any) -> None:
         super().__init__(path, endpoint, **description)
@@ -38,6 +44,18 @@ class PlainRoute(APIRoute):
             await response(scope, receive, send)
 
         self.app = run
+        methods = self.methods or set()
+        self._allowed = methods | {"HEAD"} if "GET" in methods else methods
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        is_allowed = match is Match.PARTIAL and scope["method"] in self._allowed
+        return Match.FULL if is_allowed else match, child_scope
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self._allowed:
+            raise HTTPException(405, headers={"allow": ", ".join(sorted(self._allowed))})
+        await self.app(scope, receive, send)
 
 
 def paced(endpoint: Endpoint) -> Endpoint:

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
@@ -18,6 +20,7 @@ from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.tracing import Tracer
 from tests.support.apps import MAX_BODY_BYTES, SECRET, make_runtime
 from tests.support.fakes import PATIENCE_S, ManualEngine
 from tests.support.gated_runtime import gate_classify
@@ -150,6 +153,48 @@ def test_deadline_of_the_call_is_that_of_the_request(gated):
 
     assert run(scenario()).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert runtime.stats.models["tiny-classify"].durations["answered"].count == 0
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "1e308", "inf", "0.5", "", "600001", "99999999", "soon"])
+def test_invalid_timeout_in_the_metadata_is_an_invalid_argument(value, timeout, runtime):
+    """As over HTTP, and also if the call has a deadline of its own."""
+
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            return await client.fail("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=value)
+
+    error = run(scenario())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "X-Request-Timeout-Ms" in error.details()
+
+
+@pytest.mark.parametrize(("timeout", "asked", "expected"), [(60, "5000", 5), (5, "60000", 5), (None, "5000", 5)])
+def test_earlier_of_two_deadlines_counts(timeout, asked, expected, runtime):
+    records: list[RequestRecord] = []
+
+    async def scenario():
+        async with serving(runtime, observers=[records.append]) as (_, client):
+            await client.call("ModelInfer", FINE, timeout=timeout, x_request_timeout_ms=asked)
+
+    run(scenario())
+    assert records[0].timeout_s == pytest.approx(expected, abs=PATIENCE_S / 3)
+    assert records[0].timeout_s <= expected
+
+
+def test_exemplars_have_the_trace_ids_of_calls(runtime):
+    """The tracer sets the ID before the statistics read it."""
+    tracer = Tracer(SimpleSpanProcessor(InMemorySpanExporter()), "1")
+    trace = "0af7651916cd43dd8448eb211c80319c"
+
+    async def scenario():
+        async with serving(runtime, observers=[tracer.trace_request]) as (_, client):
+            await client.call("ModelInfer", FINE, traceparent=f"00-{trace}-b7ad6b7169203331-01")
+
+    run(scenario())
+    tracer.close()
+    (sample,) = runtime.stats.models["tiny-classify"].exemplars.values()
+    assert sample.trace_id == trace
 
 
 def test_cancelled_call_leaves_the_queue(gated):

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.engines.echo import Echo
+from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
@@ -46,7 +47,14 @@ def test_app_responds_404_to_unknown_paths(path, client):
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("GET", "/classify", "POST"), ("PUT", "/qa", "POST"), ("POST", "/models", "GET"), (SECRET, "/models", "GET")],
+    [
+        ("GET", "/classify", "POST"),
+        ("PUT", "/qa", "POST"),
+        ("POST", "/models", "GET, HEAD"),
+        (SECRET, "/models", "GET, HEAD"),
+        ("POST", "/page/style.css", "GET, HEAD"),
+        ("DELETE", "/health/live", "GET, HEAD"),
+    ],
 )
 def test_app_responds_405_with_the_allowed_methods(method, path, allowed, client):
     response = client.request(method, path)
@@ -135,3 +143,32 @@ def test_request_to_the_server_s_own_address_is_told_the_routes_of_the_tasks(cli
 
     assert "/classify, /qa, /fill-mask" in problem["detail"]
     assert client.put("/").status_code == 405
+
+
+def test_pages_answer_head_as_get_without_the_body(client):
+    """/metrics and /status hold times, so that their lengths may differ."""
+    pages = {path for path, operations in client.get("/openapi.json").json()["paths"].items() if "get" in operations}
+    parameters = {"model": "tiny-classify", "version": "1"}
+    for page in ("/", "/openapi.json", *playground.FILES, *pages):
+        path = page.format_map(parameters)
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+        changing = {"x-request-id", *(["content-length"] if path in ("/metrics", "/status") else [])}
+        assert head.headers.keys() == got.headers.keys()
+        assert {**head.headers, **dict.fromkeys(changing)} == {**got.headers, **dict.fromkeys(changing)}
+
+
+def test_head_of_a_route_for_post_gets_405(client):
+    response = client.head("/classify")
+
+    assert (response.status_code, response.headers["allow"], response.content) == (405, "POST", b"")
+
+
+def test_openapi_describes_no_head(client):
+    assert not any("head" in operations for operations in client.get("/openapi.json").json()["paths"].values())
+
+
+@pytest.mark.parametrize("path", ["/", "/models", "/openapi.json", "/nope", "/classify", "/health/live", "/metrics"])
+def test_responses_of_other_servers_forbid_sniffing_too(path, client):
+    for method in ("GET", "HEAD", "POST"):
+        assert client.request(method, path).headers.get_list("x-content-type-options") == ["nosniff"]

@@ -40,7 +40,6 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
 }
 
 
