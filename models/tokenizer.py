@@ -174,6 +174,34 @@ class Tokenizer:
             encodings.append(self._encoding(ids, mask=mask, left_out=left_out))
         return encodings
 
+    def encode_ids(
+        self, rows: Sequence[Sequence[int]], max_tokens: int, *, truncate: bool = True, whole: bool = False
+    ) -> list[Encoding]:
+        """Encodes each row of token ids as one sequence of exactly these ids. The head reads the first token.
+
+        A row is a whole sequence with `whole`, and if it begins and ends with the special tokens of a single text.
+        Otherwise these are put around it.
+
+        Raises:
+            TextTooLong: a row exceeds the limit of `max_tokens`, special tokens included, and `truncate` is false.
+        """
+        before, after = self.special_ends
+        encodings = []
+        for index, row in enumerate(rows):
+            ids, end = list(row), len(row) - len(after)
+            is_framed = len(before) <= end and ids[: len(before)] == before and ids[end:] == after
+            if is_framed:
+                ids = ids[len(before) : end]
+            start, stop = (before, after) if is_framed or not whole else ([], [])
+            room = max_tokens - len(start) - len(stop)
+            left_out = max(0, len(ids) - room)
+            if left_out and not truncate:
+                raise TextTooLong(index)
+            input_ids = _array([*start, *ids[:room], *stop])
+            encoding = Encoding(input_ids, np.zeros_like(input_ids), np.zeros(1, np.int64), left_out=left_out)
+            encodings.append(encoding)
+        return encodings
+
     def encode_product(
         self, texts: Sequence[str], others: Sequence[str], max_tokens: int, *, truncate: bool = True
     ) -> list[Encoding]:
@@ -245,6 +273,17 @@ class Tokenizer:
         """Returns the id of a token, or None if the vocabulary lacks it."""
         identity: int | None = self._whole.token_to_id(token)
         return identity
+
+    @property
+    def special_ends(self) -> tuple[list[int | None], list[int | None]]:
+        """The special tokens before a single text, and those after it."""
+        ids = [slot.special for slot in self._templates[False]]
+        position = ids.index(None)
+        return ids[:position], ids[position + 1 :]
+
+    def is_text(self, number: int) -> bool:
+        """Returns whether an id is a token of the vocabulary, and not padding."""
+        return number != self.pad_id and self._whole.id_to_token(number) is not None
 
     def token(self, number: int) -> str:
         """Returns the token of an id, or an empty string if there is none."""

@@ -189,7 +189,7 @@ class Pipeline:
         if tasks.characters(request) <= MAX_INLINE_CHARACTERS:
             inputs = partial_results.encode(self.model.task, request)
         else:
-            inputs = await self._run_in_thread(partial_results.encode, self.model.task, request)
+            inputs = await self.run_in_thread(partial_results.encode, self.model.task, request)
         if record is not None:
             record.add_stage("encode", started, time.monotonic())
         return inputs
@@ -205,12 +205,12 @@ class Pipeline:
         if sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES:
             answer = partial_results.decode(self.model.task, inputs, outcomes)
         else:
-            answer = await self._run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
+            answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
         if record is not None:
             record.add_stage("decode", started, time.monotonic())
         return answer
 
-    async def _run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function on a thread. Long texts must not block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 

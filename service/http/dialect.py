@@ -96,6 +96,7 @@ def translation(
     render: Callable[[Any, RequestRecord], TaskResponse],
     wording: Wording,
     timeout_s: float | None = None,
+    model: type[Request] | None = None,
 ) -> Translation:
     """Returns a translation with a request of the pipeline's task.
 
@@ -105,12 +106,13 @@ def translation(
         render: returns the response, given the task's answer and the request's record.
         wording: puts errors of the request in the client's terms.
         timeout_s: a timeout that the body names, in seconds since the arrival of the request.
+        model: the type of the request. None: the usual one of the task.
 
     Raises:
         Unprocessable: the fields do not fit the task.
     """
     try:
-        request: Request = bodies.validate(pipeline.model.task.Request, fields)
+        request: Request = bodies.validate(model or pipeline.model.task.Request, fields)
     except Unprocessable as error:
         wording.apply(error)
         raise

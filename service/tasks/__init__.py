@@ -32,13 +32,14 @@ from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
 from swiftlet_serve.service.types import BodyModel, Task
 
-MAX_INPUTS: Final = 64  # texts or questions in one request
+MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: the work has limits of its own
 TRUNCATION: Final = "set truncation to true"
 """What to do about a text that is too long, in errors. Other protocols have other words for it."""
 
 INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
 
 Floats = NDArray[np.float64]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 FloatT = TypeVar("FloatT", np.float32, np.float64)
 
 
@@ -270,12 +271,12 @@ class Failure(BaseModel):
 
 
 def characters(inputs: object) -> int:
-    """Returns the total length of all texts of a request's inputs, in code points."""
+    """Returns the total length of all texts of a request's inputs, in code points. A token id counts as one."""
     if isinstance(inputs, str):
         return len(inputs)
     if isinstance(inputs, BaseModel):
         return sum([characters(value) for value in vars(inputs).values() if value])
-    return sum(map(characters, inputs)) if isinstance(inputs, list) else 0
+    return sum(map(characters, inputs)) if isinstance(inputs, list) else isinstance(inputs, int)
 
 
 def pointers(inputs: object) -> list[str]:

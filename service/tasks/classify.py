@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -111,6 +111,7 @@ class Classify:
 
     Request = ClassifyRequest
     Response = list[list[Label] | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is a few numbers
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer

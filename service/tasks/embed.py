@@ -23,7 +23,7 @@ from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import invalid_value
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, Texts
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "embedding"
@@ -32,6 +32,8 @@ TRAINING: Final = "embedding"
 
 DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of fp32
 NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
+MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
+MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
 SMALLEST_NORM: Final = 1e-12  # as in torch's `normalize`: a vector of zeros stays one
 
 
@@ -74,10 +76,30 @@ class EmbedRequest(tasks.Request):
     )
 
     inputs: Annotated[
-        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        str | Texts,
         Field(description="A text, or a list of texts."),
     ]
     parameters: Annotated[EmbedParameters | None, Field(description="Optional parameters.")] = None
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_IDS)]
+Ids = Annotated[TokenIds, Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS)]
+Inputs = str | Texts | Ids
+"""Texts or token ids, in the requests of other protocols."""
+
+
+def has_ids(inputs: Any) -> bool:
+    """Returns whether `Inputs` are token ids."""
+    return not isinstance(inputs, str) and not isinstance(inputs[0], str)
+
+
+class TokenIdsRequest(tasks.Request):
+    """An embedding request with token ids in the place of texts, which only other protocols have."""
+
+    inputs: Ids
+    whole: bool = False
+    """Whether the ids are whole sequences, to which no special tokens are added."""
+    parameters: EmbedParameters | None = None
 
 
 Vector = Annotated[list[float], Field(description="The numbers of a vector.")]
@@ -113,27 +135,31 @@ class Embed:
 
     Request = EmbedRequest
     Response = list[Vector | Encoded | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is one vector
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
         self.tokenizer = tokenizer
         self.max_tokens = manifest.max_tokens
+        self.vocab_size = manifest.vocab_size
         self.width = manifest.width
         self.embedding = embedding
         # Vectors of short texts are longer than the limit of other responses.
         self.max_response_bytes = NUMBER_BYTES * self.width * MAX_INPUTS
 
-    def encode(self, request: EmbedRequest) -> list[Encoding]:
+    def encode(self, request: EmbedRequest | TokenIdsRequest) -> list[Encoding]:
         """Encodes each text as one sequence.
 
         Raises:
             Unprocessable: a text is empty, or is too long while truncation is off, or the model does not have the
-                prompt or as many dimensions.
+                prompt, a token or as many dimensions.
         """
         parameters = request.parameters or DEFAULTS
         if parameters.dimensions is not None and parameters.dimensions > self.width:
             detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
             raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
         prompt = self._prompt(parameters.prompt_name)
+        if isinstance(request, TokenIdsRequest):
+            return self._encode_ids(request, prompt, truncate=parameters.truncation)
         texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
         return self.encode_texts(texts, tasks.pointers(request.inputs), prompt, truncate=parameters.truncation)
 
@@ -152,6 +178,32 @@ class Embed:
             return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
         except TextTooLong as error:
             raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+
+    def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
+        """Encodes rows of token ids. A flat list is one row.
+
+        Raises:
+            Unprocessable: a row is empty or too long, or has an id that is no token of a text.
+        """
+        if prompt:
+            detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."
+            raise invalid_value("/inputs", "unsupported", detail)
+        given: Any = request.inputs
+        rows, places = ([given], ["/inputs"]) if isinstance(given[0], int) else (given, tasks.pointers(given))
+        before, after = self.tokenizer.special_ends
+        for row, place in zip(rows, places, strict=True):
+            used = set(row)
+            if wrong := [token for token in used if token >= self.vocab_size or not self.tokenizer.is_text(token)]:
+                detail = (
+                    "A token id is padding, or is not in the vocabulary of the model. Send texts, or ids of its tokens."
+                )
+                raise invalid_value(f"{place}/{min(map(row.index, wrong))}", "unknown_token", detail)
+            if not used - {*before, *after}:
+                raise tasks.empty_input(place)
+        try:
+            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(places[error.index], self.max_tokens) from None
 
     def decode(
         self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]

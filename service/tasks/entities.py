@@ -23,7 +23,7 @@ from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Chunk, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import invalid_value
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict, Texts
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "token"
@@ -91,7 +91,7 @@ class EntitiesRequest(tasks.Request):
     )
 
     inputs: Annotated[
-        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        str | Texts,
         Field(description="A text, or a list of texts."),
     ]
     parameters: Annotated[EntitiesParameters | None, Field(description="Optional parameters.")] = None

@@ -23,7 +23,7 @@ from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable, invalid_value
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict, Texts
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
 from swiftlet_serve.service.types import Row
 
@@ -62,7 +62,7 @@ class FillMaskRequest(tasks.Request):
     )
 
     inputs: Annotated[
-        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        str | Texts,
         Field(description="A text with at least one mask token, or a list of such texts."),
     ]
     parameters: Annotated[FillMaskParameters | None, Field(description="Optional parameters.")] = None

@@ -24,7 +24,7 @@ from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import TokenizedText, Tokenizer, Window
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Unprocessable, invalid_value
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, softmax
+from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, Texts, softmax
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "token"
@@ -38,8 +38,6 @@ DEFAULT_DOC_STRIDE: Final = 128
 
 EXAMPLE: Final[Any] = {"question": "Where does Clara live?", "context": "Clara is a baker. She lives in Bern."}
 
-Strings = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
-
 
 class Sample(Strict):
     """A question with its context."""
@@ -51,8 +49,8 @@ class Sample(Strict):
 class Samples(Strict):
     """Several questions, with one context or with one context each."""
 
-    question: Annotated[Strings, Field(description="The questions.")]
-    context: Annotated[str | Strings, Field(description="One context for all questions, or one for each.")]
+    question: Annotated[Texts, Field(description="The questions.")]
+    context: Annotated[str | Texts, Field(description="One context for all questions, or one for each.")]
 
 
 class QaParameters(Strict):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -114,6 +114,7 @@ class ScoreTask:
 
     Request = ScoreRequest
     Response = Likelihood | list[Likelihood | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # a row has a number for each token
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
         self.tokenizer = tokenizer

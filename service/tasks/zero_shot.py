@@ -29,7 +29,7 @@ from swiftlet_serve.models.relations import find_entailment, find_relations
 from swiftlet_serve.models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Unprocessable, invalid_value
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict, Texts
 from swiftlet_serve.service.tasks.embed import normalized
 from swiftlet_serve.service.types import Row
 
@@ -92,7 +92,7 @@ class ZeroShotRequest(tasks.Request):
     )
 
     inputs: Annotated[
-        str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)],
+        str | Texts,
         Field(description="A text, or a list of texts."),
     ]
     parameters: Annotated[ZeroShotParameters, Field(description="The labels, and options.")]

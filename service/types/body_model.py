@@ -29,7 +29,7 @@ class BodyModel(BaseModel):
     350,000 items of a body of 1 MB.
     """
 
-    max_items: ClassVar[int] = 4096
+    max_items: ClassVar[int] = 8192
     """Items of all lists and fields of all objects in a body, together. An empty list or object counts as one."""
 
     @classmethod

@@ -88,7 +88,7 @@ DEEP = b'{"inputs": ' + b"[" * 900 + b"]" * 900 + b"}"
         (b'{"inputs": "a", "parameters": {"function_to_apply": "' + SECRET.encode() + b'"}}', 422, "validation_failed"),
         (b'{"inputs": "a", "model": 5}', 422, "validation_failed"),
         (b'{"inputs": "a", "model": "' + SECRET.encode() * 20 + b'"}', 422, "validation_failed"),
-        (json.dumps({"inputs": ["a"] * 65}).encode(), 422, "validation_failed"),
+        (json.dumps({"inputs": [5] * 65}).encode(), 422, "validation_failed"),
         (b'{"inputs": ""}', 422, "empty_input"),
         (b'{"inputs": " \\n\\t"}', 422, "empty_input"),
         (b'{"inputs": ["a", ""]}', 422, "empty_input"),

@@ -14,11 +14,11 @@ from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.tasks import MAX_INPUTS
 from tests.goldens.cases import SENTENCES, strings
 from tests.support.sentence_checkpoints import save_encoder
 
 COUNT: Final = 1000
+BATCH: Final = 64  # texts of a request
 KOREAN: Final = (
     "서울의 봄은 짧지만 아름답다.",
     "오늘은 시장에 가지 않았다",
@@ -76,7 +76,7 @@ def expected(model: SentenceTransformer, options: Mapping[str, Any]) -> NDArray[
 def vectors(artifact: Artifact, engine: str, options: Mapping[str, Any]) -> NDArray[np.float64]:
     """Returns the vectors of the service (N, D)."""
     every = texts()
-    parts = [every[i : i + MAX_INPUTS] for i in range(0, len(every), MAX_INPUTS)]
+    parts = [every[i : i + BATCH] for i in range(0, len(every), BATCH)]
     responses = respond(load_model(artifact.path, engine), [{"inputs": one, "parameters": options} for one in parts])
     return np.array([vector for response in responses for vector in response])
 

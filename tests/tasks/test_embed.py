@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,68 @@ def test_embed_rejects_empty_and_long_texts(embedder: embed.Embed) -> None:
     assert rejection(embedder, ["a", " \n\u3000"]) == ("empty_input", "/inputs/1", None)
     assert rejection(embedder, ["a", long], truncation=False) == ("input_too_long", "/inputs/1", MAX_TOKENS)
     assert len(encode(embedder, long)[0].input_ids) == MAX_TOKENS
+
+
+def ids_of(task: embed.Embed, inputs: Any, **fields: Any) -> list[list[int]]:
+    request = embed.TokenIdsRequest.model_validate_json(json.dumps({"inputs": inputs, **fields}))
+    return [one.input_ids.tolist() for one in task.encode(request)]
+
+
+@pytest.fixture(scope="module")
+def reader(tokenizer: Tokenizer) -> embed.Embed:
+    """A task whose network has the whole vocabulary."""
+    about = replace(manifest("embed", WIDTH), vocab_size=tokenizer.vocab_size)
+    return embed.create(tokenizer, replace(about, embedding=Embedding("mean", normalize=True, prompts=PROMPTS)))
+
+
+def test_token_ids_are_read_exactly(reader: embed.Embed) -> None:
+    tokenizer = reader.tokenizer
+    (before,), (after,) = tokenizer.special_ends
+    (whole,) = [one.input_ids.tolist() for one in encode(reader, ["playing films"])]
+    text = whole[1:-1]
+    inside = list(reversed(text))  # begins with a token that continues a word
+    odd = [tokenizer.unknown_id, after, text[0], before, text[0]]
+
+    assert ids_of(reader, text) == ids_of(reader, [text]) == [whole]
+    assert ids_of(reader, whole) == [whole]
+    assert ids_of(reader, [text, inside, odd]) == [[before, *ids, after] for ids in (text, inside, odd)]
+    assert ids_of(reader, [whole, inside, odd], whole=True) == [whole, inside, odd]
+    (encoding,) = reader.encode(embed.TokenIdsRequest(inputs=text))
+    (expected,) = encode(reader, ["playing films"])
+    assert np.array_equal(encoding.token_type_ids, expected.token_type_ids)
+    assert np.array_equal(encoding.focus, expected.focus)
+
+
+def test_long_rows_of_token_ids_are_refused_or_cut(reader: embed.Embed) -> None:
+    (before,), (after,) = reader.tokenizer.special_ends
+    token = encode(reader, "a")[0].input_ids.tolist()[1]
+    long = [token] * MAX_TOKENS
+
+    assert ids_of(reader, long) == [[before, *long[2:], after]]
+    assert ids_of(reader, [before, *long, after], whole=True) == [[before, *long[2:], after]]
+    assert ids_of(reader, long, whole=True, parameters={"truncation": False}) == [long]
+    with pytest.raises(Unprocessable, match="truncation") as caught:
+        ids_of(reader, [[token], long], parameters={"truncation": False})
+    assert caught.value.field_errors[0].pointer == "/inputs/1"
+
+
+def test_ids_that_are_no_tokens_of_a_text_are_refused(reader: embed.Embed, tokenizer: Tokenizer) -> None:
+    (before,), (after,) = tokenizer.special_ends
+    token = encode(reader, "a")[0].input_ids.tolist()[1]
+
+    def fault(inputs: Any, **parameters: Any) -> tuple[str, str]:
+        with pytest.raises(Unprocessable) as caught:
+            ids_of(reader, inputs, parameters=parameters)
+        (found,) = caught.value.field_errors
+        return found.code, found.pointer
+
+    assert fault([[token], [token, tokenizer.vocab_size]]) == ("unknown_token", "/inputs/1/1")
+    assert fault([token, tokenizer.pad_id]) == ("unknown_token", "/inputs/1")
+    assert fault([[token], []]) == ("empty_input", "/inputs/1")
+    assert fault([before, after]) == ("empty_input", "/inputs")
+    assert fault([token], prompt_name="query") == ("unsupported", "/inputs")
+    with pytest.raises(Unprocessable, match="vocabulary"):  # of a network with fewer tokens than the tokenizer
+        ids_of(make(tokenizer), [tokenizer.vocab_size - 1])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(
@@ -36,7 +37,7 @@ class RerankRequest(Foreign):
 
     model: str | None = None
     query: str
-    documents: list[str | Document]
+    documents: list[str | Document] = Field(min_length=1, max_length=MAX_TEXTS)
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = False
     max_tokens_per_doc: int | None = Field(default=None, ge=1)

@@ -13,16 +13,17 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import bodies, model_pages, problem_details, tensor_inference
 from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, translation
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import MAX_INPUTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 
 class PredictRequest(Foreign):
     """A prediction request of KServe."""
 
-    instances: list[Any] = Field(min_length=1, max_length=64)
+    instances: list[Any] = Field(min_length=1, max_length=MAX_INPUTS)
     parameters: dict[str, Any] | None = None
 
 
@@ -41,7 +42,7 @@ def predict(runtime: Runtime, call: Call) -> Translation:
     wording = Wording(renamed({"/inputs": "/instances/0" if only else "/instances"}), tensor_inference.TRUNCATION)
 
     def render(answer: Any, _: RequestRecord) -> TaskResponse:
-        return TaskResponse.of({"predictions": [task.single(answer)] if only else answer})
+        return TaskResponse(b'{"predictions":%b}' % dump([task.single(answer)] if only else answer))
 
     parameters = {"parameters": given.parameters} if given.parameters else {}
     return translation(pipeline, fields | parameters, render, wording)

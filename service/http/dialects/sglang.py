@@ -15,6 +15,7 @@ from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import Wording, renamed
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import Texts
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
@@ -24,7 +25,7 @@ class ClassifyRequest(TruncatingRequest):
     """A classification request of SGLang and vLLM."""
 
     model: str | None = None
-    input: str | list[str]
+    input: str | Texts
 
 
 class Classification(BaseModel):

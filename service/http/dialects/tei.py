@@ -6,7 +6,7 @@ A list of two strings is a pair of texts there, and a list of lists is a batch: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -22,6 +22,8 @@ from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.tasks import MAX_INPUTS
+from swiftlet_serve.service.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
+from swiftlet_serve.service.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 ERROR_TYPES: Final[Mapping[str, str]] = {
@@ -43,7 +45,7 @@ Direction = Literal["left", "right", "Left", "Right"]
 class PredictRequest(Foreign):
     """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
 
-    inputs: str | list[str] | list[list[str]]
+    inputs: str | Annotated[list[str], Field(max_length=2)] | Annotated[list[list[str]], Field(max_length=MAX_INPUTS)]
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     raw_scores: bool = False
@@ -59,7 +61,9 @@ class Prediction(BaseModel):
 class EmbedRequest(Foreign):
     """An embedding request of TEI and of Hugging Face's clients."""
 
-    inputs: str | list[str]
+    max_items: ClassVar[int] = MAX_ITEMS
+
+    inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     normalize: bool = True
@@ -72,7 +76,7 @@ class RerankRequest(Foreign):
     """A ranking request of TEI."""
 
     query: str
-    texts: list[str]
+    texts: list[str] = Field(min_length=1, max_length=MAX_TEXTS)
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     raw_scores: bool = False
@@ -91,7 +95,7 @@ class Sentences(Foreign):
     """A sentence, and those that it is compared with."""
 
     source_sentence: str
-    sentences: list[str] = Field(min_length=1)
+    sentences: list[str] = Field(min_length=1, max_length=MAX_INPUTS - 1)
 
 
 class SimilarityOptions(Foreign):
@@ -139,7 +143,10 @@ def embed(runtime: Runtime, call: Call) -> Translation:
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
     )
     fields = {"inputs": given.inputs, "parameters": parameters | {"truncation": bool(given.truncate)}}
-    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
+    if not has_ids(given.inputs):
+        return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
+    ids = fields | {"whole": True}  # TEI adds no special tokens to ids
+    return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
 
 
 def rerank(runtime: Runtime, call: Call) -> Translation:

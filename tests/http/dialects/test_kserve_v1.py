@@ -38,7 +38,6 @@ def test_models_are_listed_and_ready(client):
         ("classify", {"instances": SECRET}, 422),
         ("classify", {"instances": [{SECRET: 1}]}, 422),
         ("classify", {"instances": [SECRET], "parameters": {SECRET: 1}}, 422),
-        ("classify", {"instances": [SECRET] * 65}, 422),
     ],
 )
 def test_invalid_request_is_refused_in_the_form_of_the_protocol(model, body, status, client):

@@ -7,6 +7,7 @@ import base64
 import numpy as np
 import pytest
 
+from swiftlet_serve.service.tasks import MAX_INPUTS
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_tokenizer
 
@@ -60,13 +61,37 @@ def test_token_ids_are_those_of_the_model(search_client):
     assert vectors(embed(search_client, input=[ids, ids])) == expected * 2
 
 
+@pytest.mark.parametrize("count", [200, 1000, MAX_INPUTS])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_as_many_texts_as_openai_takes_are_answered_together(count, encoding, search_client):
+    """LangChain sends 1,000 texts at a time."""
+    texts = [f"text {i}" for i in range(count)]
+    alone = vectors(embed(search_client, input=texts[-3:], encoding_format=encoding))
+
+    response = embed(search_client, input=texts, encoding_format=encoding)
+    assert (len(vectors(response)), vectors(response)[-3:]) == (count, alone)
+    assert [one["index"] for one in response.json()["data"]] == list(range(count))
+    own = search_client.post("/embed", json={"inputs": texts, "parameters": {"encoding_format": encoding}}).json()
+    assert own == vectors(response)
+
+
+def test_tei_reads_token_ids_as_whole_sequences(search_client):
+    ids = [int(each) for each in make_tokenizer().encode(["abc"], 48)[0].input_ids]
+    own = vectors(embed(search_client, input=ids[1:-1]))
+
+    tei = search_client.post("/embed", json={"inputs": [ids, ids[1:-1]], "normalize": None}).json()
+    assert tei[0] == pytest.approx(own[0])
+    assert tei[1] != pytest.approx(own[0])
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [
         ({"input": []}, 422, "validation_failed"),
         ({"input": " "}, 422, "empty_input"),
         ({"input": {"text": SECRET}}, 422, "validation_failed"),
-        ({"input": [SECRET] * 65}, 422, "validation_failed"),
+        ({"input": [SECRET] * (MAX_INPUTS + 1)}, 422, "validation_failed"),
+        ({"input": [1, SECRET]}, 422, "validation_failed"),
         ({"input": [-1]}, 422, "validation_failed"),
         ({"input": [[1 << 40]]}, 422, "validation_failed"),
         ({"input": [[]]}, 422, "empty_input"),
