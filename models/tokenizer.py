@@ -51,7 +51,8 @@ class Encoding:
     input_ids: Ids  # (L,)
     token_type_ids: Ids  # (L,)
     focus: Ids  # (F,): positions that the head reads
-    left_out: int = field(default=0, kw_only=True)  # tokens of its texts that were cut off
+    text_index: int = field(default=0, kw_only=True)  # of the text, or the pair, among those that were encoded
+    left_out: int = field(default=0, kw_only=True)  # tokens of the text, or the pair, that were cut off
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,6 @@ class TokenizedText:
 class Chunk(Encoding):
     """F consecutive tokens of a text, as a sequence of their own. The head reads them, and no special token."""
 
-    text_index: int  # of the text in the request
     tokens: TokenizedText  # F tokens; their offsets refer to the whole text
 
 
@@ -171,7 +171,7 @@ class Tokenizer:
                 if not truncate:
                     raise TextTooLong(index)
                 ids = _truncate(ids, limit)
-            encodings.append(self._encoding(ids, mask=mask, left_out=left_out))
+            encodings.append(self._encoding(ids, index, left_out, mask=mask))
         return encodings
 
     def encode_ids(
@@ -198,8 +198,8 @@ class Tokenizer:
             if left_out and not truncate:
                 raise TextTooLong(index)
             input_ids = _array([*start, *ids[:room], *stop])
-            encoding = Encoding(input_ids, np.zeros_like(input_ids), np.zeros(1, np.int64), left_out=left_out)
-            encodings.append(encoding)
+            zeros = np.zeros_like(input_ids)
+            encodings.append(Encoding(input_ids, zeros, zeros[:1], text_index=index, left_out=left_out))
         return encodings
 
     def encode_product(
@@ -222,7 +222,7 @@ class Tokenizer:
                     raise TextTooLong(other)
                 if length < len(first) and not truncate:
                     raise TextTooLong(text)
-                encodings.append(self._encoding([first[:length], second], left_out=len(first) - length))
+                encodings.append(self._encoding([first[:length], second], text, len(first) - length))
         return encodings
 
     def tokenize(self, texts: Sequence[str], max_tokens: int | None = None) -> list[TokenizedText]:
@@ -262,7 +262,8 @@ class Tokenizer:
             input_ids, token_type_ids, first = self.sequence(tokens)
             focus = np.arange(first, first + len(tokens))
             left_out = text.left_out if stop == len(text) else 0
-            chunks.append(Chunk(input_ids, token_type_ids, focus, text_index, tokens, left_out=left_out))
+            chunk = Chunk(input_ids, token_type_ids, focus, tokens, text_index=text_index, left_out=left_out)
+            chunks.append(chunk)
         return chunks
 
     def special_count(self, *, pair: bool) -> int:
@@ -343,7 +344,7 @@ class Tokenizer:
         encoded = (self._masked if mask else self._text).encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
-    def _encoding(self, parts: Sequence[list[int]], *, mask: bool = False, left_out: int = 0) -> Encoding:
+    def _encoding(self, parts: Sequence[list[int]], text_index: int, left_out: int, *, mask: bool = False) -> Encoding:
         ids: list[int] = []
         token_types: list[int] = []
         for slot in self._templates[len(parts) == 2]:
@@ -352,7 +353,7 @@ class Tokenizer:
             token_types += [slot.token_type] * len(piece)
         input_ids = _array(ids)
         focus = np.flatnonzero(input_ids == self.mask_id) if mask else np.zeros(1, np.int64)
-        return Encoding(input_ids, _array(token_types), focus, left_out=left_out)
+        return Encoding(input_ids, _array(token_types), focus, text_index=text_index, left_out=left_out)
 
     def _window(
         self, question: TokenizedText, context: TokenizedText, question_index: int, start: int, stop: int

@@ -39,6 +39,16 @@ def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[Req
     return [_encode(task, one) for one in requests]
 
 
+def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
+    """Returns the JSON Pointers of the texts that were cut, in order. A text in several sequences counts once."""
+    pointers = getattr(task, "text_pointers", tasks.text_pointers)(request)
+    if len(inputs) == 1:
+        cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}
+    else:
+        cut = {index for index, one in enumerate(inputs) if any(sequence.left_out for sequence in one.encodings)}
+    return tuple(pointers[index] for index in sorted(cut))
+
+
 def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Sequence[Outcome]) -> object:
     """Returns the response. `outcomes` has those of all inputs' sequences, in order.
 

@@ -154,6 +154,9 @@ class Pipeline:
                 inputs = await self._encode(request, record)
                 sequences += [sequence for one in inputs for sequence in one.encodings]
                 check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
+                if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
+                    record.left_out = left_out
+                    record.truncated = partial_results.truncated(self.model.task, request, inputs)
                 rows = self._scheduler.submit(sequences, deadline, priority, record)
                 outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
                 return await self._decode(inputs, sequences, outcomes, record)

@@ -102,6 +102,7 @@ def _dump_model(stats: ModelStats, recent: int) -> dict[str, Any]:
         "accepted": stats.accepted,
         "in_flight": stats.in_flight,
         "padding_tokens": stats.padding_tokens,
+        "truncated_texts": stats.truncated_texts,
         "histograms": [_dump(histogram) for histogram in stats.histograms],
         "exemplars": [[bucket, *sample] for bucket, sample in stats.exemplars.items()],
         "recent": list(stats.recent)[-recent:],
@@ -111,7 +112,7 @@ def _dump_model(stats: ModelStats, recent: int) -> dict[str, Any]:
 def _load_model(fields: Mapping[str, Any]) -> ModelStats:
     stats = ModelStats.empty(str(fields["task"]))
     stats.accepted, stats.in_flight = int(fields["accepted"]), int(fields["in_flight"])
-    stats.padding_tokens = int(fields["padding_tokens"])
+    stats.padding_tokens, stats.truncated_texts = int(fields["padding_tokens"]), int(fields["truncated_texts"])
     for histogram, counts in zip(stats.histograms, fields["histograms"], strict=True):
         _load(histogram, counts)
     stats.exemplars = {int(bucket): Sampled(*sample) for bucket, *sample in fields["exemplars"]}

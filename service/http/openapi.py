@@ -198,7 +198,13 @@ def _summary(served: Any) -> str:
 def _response(served: Any) -> dict[str, Any]:
     schema = TypeAdapter(served.Response).json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")
     del schema["$defs"]  # `install` adds them to the components
-    return schema
+    detailed = {
+        "type": "object",
+        "description": "The response to a request with details.",
+        "properties": {"answer": schema, "details": {"$ref": SCHEMAS + tasks.Details.__name__}},
+        "required": ["answer", "details"],
+    }
+    return {"anyOf": [schema, detailed]}
 
 
 MODELS: Final = _get("models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
@@ -223,7 +229,7 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
         others: the schemas of routes other than the tasks' and the server's own.
     """
     served = [tasks.load(name).TASK for name in runtime.task_names]
-    shown: list[Any] = [*(task.Request for task in served), Problem, ModelInfo, Live, Ready, Status]
+    shown: list[Any] = [*(task.Request for task in served), tasks.Details, Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
     _, document = TypeAdapter.json_schemas(
         [

@@ -34,6 +34,8 @@ COMPUTE_HEADERS: Final = (
     "X-Compute-Time",
     "X-Compute-Characters",
     "X-Compute-Tokens",
+    "X-Input-Tokens",
+    "X-Truncated",
     "X-Total-Time",
     "X-Tokenization-Time",
     "X-Queue-Time",
@@ -150,7 +152,12 @@ class TaskEndpoint(ModelEndpoint):
         scope["state"]["record"].task = self._task  # also of an invalid request
         request = bodies.parse(self._model, body)
         pipeline = self.runtime.catalog.pipeline(self._task, request.model, route_of(scope))
-        return Translation(pipeline, request, TaskResponse.of)
+        return Translation(pipeline, request, renderer(request))
+
+
+def renderer(request: tasks.Request) -> Callable[[Any, RequestRecord], TaskResponse]:
+    """Returns the function that renders the answer to a request in our own format."""
+    return TaskResponse.detailed if request.details else TaskResponse.of
 
 
 def route_of(scope: Scope) -> Route:
@@ -174,6 +181,12 @@ class TaskResponse(Response):
         """Returns an answer as JSON."""
         return cls(dump(answer))
 
+    @classmethod
+    def detailed(cls, answer: object, record: RequestRecord) -> TaskResponse:
+        """Returns an answer with `tasks.Details` as JSON."""
+        details = {"input_tokens": record.input_tokens, "tokens_read": record.tokens, "truncated": record.truncated}
+        return cls(b'{"answer":%b,"details":%b}' % (dump(answer), to_json(details)))
+
 
 def dump(answer: object) -> bytes:
     """Returns an answer as JSON. The answers to many inputs are written one by one: other threads wait meanwhile."""
@@ -195,6 +208,8 @@ def _compute_headers(record: RequestRecord, engine: str) -> list[tuple[bytes, by
         (b"x-compute-time", b"%.3f" % total_s),
         (b"x-compute-characters", b"%d" % record.characters),
         (b"x-compute-tokens", b"%d" % record.tokens),
+        (b"x-input-tokens", b"%d" % record.input_tokens),
+        (b"x-truncated", b"%d" % len(record.truncated)),
         (b"x-total-time", b"%.0f" % (1000 * total_s)),
         (b"x-tokenization-time", b"%.0f" % ms.get("encode", 0.0)),
         (b"x-queue-time", b"%.0f" % ms.get("queue", 0.0)),

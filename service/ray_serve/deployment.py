@@ -29,6 +29,7 @@ from swiftlet_serve.service.repository.manager import ModelManager
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings, check_variables
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
+from swiftlet_serve.service.telemetry.observers import Observers
 from swiftlet_serve.service.workers.worker_main import SWITCH_INTERVAL_S
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -96,7 +97,7 @@ class Replica:
         keys = None if own.api_keys_file is None else ApiKeys.read(own.api_keys_file)
         self._runtime = Runtime.start(own)
         self._manager = create_manager(self._runtime)
-        self._asgi = create_app(self._runtime, keys)
+        self._asgi = create_app(self._runtime, keys, Observers(None, logs=False).all)
         self._measured = (time.monotonic(), 0.0)  # the time, and the engines' busy time until then
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -260,6 +260,24 @@ class Request(Strict):
             "whole request. Has no effect on a request with one input."
         ),
     ] = False
+    details: Annotated[
+        bool,
+        Field(
+            description="If true, the response is an object: the answer, and details of how much of the texts was read."
+        ),
+    ] = False
+
+
+class Details(BaseModel):
+    """How much of the texts of a request was read."""
+
+    input_tokens: Annotated[
+        int, Field(description="Tokens of all sequences before they were cut, special tokens included.")
+    ]
+    tokens_read: Annotated[int, Field(description="Tokens of all sequences that the model read.")]
+    truncated: Annotated[
+        list[str], Field(description="JSON Pointer of each text that was cut, such as /inputs/0, in order.")
+    ]
 
 
 class Failure(BaseModel):
@@ -287,6 +305,11 @@ def pointers(inputs: object) -> list[str]:
 def is_blank(text: str) -> bool:
     """Returns whether a text has nothing but spaces, control characters and invisible ones such as U+200B."""
     return all(character.isspace() or category(character) in INVISIBLE for character in text)
+
+
+def text_pointers(request: Any) -> list[str]:
+    """Returns the JSON Pointer of each text that a task encodes, unless the task has a method of this name."""
+    return pointers(request.inputs)
 
 
 def empty_input(pointer: str) -> Unprocessable:

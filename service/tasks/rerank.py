@@ -123,13 +123,12 @@ class Rerank:
             Unprocessable: a text is empty, or is too long while truncation is off.
         """
         query, texts = request.inputs.query, request.inputs.texts
-        pointers = ["/inputs/query", *(f"/inputs/texts/{i}" for i in range(len(texts)))]
-        for text, pointer in zip([query, *texts], pointers, strict=True):
+        for text, pointer in zip([query, *texts], _pointers(request), strict=True):
             if not text.strip():
                 raise tasks.empty_input(pointer)
         sequences: list[Text]
         if self.embedding is None:
-            pointers, sequences = pointers[1:], [(query, text) for text in texts]
+            sequences = [(query, text) for text in texts]
         else:
             prompt = self._prompt(TEXT_PROMPTS)
             sequences = [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
@@ -137,7 +136,7 @@ class Rerank:
         try:
             return self.tokenizer.encode(sequences, self.max_tokens, truncate=truncate)
         except TextTooLong as error:
-            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+            raise tasks.too_many_tokens(self.text_pointers(request)[error.index], self.max_tokens) from None
 
     def decode(
         self, request: RerankRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
@@ -156,6 +155,10 @@ class Rerank:
             return [one | {"text": request.inputs.texts[one["index"]]} for one in ranked]
         return ranked
 
+    def text_pointers(self, request: RerankRequest) -> list[str]:
+        """Returns the JSON Pointer of the text of each sequence. A cross-encoder reads the query with each text."""
+        return _pointers(request)[self.embedding is None :]
+
     def split(self, request: RerankRequest) -> list[RerankRequest]:
         """Returns the request: it has one query."""
         return [request]
@@ -169,6 +172,10 @@ class Rerank:
         assert self.embedding is not None  # noqa: S101  # for the type checker
         prompts = self.embedding.prompts
         return next((prompts[name] for name in names if name in prompts), self.embedding.default_prompt_text())
+
+
+def _pointers(request: RerankRequest) -> list[str]:
+    return ["/inputs/query", *(f"/inputs/texts/{i}" for i in range(len(request.inputs.texts)))]
 
 
 class Evaluator(tasks.Evaluator):

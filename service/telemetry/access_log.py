@@ -35,6 +35,7 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "characters": record.characters or None,
         "sequences": record.sequences or None,
         "tokens": record.tokens or None,
+        "truncated": len(record.truncated) or None,
         "batch_size": record.batch_size or None,
         "bytes": record.body_bytes or None,
     }

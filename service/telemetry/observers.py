@@ -1,4 +1,4 @@
-"""Observers of finished requests: traces and the access log, if the settings ask for them."""
+"""Observers of finished requests: the log of cut texts, and traces and the access log if the settings ask for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.telemetry import access_log
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.truncation_log import TruncationLog
 
 if TYPE_CHECKING:
     from swiftlet_serve.service.telemetry.tracing import Tracer
@@ -24,6 +25,7 @@ class Observers:
 
     def __init__(self, tracer: Tracer | None, *, logs: bool) -> None:
         self.all: list[Callable[[RequestRecord], None]] = [
+            TruncationLog().observe,
             *([access_log.log_request] if logs else []),
             *([tracer.trace_request] if tracer else []),
         ]

@@ -231,6 +231,12 @@ class SnapshotCollector(Collector):
         yield sizes
         yield tokens
         yield self._counter(
+            "truncated_texts",
+            "Total texts that were cut to the model's limit of tokens, of accepted requests. A text or a pair of them "
+            "counts once in each request.",
+            lambda stats: stats.truncated_texts,
+        )
+        yield self._counter(
             "padding_tokens",
             "Total padding tokens. The padding ratio is padding tokens / (padding tokens + batch tokens).",
             lambda stats: stats.padding_tokens,

@@ -56,7 +56,9 @@ class RequestRecord:
     stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
     characters: int = 0  # of all inputs
     sequences: int = 0
-    tokens: int = 0  # of all sequences
+    tokens: int = 0  # of all sequences, as the network reads them
+    left_out: int = 0  # tokens of all sequences that were cut off, beyond the model's limit
+    truncated: tuple[str, ...] = ()  # JSON Pointers of the texts that were cut, in our own request
     batch_size: int = 0  # sequences of the largest batch that ran one of this request's, other requests' included
     body_bytes: int = 0
     bulk: bool = False  # whether the request has the priority bulk
@@ -69,6 +71,11 @@ class RequestRecord:
     @property
     def duration_s(self) -> float:
         return self.ended - self.started
+
+    @property
+    def input_tokens(self) -> int:
+        """The tokens of all sequences before they were cut."""
+        return self.tokens + self.left_out
 
     def accept(self, sequences: int, tokens: int) -> None:
         """Marks the request as accepted: all of its sequences are queued."""

@@ -63,6 +63,7 @@ class ModelStats:
     batch_sizes: Histogram  # sequences
     batch_tokens: Histogram  # without padding
     padding_tokens: int
+    truncated_texts: int
     exemplars: dict[int, Sampled]  # of the durations of answered requests, the latest of each bucket
     recent: deque[tuple[float, float]]  # recent answers: time of `time.monotonic()` and duration in seconds
 
@@ -78,6 +79,7 @@ class ModelStats:
             batch_sizes=Histogram(BATCH_SIZE_BUCKETS),
             batch_tokens=Histogram(TOKEN_BUCKETS),
             padding_tokens=0,
+            truncated_texts=0,
             exemplars={},
             recent=deque(maxlen=MAX_RECENT),
         )
@@ -103,6 +105,7 @@ class ModelStats:
         self.accepted += other.accepted
         self.in_flight += other.in_flight
         self.padding_tokens += other.padding_tokens
+        self.truncated_texts += other.truncated_texts
         for histogram, theirs in zip(self.histograms, other.histograms, strict=True):
             histogram.add_cells(theirs.cells, theirs.sum)
         for bucket, sample in other.exemplars.items():
@@ -186,6 +189,7 @@ class RequestStats:
         stats = self.models[record.model]
         outcome = outcome_of(record)
         stats.in_flight -= 1
+        stats.truncated_texts += len(record.truncated)
         duration_s = record.duration_s
         stats.durations[outcome].add(duration_s)
         if record.version is not None and (version := self.versions.get((record.model, record.version))) is not None:

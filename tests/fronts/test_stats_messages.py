@@ -28,6 +28,7 @@ def count(stats: RequestStats, draw: random.Random, requests: int) -> None:
     for _ in range(requests):
         record = RequestRecord(model=draw.choice("ab"), route="/classify", dialect=draw.choice(["", "tei"]))
         record.started, record.timeout_s = 0.0, 0.5
+        record.truncated = ("/inputs",) * draw.randrange(3)
         if accepted := draw.random() < 0.8:
             record.accept(1, 4)
             stats.accept(record)

@@ -63,12 +63,15 @@ def test_metadata_of_calls_and_answers(runtime):
 
     async def scenario():
         async with serving(runtime, observers=[records.append]) as (_, client):
-            call = client.call("ModelInfer", FINE, x_request_id="mine-1", x_request_priority="bulk", traceparent="00-1")
+            long = request("classify", {"text": ["a " * 100]})
+            call = client.call("ModelInfer", long, x_request_id="mine-1", x_request_priority="bulk", traceparent="00-1")
             await call
             return dict(await call.trailing_metadata())
 
     metadata = run(scenario())
-    assert metadata.keys() == {"server-timing", "x-request-id"}
+    told = {"x-compute-tokens": "48", "x-input-tokens": "102", "x-truncated": "1"}
+    assert metadata.keys() == {"server-timing", "x-request-id", *told}
+    assert metadata.items() >= told.items()
     assert metadata["x-request-id"] == "mine-1"
     assert "infer;dur=" in metadata["server-timing"]
     (record,) = records

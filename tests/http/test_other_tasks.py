@@ -55,6 +55,14 @@ def test_embedding_model_ranks_texts_by_the_cosine(client):
     assert [expected[one["index"]] for one in ranked] == sorted(expected, reverse=True)
 
 
+def test_query_of_an_embedding_model_counts_as_a_truncated_text_of_its_own(client):
+    body = {"inputs": {"query": "a " * 100, "texts": ["b", "a " * 100]}, "details": True}
+    response = client.post("/rerank", json=body)
+
+    assert response.json()["details"]["truncated"] == ["/inputs/query", "/inputs/texts/1"]
+    assert response.headers["x-truncated"] == "2"
+
+
 def test_embedding_model_chooses_among_labels(client, cosines):
     labels = client.post("/zero-shot", json=CHOICE).json()
 

@@ -274,6 +274,17 @@ def test_page_shows_the_times_of_the_request(opened):
 
 
 @in_a_browser
+def test_page_tells_that_a_text_was_cut(opened):
+    response = ask(opened, "classify", text="a " * 100)
+    notice = result(opened, "classify").locator(".truncated")
+
+    whole, read = response.headers["x-input-tokens"], response.headers["x-compute-tokens"]
+    expect(notice).to_contain_text(f"of {whole} tokens, the model read {read}.")
+    ask(opened, "classify", text="a fine day")
+    expect(notice).to_have_count(0)
+
+
+@in_a_browser
 def test_page_shows_html_as_text(opened):
     text = "<img src=x onerror=alert(1)><b>&lt;</b>"
     ask(opened, "qa", question="<b>?", context=text)

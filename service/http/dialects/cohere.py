@@ -24,6 +24,9 @@ WORDING: Final = Wording(
 )
 
 
+MAX_NAMED: Final = 10  # documents in a warning
+
+
 class Document(Foreign):
     """A document. Other fields than its text are not read."""
 
@@ -94,11 +97,19 @@ def _refuse(pointer: str, detail: str) -> None:
 
 def _render(pipeline: Pipeline, version: str, ranked: list[dict[str, Any]], record: RequestRecord) -> TaskResponse:
     results = [{"index": one["index"], "relevance_score": one["score"]} | _document(one) for one in ranked]
+    meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
+    if record.truncated:
+        places = ", ".join(map(WORDING.place, record.truncated[:MAX_NAMED]))
+        more = ", and others" if len(record.truncated) > MAX_NAMED else ""
+        limit = pipeline.model.manifest.max_tokens
+        meta["warnings"] = [
+            f"Truncated to the model's {limit} tokens: {places}{more}. To refuse, set truncate to NONE."
+        ]
     return TaskResponse.of(
         {
             "id": record.id,
             "results": results,
-            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}},
+            "meta": meta,
             "model": pipeline.model.manifest.name,
             "usage": {"total_tokens": record.tokens},
         }

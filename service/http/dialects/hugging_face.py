@@ -11,14 +11,15 @@ from typing import Any, Final
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.http import bodies, problem_details
 from swiftlet_serve.service.http.dialect import Call, Operation, Page
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.task_endpoint import Translation, renderer
 from swiftlet_serve.service.runtime import Runtime
 
 
 def infer(runtime: Runtime, call: Call) -> Translation:
     """Translates a request to a model."""
     pipeline = runtime.catalog.find(call.parameters["model"], call.route)
-    return Translation(pipeline, bodies.parse(pipeline.model.task.Request, call.body), TaskResponse.of)
+    request = bodies.parse(pipeline.model.task.Request, call.body)
+    return Translation(pipeline, request, renderer(request))
 
 
 render_error = problem_details.render

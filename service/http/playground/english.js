@@ -73,6 +73,7 @@ export const ENGLISH = {
   unreachable: "Cannot reach the server. Check that it is running.",
   requestId: "request ID {id}",
   retryAfter: "retry after {seconds} s",
+  truncated: "The text is longer than the model can read, and was cut: of {whole} tokens, the model read {read}.",
   took: "Time of this request",
   stage: "Stage",
   ms: "ms",

@@ -73,6 +73,7 @@ export const KOREAN = {
   unreachable: "서버에 연결할 수 없습니다. 서버가 실행 중인지 확인하세요.",
   requestId: "요청 ID {id}",
   retryAfter: "{seconds}초 뒤에 다시 시도",
+  truncated: "텍스트가 모델이 읽을 수 있는 길이를 넘어 잘렸습니다. 토큰 {whole}개 중 {read}개만 읽었습니다.",
   took: "이 요청에 걸린 시간",
   stage: "단계",
   ms: "ms",

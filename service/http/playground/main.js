@@ -6,7 +6,7 @@ import { EXAMPLES } from "./examples.js";
 import { fillForm, makePanel, makeTab, readForm } from "./forms.js";
 import { entries, forget, remember } from "./history.js";
 import { errorText, language, message, setLanguage } from "./messages.js";
-import { drawCard, drawCosts, drawHistory, drawProblem, drawRaw, drawSample, drawStatus } from "./panels.js";
+import { drawCard, drawCosts, drawHistory, drawProblem, drawRaw, drawSample, drawStatus, drawTruncation } from "./panels.js";
 import { makeControl, parametersOf, parse } from "./parameters.js";
 import { drawReference } from "./reference.js";
 import { SAMPLES } from "./samples.js";
@@ -107,6 +107,7 @@ function drawResult(name) {
   const drawn = result.problem
     ? drawProblem(result.problem)
     : [
+        ...drawTruncation(result.answer.headers),
         ...TASKS[name].draw(result.answer.body, result.fields, result.model),
         ...drawCosts(result.answer),
         drawRaw(result.answer.body),

@@ -6,6 +6,13 @@ import { errorText, language, message } from "./messages.js";
 import { SAMPLES } from "./samples.js";
 import { languageName } from "./writing.js";
 
+/** Draws a notice that the model did not read all of the texts; nothing if it did. */
+export function drawTruncation(headers) {
+  if (!Number(headers.get("x-truncated"))) return [];
+  const [read, whole] = ["x-compute-tokens", "x-input-tokens"].map((name) => number(Number(headers.get(name)), language));
+  return [make("p", { className: "truncated" }, message("truncated", { read, whole }))];
+}
+
 /** Draws the times, the batch size and the number of tokens of a request. */
 export function drawCosts({ headers, ms }) {
   const stages = timings(headers.get("server-timing"));

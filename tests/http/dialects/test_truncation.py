@@ -1,0 +1,153 @@
+"""Every answer tells how many tokens the texts have and how many were read, in our format and in all protocols."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.service.telemetry.truncation_log import INTERVAL_S, TruncationLog
+from tests.support.artifacts import MAX_TOKENS
+from tests.support.hostile_dialects import tensor
+
+LONG = "a " * 100
+LABELS = {"candidate_labels": ["b", "c"], "hypothesis_template": "{}"}
+
+OWN: dict[str, tuple[str, dict[str, Any], int, int, list[str]]] = {
+    "classify": ("/classify", {"inputs": [LONG, "b"]}, 102 + 3, MAX_TOKENS + 3, ["/inputs/0"]),
+    "pair": ("/classify", {"inputs": {"text": LONG, "text_pair": "b c"}}, 105, MAX_TOKENS, ["/inputs"]),
+    "partial": (
+        "/classify",
+        {"inputs": [LONG, " ", "b", LONG], "partial": True},
+        207,
+        2 * MAX_TOKENS + 3,
+        ["/inputs/0", "/inputs/3"],
+    ),
+    "embed": ("/embed", {"inputs": LONG}, 102, MAX_TOKENS, ["/inputs"]),
+    "fill-mask": ("/fill-mask", {"inputs": ["a [MASK]", f"[MASK] {LONG}"]}, 4 + 103, 4 + MAX_TOKENS, ["/inputs/1"]),
+    "entities": ("/entities", {"inputs": ["a", LONG]}, 3 + 102, 3 + MAX_TOKENS, ["/inputs/1"]),
+    "rerank": (
+        "/rerank",
+        {"inputs": {"query": "q", "texts": ["b", LONG]}},
+        5 + 104,
+        5 + MAX_TOKENS,
+        ["/inputs/texts/1"],
+    ),
+    "zero-shot": ("/zero-shot", {"inputs": LONG, "parameters": LABELS}, 2 * 104, 2 * MAX_TOKENS, ["/inputs"]),
+    "zero-shot, partial": (
+        "/zero-shot",
+        {"inputs": ["a", LONG], "parameters": LABELS, "partial": True},
+        2 * 5 + 2 * 104,
+        2 * 5 + 2 * MAX_TOKENS,
+        ["/inputs/1"],
+    ),
+    "score": ("/score", {"inputs": "a b"}, 4, 4, []),
+    "blanks": ("/classify", {"inputs": " \u200b\n" * 9000 + "a b"}, 4, 4, []),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_own_routes_tell_how_much_was_read(every_client, case):
+    path, body, whole, read, truncated = OWN[case]
+    plain = every_client.post(path, json=body)
+    detailed = every_client.post(path, json=body | {"details": True})
+
+    assert (plain.status_code, detailed.status_code) == (200, 200), plain.text
+    for response in (plain, detailed):
+        told = [response.headers[name] for name in ("x-input-tokens", "x-compute-tokens", "x-truncated")]
+        assert told == [str(whole), str(read), str(len(truncated))]
+    details = {"input_tokens": whole, "tokens_read": read, "truncated": truncated}
+    assert detailed.json() == {"answer": plain.json(), "details": details}
+
+
+def test_windows_leave_nothing_out(every_client):
+    """The tokens of overlapping windows count in each of them."""
+    for path, body in (
+        ("/qa", {"inputs": {"question": "q", "context": LONG}}),
+        ("/entities", {"inputs": LONG, "parameters": {"stride": 8}}),
+    ):
+        told = every_client.post(path, json=body).headers
+        assert int(told["x-input-tokens"]) == int(told["x-compute-tokens"]) > 100 + 2 * MAX_TOKENS // 8
+        assert told["x-truncated"] == "0"
+
+
+BODIES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "openai": ("/v1/embeddings", {"model": "embed", "input": [LONG, "b"], "truncate_prompt_tokens": -1}, 1),
+    "sglang": ("/v1/classify", {"model": "classify", "input": [LONG, "b", LONG]}, 2),
+    "vllm": ("/classify", {"input": LONG}, 1),
+    "tei predict": ("/predict", {"inputs": [[LONG], ["b", LONG]], "truncate": True}, 2),
+    "tei embed": ("/embed", {"inputs": LONG, "truncate": True}, 1),
+    "tei rerank": ("/rerank", {"query": "q", "texts": ["b", LONG], "truncate": True}, 1),
+    "cohere": ("/v2/rerank", {"model": "rerank", "query": "q", "documents": ["b", {"text": LONG}]}, 1),
+    "kserve v1": ("/v1/models/classify:predict", {"instances": ["b", LONG]}, 1),
+    "hugging face": ("/models/classify", {"inputs": ["b", LONG]}, 1),
+    "open inference": ("/v2/models/classify/infer", {"inputs": [tensor("text", LONG, "b")]}, 1),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_protocols_tell_how_much_was_read(every_client, case):
+    path, body, truncated = BODIES[case]
+    response = every_client.post(path, json=body)
+
+    assert response.status_code == 200, response.text
+    whole, read = (int(response.headers[name]) for name in ("x-input-tokens", "x-compute-tokens"))
+    assert whole > read
+    assert response.headers["x-truncated"] == str(truncated)
+    answer = response.json()
+    if isinstance(answer, dict) and "usage" in answer:
+        assert answer["usage"]["total_tokens"] == read  # as vLLM counts a truncated prompt
+
+
+def test_ranking_of_cohere_warns_of_truncated_documents(every_client):
+    body = {"model": "rerank", "query": "q", "documents": ["b", LONG]}
+    (warning,) = every_client.post("/v1/rerank", json=body).json()["meta"]["warnings"]
+    assert warning == "Truncated to the model's 48 tokens: /documents/1. To refuse, set truncate to NONE."
+    (warning,) = every_client.post("/v1/rerank", json=body | {"documents": [LONG] * 20}).json()["meta"]["warnings"]
+    assert "/documents/9, and others." in warning
+    assert "warnings" not in every_client.post("/v1/rerank", json=body | {"documents": ["b"]}).json()["meta"]
+
+
+def test_details_are_told_on_the_addresses_of_hugging_face(every_client):
+    answer = every_client.post("/models/embed", json={"inputs": LONG, "details": True}).json()
+    assert answer["details"]["truncated"] == ["/inputs"]
+
+
+def test_truncated_texts_are_counted_by_model(every_client):
+    def count() -> float:
+        families = text_string_to_metric_families(every_client.get("/metrics").text)
+        labels = {"model": "tiny-classify", "task": "classify"}
+        (found,) = (
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "swiftlet_truncated_texts_total" and sample.labels == labels
+        )
+        return found
+
+    before = count()
+    every_client.post("/classify", json={"inputs": [LONG, "b", LONG]})
+    every_client.post("/classify", json={"inputs": [LONG], "parameters": {"truncation": False}})
+    assert count() == before + 2
+
+
+def test_log_has_at_most_one_line_a_minute(caplog):
+    caplog.set_level(logging.INFO)
+    observe = TruncationLog().observe
+    for second, model, texts, accepted in (
+        (0.0, "one", 2, True),
+        (1.0, "one", 3, True),
+        (2.0, "two", 1, True),
+        (3.0, "two", 0, True),
+        (INTERVAL_S - 1, "one", 1, False),
+        (INTERVAL_S, "one", 1, True),
+        (INTERVAL_S + 1, "one", 1, True),
+    ):
+        record = RequestRecord(model=model, truncated=("/inputs",) * texts, ended=second, accepted=accepted)
+        observe(record)
+
+    told = [record.getMessage().partition(": ")[2].partition(";")[0] for record in caplog.records]
+    assert told == ["2 by one", "4 by one, 1 by two"]
