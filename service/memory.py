@@ -1,4 +1,4 @@
-"""Memory of this process: how much it takes, and settings of the allocator and the garbage collector."""
+"""Memory: how much this process takes and may take, and settings of the allocator and the garbage collector."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import gc
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
 MEBIBYTE: Final = 1 << 20
+NO_LIMIT: Final = 1 << 62  # in version 1 of cgroups, a limit near 2^63 is none
 
 
 def needed_to_load(artifact_bytes: int) -> int:
@@ -26,6 +27,65 @@ def needed_to_load(artifact_bytes: int) -> int:
 def needed_to_serve(artifact_bytes: int, *, spare: bool) -> int:
     """Returns the bytes that a server needs: its own, a process that loads, and with a spare one that serves."""
     return needed_to_load(artifact_bytes) + 150 * MEBIBYTE + spare * (artifact_bytes + 100 * MEBIBYTE)
+
+
+class CgroupMemory(NamedTuple):
+    """The memory of the cgroup, such as a container, that this process is in. None: not known."""
+
+    limit: int | None  # bytes; None also if there is none
+    peak: int | None  # bytes
+    kills: int | None  # processes that the kernel killed because of the limit
+
+    def __str__(self) -> str:
+        if self.limit is None:
+            return "no memory limit was found in the cgroup"
+        parts = [f"the memory limit is {self.limit // MEBIBYTE} MiB"]
+        if self.peak is not None:
+            parts.append(f"at most {self.peak // MEBIBYTE} MiB were in use")
+        if self.kills is not None:
+            parts.append(f"{self.kills} processes were killed because of it")
+        return ", ".join(parts)
+
+
+def cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
+    """Reads the memory of this process's cgroup, of version 2 or 1. `root` has the folders `proc` and `sys`."""
+    mount = root / "sys/fs/cgroup"
+    paths: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
+    if "memory" in paths:
+        base, names = mount / "memory", ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
+    else:
+        base, names = mount, ("memory.max", "memory.peak", "memory.events")
+    own = base / paths.get("memory", paths.get("", ""))
+    if not own.is_relative_to(base) or not own.is_dir():  # a container sees its own cgroup as the root
+        own = base
+    limits = {}  # by folder: the smallest of all ancestors holds
+    for folder in (own, *own.parents):
+        if (limit := _number(folder / names[0])) is not None:
+            limits[folder] = limit
+        if folder == base:
+            break
+    tightest = min(limits, key=lambda folder: limits[folder], default=own)
+    events = dict(line.split(" ", 1) for line in _lines(tightest / names[2]) if " " in line)
+    kills = events.get("oom_kill", "")
+    return CgroupMemory(
+        limits.get(tightest), _number(tightest / names[1]), int(kills) if kills.strip().isdecimal() else None
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+def _number(file: Path) -> int | None:
+    """Returns the number in a file; None if there is none, or if it says that there is no limit."""
+    text = "".join(_lines(file)).strip()
+    return int(text) if text.isdecimal() and int(text) < NO_LIMIT else None
 
 
 def resident_bytes() -> int:

@@ -36,6 +36,7 @@ from swiftlet_serve.service.http.repository_control import RepositoryControl
 from swiftlet_serve.service.http.request_tracker import Observer
 from swiftlet_serve.service.http.uvicorn_internals import Lifespan
 from swiftlet_serve.service.http.watchdog import Watchdog
+from swiftlet_serve.service.process_setup import is_writable
 from swiftlet_serve.service.repository.create import create_manager
 from swiftlet_serve.service.repository.manager import ModelManager
 from swiftlet_serve.service.runtime import Runtime
@@ -135,7 +136,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             observers.close()
         is_written = logs.flush_and_stop()
     if server.is_stuck or not is_written:
-        os._exit(1)  # a normal exit would wait for the thread
+        os._exit(int(server.is_stuck))  # a normal exit would wait for the thread
 
 
 def _changes(settings: Settings) -> str:
@@ -241,6 +242,7 @@ class Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came earlier takes effect now
         self._watchdog.start()
         lifespan = Lifespan(self._config)
         await lifespan.startup()
@@ -258,7 +260,10 @@ class Server:
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
         log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
-        announce(addresses, self._runtime)
+        if is_writable(sys.stdout):
+            announce(addresses, self._runtime)
+        else:
+            log.warning("The addresses are not printed, because the reader of standard output does not read.")
         await self._stop_requested.wait()
         self._runtime.leaving = True
         self._public.leave()

@@ -24,6 +24,7 @@ from swiftlet_serve.service.fronts.front_config import FrontConfig
 from swiftlet_serve.service.fronts.front_process import MODULE, FrontProcess
 from swiftlet_serve.service.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.service.fronts.messages import Kind
+from swiftlet_serve.service.process_setup import hold_signals
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.scheduling.load import wait_s
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
@@ -39,6 +40,9 @@ LEAST_PUBLISH_S: Final = 0.001  # between two looks at the load of a busy server
 BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # before a lost front is started again; the last one repeats
 STABLE_S: Final = 10.0  # a front that ran for so long starts again without a delay
 REAP_S: Final = 5.0
+# A front that sends nothing for so long is stopped or blocked, although each reports every second. One whose event loop
+# alone is blocked ends itself before, and logs where.
+MAX_SILENCE_S: Final = 7.0
 
 
 class Coordinator:
@@ -73,7 +77,7 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         # Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG), so this thread stays alive.
-        self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._spawner = ThreadPoolExecutor(1, "spawner", hold_signals)
         runtime.extend_snapshot = self._extend
 
     @property
@@ -265,13 +269,18 @@ class Coordinator:
     # The load page
 
     def _update(self) -> None:
-        """Publishes the load, and the titles of the engines if they have changed."""
+        """Publishes the load, and the titles of the engines if they have changed. Replaces a front that is silent."""
         self._publish()
         titles = {name: self._runtime.engine_title(self._runtime.pipelines[name]) for name in self._models}
         if titles != self._titles:
             self._titles = titles
             for front in self._fronts.values():
                 front.send(messages.pack_json(Kind.TITLES, titles))
+        for front in list(self._fronts.values()):
+            front.silent_ticks += 1  # unlike a clock, a count does not grow while this process is suspended
+            if front.silent_ticks * PUBLISH_S > MAX_SILENCE_S:
+                log.error("killing front process %d: it has sent nothing for %g s", front.pid, MAX_SILENCE_S)
+                self._on_lost(front)
         self._timer = asyncio.get_running_loop().call_later(PUBLISH_S, self._update)
 
     def _schedule_publish(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -35,6 +34,7 @@ from swiftlet_serve.service.http.port import Port
 from swiftlet_serve.service.http.uvicorn_internals import Lifespan
 from swiftlet_serve.service.http.watchdog import Watchdog
 from swiftlet_serve.service.loading import open_model
+from swiftlet_serve.service.process_setup import ignore_signals
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.telemetry.observers import Observers
@@ -134,8 +134,7 @@ class Front:
 def main() -> None:
     """Opens the models, listens and serves until the coordinator is gone or says otherwise."""
     config = FrontConfig(**from_json(sys.stdin.buffer.read()))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     exit_with_parent(config.parent_pid)
     memory.limit_heap_growth()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -43,6 +43,7 @@ class FrontProcess:
         self.index = config.index
         self.report = FrontReport(RequestStats({}), 0, 0.0)  # the latest
         self.reported_at = time.monotonic()
+        self.silent_ticks = 0  # of the coordinator since the last message
         self.ready: asyncio.Future[str] | None = None  # the URL, once the front listens
         self._end = end
         self._channel: Channel | None = None
@@ -127,6 +128,7 @@ class FrontProcess:
         return self.exit_status is not None
 
     def _receive(self, kind: Kind, number: int, body: memoryview) -> None:
+        self.silent_ticks = 0
         if kind is Kind.SUBMIT:
             self._requests.submit(number, body)
         elif kind is Kind.CANCEL:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_serve.service.errors import SetupError, engine_unavailable
+from swiftlet_serve.service.process_setup import hold_signals, signal_name
 from swiftlet_serve.service.workers.worker_main import ModelReport
 from swiftlet_serve.service.workers.worker_process import WorkerProcess
 
@@ -76,7 +77,7 @@ class Supervisor:
         self._changed = asyncio.Event()  # set if a process serves, or if none can be expected soon
         self._starting: asyncio.Task[None] | None = None
         # Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG), so this thread stays alive.
-        self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._spawner = ThreadPoolExecutor(1, "spawner", hold_signals)
         self._first = self._spawner.submit(self._spawn)
 
     def load(self) -> Mapping[int, ModelReport]:
@@ -226,7 +227,9 @@ class Supervisor:
     def _reap(self, process: WorkerProcess) -> None:
         process.reap(REAP_S)
         self._processes.discard(process)
-        log.info("worker process %d ended with status %s", process.pid, process.exit_status)
+        status = process.exit_status
+        by = f" by signal {signal_name(-status)}" if status is not None and status < 0 else f" with status {status}"
+        log.info("worker process %d ended%s", process.pid, by)
 
     def _start_missing(self) -> None:
         if self._starting is None or self._starting.done():

@@ -7,8 +7,8 @@ The parent can have models loaded and unloaded while calls run. Each message on 
 
 An index never means another model later. The parent unloads a model after its last call.
 
-`supervisor` starts the process and ends it with SIGKILL. The process ignores SIGINT and SIGTERM, because the parent may
-have calls to finish. It exits by itself as soon as the parent is gone, whatever the reason.
+`supervisor` starts the process and ends it with SIGKILL. The process ignores SIGHUP, SIGINT and SIGTERM, because the
+parent may have calls to finish. It exits by itself as soon as the parent is gone, whatever the reason.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError, open_artifact
+from swiftlet_serve.service import memory
 from swiftlet_serve.service.errors import SetupError, log_exception
-from swiftlet_serve.service.memory import limit_heap_growth, release_free_memory
-from swiftlet_serve.service.telemetry.logging_setup import make_formatter
+from swiftlet_serve.service.process_setup import ignore_signals
+from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.types import Cost, TimedCall
 from swiftlet_serve.service.workers import codec, golden
 from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
@@ -104,7 +105,14 @@ class Models:
             ArtifactError, SetupError: as `host_model`.
         """
         artifact = open_artifact(path)
-        hosted, _ = host_model(artifact, self._engine)
+        try:
+            hosted, _ = host_model(artifact, self._engine)
+        except MemoryError:
+            needed = memory.needed_to_load(sum(file.size for file in artifact.manifest.files.values()))
+            raise SetupError(
+                f"{artifact.path.name}: there is not enough memory to load it. Loading takes up to "
+                f"{needed // memory.MEBIBYTE} MiB."
+            ) from None
         example = golden.golden_inputs(artifact)[0]
         probe = [numbers.tolist() for numbers in (example.input_ids, example.token_type_ids, example.focus)]
         name, engine = artifact.manifest.name, hosted.engine
@@ -145,15 +153,12 @@ class Models:
 def main() -> None:
     """Loads the models, reports them or an error, and serves until the parent is gone."""
     config = WorkerConfig(**json.loads(sys.argv[1]))
-    limit_heap_growth()
+    memory.limit_heap_growth()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_signals()
     exit_with_parent(config.parent_pid)
     faulthandler.enable()  # prints the Python stack if native code crashes
-    handler = logging.StreamHandler()
-    handler.setFormatter(make_formatter(config.log_format))
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
     control = socket.socket(fileno=config.control_fd)
     models = Models(control, config.engine)
     try:
@@ -161,11 +166,12 @@ def main() -> None:
             models.load(int(index), Path(path))
     except (ArtifactError, SetupError) as error:
         _send_json(control, {"kind": type(error).__name__, "message": str(error)})
-        sys.exit(1)
-    release_free_memory()
+        logs.flush_and_stop()
+        os._exit(1)
+    memory.release_free_memory()
     for descriptor in config.connection_fds:
         connection = socket.socket(fileno=descriptor)
-        threading.Thread(target=_serve, args=(connection, models), daemon=True).start()
+        threading.Thread(target=_serve, args=(connection, models, logs), daemon=True).start()
     models.send()
     with control.makefile("rb") as commands:
         for command in commands:
@@ -183,11 +189,11 @@ def _obey(command: Mapping[str, Any], models: Models, control: socket.socket) ->
         except (ArtifactError, SetupError) as error:
             _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
             return
-    release_free_memory()
+    memory.release_free_memory()
     models.send()
 
 
-def _serve(connection: socket.socket, models: Models) -> None:
+def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) -> None:
     """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
     try:
         while True:
@@ -201,6 +207,7 @@ def _serve(connection: socket.socket, models: Models) -> None:
         os._exit(0)
     except BaseException as error:
         log_exception(log, "worker process failed unexpectedly and exits", error)
+        logs.flush_and_stop()
         os._exit(1)
 
 

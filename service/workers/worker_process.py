@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,9 @@ from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service import memory
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.process_setup import signal_name
 from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, BatchResult
 from swiftlet_serve.service.workers import codec
 from swiftlet_serve.service.workers.worker_connection import WorkerConnection
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05  # resolution of the time limits of calls
 LOAD_TIMEOUT_S: Final = 300.0
-LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. See its log messages."
+REAP_S: Final = 5.0  # for a process that has closed its connections to end
+LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. The log has its exit status."
 
 
 class WorkerProcess:
@@ -65,6 +69,7 @@ class WorkerProcess:
         self.reports: dict[int, ModelReport] = {}  # the latest, by the index of the model
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
+        self._bytes = sum(_file_bytes(path) for path in models.values())
         self.warned = earlier_wrong_sums > 0
         self._wrong_sums_taken = 0
         self._on_wrong_sums = on_wrong_sums
@@ -113,10 +118,15 @@ class WorkerProcess:
             self._control.settimeout(LOAD_TIMEOUT_S)
             with self._control.makefile("rb") as reader:
                 line = reader.readline()
-        except OSError:  # the time is up, or the process was killed
+        except TimeoutError:
+            raise SetupError(f"The worker process did not load the models within {LOAD_TIMEOUT_S:g} s.") from None
+        except OSError:  # the process was killed
             line = b""
         if not line.endswith(b"\n"):
-            raise SetupError("The worker process ended before the models were loaded. See its log messages.")
+            self.reap(REAP_S)
+            raise SetupError(
+                f"The worker process ended before the models were loaded, {explain_exit(self.exit_status, self._bytes)}"
+            )
         report = json.loads(line)
         if isinstance(report, dict):
             raise (ArtifactError if report["kind"] == "ArtifactError" else SetupError)(report["message"])
@@ -136,7 +146,7 @@ class WorkerProcess:
             self._connections.append(connection)
             self._idle.append(connection)
         if self._lost:
-            raise SetupError("The worker process ended after the models were loaded. See its log messages.")
+            raise SetupError("The worker process ended after the models were loaded. The log has its exit status.")
         self._control.setblocking(False)
         self._loop = loop
         loop.add_reader(self._control, self._receive_reports)
@@ -305,6 +315,33 @@ class WorkerProcess:
     def _disconnect(self) -> None:
         for end in (self._control, *self._sockets):
             end.close()
+
+
+def explain_exit(status: int | None, artifact_bytes: int, cgroup: memory.CgroupMemory | None = None) -> str:
+    """Returns the end of a sentence about a process that ended by itself, and what to do.
+
+    Args:
+        status: the exit status, negative if a signal ended the process. None: it has not ended yet.
+        artifact_bytes: the size of its artifacts.
+        cgroup: the memory of this process's cgroup. None: it is read.
+    """
+    if status is None or status >= 0:
+        return f"with the exit status {status}. The lines of the log before this one have the cause."
+    reason = f"by signal {signal_name(-status)}. "
+    if status != -signal.SIGKILL:
+        return reason + "That is a fault in native code. The log may have the stack."
+    with_spare, alone = (memory.needed_to_serve(artifact_bytes, spare=spare) >> 20 for spare in (True, False))
+    return (
+        f"{reason}The likely cause is the memory limit: {memory.cgroup_memory() if cgroup is None else cgroup}. "
+        f"These artifacts have {artifact_bytes >> 20} MiB and need a limit of {with_spare} MiB, or of {alone} MiB "
+        "with spare_engine set to false."
+    )
+
+
+def _file_bytes(directory: Path) -> int:
+    with suppress(OSError):  # the process will say so
+        return sum(entry.stat().st_size for entry in os.scandir(directory))
+    return 0
 
 
 def _by_index(reports: Any) -> dict[int, ModelReport]:

@@ -45,6 +45,11 @@ from swiftlet_serve.service.fronts import coordinator
 coordinator.BACK_OFF_S = (600.0,)
 """
 
+SOON_IMPATIENT = """
+from swiftlet_serve.service.fronts import coordinator
+coordinator.MAX_SILENCE_S = 3.0
+"""
+
 DAMAGES_ONE_REQUEST = """
 from swiftlet_serve.service.fronts import front_process
 receive, damaged = front_process.FrontProcess._receive, []
@@ -223,6 +228,23 @@ async def _again(reader, writer):
         return (await read_response(reader)).status
     except (OSError, asyncio.IncompleteReadError):
         return None
+
+
+def test_stopped_front_is_replaced(artifact_dir):
+    async def scenario():
+        victim = processes(server, FRONT)[0]
+        os.kill(victim, signal.SIGSTOP)
+        while victim in processes(server, FRONT):
+            await asyncio.sleep(0.01)
+        return await ask_all(server)
+
+    with serving(artifact_dir, *TWO, code=SOON_IMPATIENT) as server:
+        answers = run(scenario())
+        server.stop()
+        assert server.wait() == 0
+
+    assert {one.status for one in answers} == {200}
+    assert "it has sent nothing for 3 s" in server.stderr
 
 
 def test_other_fronts_accept_the_connections_of_a_lost_one(artifact_dir):

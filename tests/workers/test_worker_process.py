@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ import pytest
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.memory import MEBIBYTE, CgroupMemory
 from swiftlet_serve.service.types import WorkerLost
-from swiftlet_serve.service.workers.worker_process import WorkerProcess
+from swiftlet_serve.service.workers.worker_process import WorkerProcess, explain_exit
 from tests.support.engines.faulty import EXIT, HANG, Faulty
 from tests.support.fakes import PATIENCE_S, encoding, row_of
 from tests.support.workers import MODEL
@@ -46,6 +48,33 @@ def test_load_raises_the_error_of_the_process(directory):
     (directory / "refuse").touch()
     with spawned(directory, []) as worker, pytest.raises(ArtifactError, match="the file `refuse` exists"):
         worker.load()
+
+
+def test_process_that_is_killed_while_it_loads_is_reported_with_the_signal_and_the_likely_cause(directory):
+    with spawned(directory, []) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(SetupError) as caught:
+            worker.load()
+
+    assert "by signal 9 (SIGKILL). The likely cause is the memory limit" in str(caught.value)
+    assert "spare_engine set to false" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (1, "with the exit status 1. The lines of the log before this one have the cause."),
+        (-11, "by signal 11 (SIGSEGV). That is a fault in native code. The log may have the stack."),
+        (
+            -9,
+            "by signal 9 (SIGKILL). The likely cause is the memory limit: the memory limit is 512 MiB, at most 511 MiB "
+            "were in use, 2 processes were killed because of it. These artifacts have 104 MiB and need a limit of 662 "
+            "MiB, or of 458 MiB with spare_engine set to false.",
+        ),
+    ],
+)
+def test_end_of_a_process_is_explained(status, sentence):
+    assert explain_exit(status, 104 * MEBIBYTE, CgroupMemory(512 * MEBIBYTE, 511 * MEBIBYTE, 2)) == sentence
 
 
 def test_worker_answers_calls_one_after_another_on_a_connection(directory):

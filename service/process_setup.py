@@ -1,0 +1,52 @@
+"""The standard streams and the signals of a process."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import Final, TextIO
+
+FOR_THE_SERVER: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+
+
+def open_standard_streams() -> None:
+    """Opens the null device for each standard stream that is closed.
+
+    Otherwise a socket would get its descriptor, and whatever writes to the stream would write to a client.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:  # Python's own reaction
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115  # it stays open
+
+
+def hold_signals() -> None:
+    """Blocks signals that are for the server in this thread, and so in the processes that it starts, from the first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
+
+
+def ignore_signals() -> None:
+    """Ignores signals that are for the server in a process that it has started."""
+    for number in FOR_THE_SERVER:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def is_writable(stream: TextIO) -> bool:
+    """Returns whether a stream takes a few lines without waiting for its reader. What is no pipe or file does."""
+    try:
+        return bool(select.select([], [stream], [], 0)[1])
+    except (OSError, ValueError):
+        return True
+
+
+def signal_name(number: int) -> str:
+    """Returns a signal's number with its name, as `9 (SIGKILL)`."""
+    with suppress(ValueError):
+        return f"{number} ({signal.Signals(number).name})"
+    return str(number)
