@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from swiftlet_serve.models import checkpoint_card, convert
 from swiftlet_serve.models import sentence_transformers as sentences
@@ -14,6 +15,10 @@ from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline.evaluate import Progress
 from swiftlet_serve.service.offline.release import Draft, Measure, release
+
+FP32: Final = "Import it with --precision fp32"
+DATA: Final = f"{FP32}, or let your own examples decide: --data FILE with some hundreds of them."
+MORE_DATA: Final = f"{FP32}, measure on more examples with --data, or allow a larger loss with --max-loss."
 
 
 def import_checkpoint(
@@ -100,6 +105,13 @@ def import_checkpoint(
     card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
     draft = Draft(converted.model, tokenizer, manifest, card)
     artifact = release(
-        draft, out / name, measure, max_loss=max_loss, keep_fp32=keep_fp32, report=report, progress=progress
+        draft,
+        out / name,
+        measure,
+        max_loss=max_loss,
+        keep_fp32=keep_fp32,
+        advice=MORE_DATA if measure else DATA,
+        report=report,
+        progress=progress,
     )
     return artifact, converted.ignored

@@ -5,6 +5,7 @@ Each step is compared with the one before. An artifact that loses too much accur
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from swiftlet_serve.models.artifact import (
     ArtifactError,
     Manifest,
 )
+from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.native import Native
@@ -41,8 +43,9 @@ from swiftlet_serve.service.offline.evaluate import (
     find_nearest,
     summary,
 )
+from swiftlet_serve.service.offline.fidelity import Fidelity, Outputs, fidelity
+from swiftlet_serve.service.offline.int8_gate import judge, loss_of
 from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.golden import replay
 
 if TYPE_CHECKING:
     import onnx
@@ -53,8 +56,8 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 
 FP32_TOLERANCE: Final = 1e-3  # between torch and ONNX Runtime, for logits around 10
-MAX_LOSS: Final = 0.5  # points that int8 may lose on the data file
-MAX_DEVIATION: Final = 0.1  # of int8 from fp32 on the golden inputs, relative; applies if there is no data file
+MAX_ROUNDING: Final = 0.05  # of a matrix, relative: in a block of 128, half a step is at most √128 / 254 of the block
+MAX_LOSS: Final = 0.5  # points that int8 may lose on a data file
 SLACK: Final = 2.0  # tolerance as a multiple of the deviation on this machine: other CPUs round differently
 
 
@@ -93,36 +96,43 @@ def release(
     weaknesses: Sequence[Weakness] = (),
     max_loss: float = MAX_LOSS,
     keep_fp32: bool = False,
+    advice: str = "Train it longer or with other settings.",
     report: Report = lambda _: None,
     progress: Progress | None = None,
 ) -> Artifact:
     """Writes an artifact to `directory`. Replaces an artifact there, and nothing else.
 
-    The manifest decides between fp32 and int8. ONNX Runtime's scores decide whether int8 is good enough; the scores on
-    the native engine, if this machine can run it, are recorded in the card. Without a `measure`, int8 is compared with
-    fp32 on the golden inputs only. The artifact is also measured on the files in `also`, which decide nothing.
+    The manifest decides between fp32 and int8. The engine that serves int8 on this machine decides whether it is good
+    enough (`int8_gate`): the native engine, or ONNX Runtime if that cannot run. The card records the scores of both.
+    Without a `measure`, the built-in texts decide. The artifact is also measured on the files in `also`, which decide
+    nothing.
 
     Args:
         weaknesses: known errors. The card records those that the model makes.
         max_loss: points of the main score that int8 may lose.
         keep_fp32: add the fp32 weights, for the torch engine.
+        advice: what to do if int8 is refused, as a sentence.
 
     Raises:
         ReleaseError: int8 loses too much, or the network's weights or answers are not finite.
         ArtifactError: ONNX Runtime's outputs differ from torch's.
-        SetupError: `directory` exists and is no artifact, or the tokenizer does not fit the task.
+        SetupError: `directory` exists and is no artifact, the tokenizer does not fit the task, or `max_loss` is no
+            number from 0.
     """
-    from swiftlet_serve.models.graphs.export import export, golden
+    from swiftlet_serve.models.graphs.export import answer, export, golden
     from swiftlet_serve.models.graphs.quantize import quantize
 
     if directory.exists() and not (directory / MANIFEST).is_file():
         raise SetupError(f"{directory} exists and is not an artifact. Remove it, or choose another directory.")
+    if not max_loss >= 0:  # also true if it is NaN
+        raise SetupError(f"The loss of int8 that is allowed must be 0 points or more, not {max_loss}. Set --max-loss.")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory.parent) as temporary:
         _check_weights(draft.network)
         report("exporting to ONNX")
         graph = export(draft.network)
-        answers = golden(draft.network, golden_encodings(draft.tokenizer, draft.manifest))
+        encodings = golden_encodings(draft.tokenizer, draft.manifest)
+        answers = golden(draft.network, encodings)
         if not np.isfinite(answers["rows"]).all():
             raise ReleaseError(f"The network answers built-in texts with NaN or infinity. {DAMAGED}")
         stage = _Stage(
@@ -139,15 +149,31 @@ def release(
             report("quantising to int8")
             exact, stage = stage, replace(stage, path=Path(temporary, "int8"))
             stage.write(draft.tokenizer, quantize(graph), answers)
-            max_deviation = MAX_DEVIATION if measure is None else np.inf  # with a data file, the scores decide
-            tolerance = stage.int8_tolerance(answers["rows"], max_deviation)
-            stage = replace(stage, manifest=replace(stage.manifest, precision="int8", tolerance=tolerance))
+            _check_rounding(stage.path / ONNX, draft.network)
+            stage = replace(stage, manifest=replace(stage.manifest, precision="int8"))
+            try:
+                tolerance = stage.int8_tolerance()
+            except ArtifactError as error:
+                raise ReleaseError(f"The int8 network fails: {error} {advice}") from None
+            stage = replace(stage, manifest=replace(stage.manifest, tolerance=tolerance))
             int8 = stage.record_scores()
-            stage.card["int8"] = _compare(fp32, int8, max_loss)
-            stage.record_native(fp32, also)
+            if fp32 is not None and int8 is not None:
+                stage.card["int8"] = _compare(fp32, int8)
+            else:
+                stage.card["int8"] = "compared with fp32 on the golden inputs only"
+            served = stage.record_native(fp32) or int8
+            kept = stage.record_fidelity(encodings, [answer(draft.network, one) for one in encodings])
+            verdict = judge(fp32, served, kept, max_loss)
+            if verdict.refusal:
+                raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
+            if verdict.warning:
+                report(f"warning: int8 {verdict.warning}")
             for data in also:
                 found = exact.evaluate(exact.load(), Measure(data))
                 stage.record_also(data, {"fp32": summary(found)["scores"]})
+                if stage.runs_native:
+                    found = stage.evaluate(stage.load("native"), Measure(data), "native")
+                    stage.record_also(data, {"native": summary(found)["scores"]})
         for data in also:
             stage.record_also(data, summary(stage.evaluate(stage.load(), Measure(data))))
         if weaknesses:
@@ -166,6 +192,16 @@ def _check_weights(network: Network) -> None:
     for name, tensor in network.state_dict().items():
         if not tensor.isfinite().all():
             raise ReleaseError(f"The network's parameter {name} holds NaN or infinity. {DAMAGED}")
+
+
+def _check_rounding(model: Path, network: Network) -> None:
+    """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
+    stored = read_weights(model)
+    for name, tensor in network.state_dict().items():
+        if name in stored:
+            weight = tensor.numpy()
+            if not np.linalg.norm(stored[name] - weight) <= MAX_ROUNDING * np.linalg.norm(weight):  # also true for NaN
+                raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:
@@ -212,21 +248,15 @@ class _Stage:
         self.report(f"measuring {label or self.manifest.precision} on {measure.data.name}")
         return evaluate(model, measure.data, limit=measure.limit, skip=measure.skip, progress=self.progress)
 
-    def int8_tolerance(self, answers: Any, max_deviation: float) -> float:
-        """Returns the tolerance of the golden answers of an int8 artifact.
+    def int8_tolerance(self) -> float:
+        """Returns the tolerance of the golden answers of an int8 artifact, from their deviation in ONNX Runtime.
 
         Raises:
-            ReleaseError: the outputs deviate from fp32 by more than `max_deviation` of the largest golden answer.
+            ArtifactError: an answer is not finite.
         """
-        artifact = artifacts.seal(self.path, replace(self.manifest, precision="int8", tolerance=1e9))
-        model = load_model(self.path, "onnx_cpu")
-        deviation = replay(artifact, model.engine)
+        model = replace(self, manifest=replace(self.manifest, tolerance=sys.float_info.max)).load()
         model.engine.close()
-        if deviation > max_deviation * np.abs(answers).max():
-            raise ReleaseError(
-                f"int8 answers differ from fp32 ones by up to {deviation:.3g}, so the artifact is not written."
-            )
-        return max(SLACK * deviation, FP32_TOLERANCE)
+        return max(SLACK * (model.deviation or 0.0), FP32_TOLERANCE)
 
     def record_scores(self) -> Evaluation | None:
         """Records the latency and, if there is a data file, the scores. Returns the evaluation."""
@@ -249,29 +279,38 @@ class _Stage:
         also = self.card.setdefault("also", {})
         also[data.name] = {**also.get(data.name, {}), **found}
 
-    def record_native(self, fp32: Evaluation | None, also: Sequence[Path]) -> None:
-        """Records the results of the native engine, which rounds differently. Does nothing if it cannot run here."""
+    def record_native(self, fp32: Evaluation | None) -> Evaluation | None:
+        """Records and returns the results of the native engine, which rounds differently; None if it cannot run."""
         try:
             model = self.load("native")
         except ArtifactError as error:
             self.report(f"the native engine rejects the artifact, so serve it with onnx_cpu: {error}")
             self.card["native"] = {"refused": str(error)}
-            return
+            return None
         if not isinstance(model.engine, Native):  # it fell back to another engine
             model.engine.close()
-            return
-        results: dict[str, Any] = {"engine": model.engine.title, "latency": _latency(model)}
-        self.card["native"] = results
+            return None
+        self.card["native"] = {"engine": model.engine.title, "latency": _latency(model)}
         if self.measure is None or fp32 is None:
             model.engine.close()
-            return
+            return None
         evaluation = self.evaluate(model, self.measure, model.engine.title)
-        results["scores"] = summary(evaluation)["scores"]
-        results["loss"] = fp32.main.value - evaluation.main.value
-        results["agreement"] = asdict(agreement(fp32, evaluation))
-        for data in also:
-            found = summary(self.evaluate(self.load("native"), Measure(data), model.engine.title))
-            self.record_also(data, {"native": found["scores"]})
+        self.card["native"] |= {"scores": summary(evaluation)["scores"]} | _compare(fp32, evaluation)
+        return evaluation
+
+    def record_fidelity(self, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
+        """Records and returns the fidelity of the answers to built-in texts, on the engine that serves here."""
+        model = self.load("native" if self.runs_native else "onnx_cpu")
+        whole = [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in encodings]  # not only the top k
+        found = fidelity(self.manifest, exact, [model.engine.run(Batch.of([one]))[0] for one in whole])
+        self.card["fidelity"] = {"engine": model.engine.title, **asdict(found)}
+        model.engine.close()
+        return found
+
+    @property
+    def runs_native(self) -> bool:
+        """Whether the native engine can run the artifact here. `record_native` finds it out."""
+        return "engine" in self.card.get("native", {})
 
     def record_weaknesses(self, weaknesses: Sequence[Weakness]) -> None:
         """Records the known errors that the model makes."""
@@ -302,26 +341,10 @@ def _write_weights(path: Path, network: Network) -> None:
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path / SAFETENSORS)
 
 
-def _compare(fp32: Evaluation | None, int8: Evaluation | None, max_loss: float) -> str | dict[str, Any]:
-    """Returns the loss of int8 and its agreement with fp32, as recorded in the card.
-
-    Raises:
-        ReleaseError: the loss exceeds `max_loss`, or the agreement is too low for the task.
-    """
-    if fp32 is None or int8 is None:
-        return "compared with fp32 on the golden inputs only"
-    loss = fp32.main.value - int8.main.value
-    if not loss <= max_loss:  # also true if either is NaN
-        raise ReleaseError(
-            f"int8 loses {loss:.2f} points, and at most {max_loss} are allowed, so the artifact is not written."
-        )
-    same = agreement(fp32, int8)
-    if same.value < fp32.min_agreement:
-        raise ReleaseError(
-            f"int8 agrees with fp32 to {same.value:.2f} %, and at least {fp32.min_agreement} % are required, so the "
-            "artifact is not written."
-        )
-    return {"loss": loss, "agreement": asdict(same)}
+def _compare(fp32: Evaluation, int8: Evaluation) -> dict[str, Any]:
+    """Returns the loss of int8 in points, its interval and the agreement with fp32, as recorded in the card."""
+    loss = loss_of(fp32, int8)
+    return {"loss": loss.value, "low": loss.low, "high": loss.high, "agreement": asdict(agreement(fp32, int8))}
 
 
 def _latency(model: LoadedModel, tokens: int = 32, calls: int = 30) -> dict[str, Any]:

@@ -68,16 +68,38 @@ def test_mean_of_equal_fractions_has_empty_interval(values, value):
 
 
 def test_difference_has_paired_interval():
+    """Two more cases, of which each list wins one (Bonett and Price 2012)."""
     ones, others = [1.0, 0.0, 1.0, 0.5], [1.0, 0.0, 0.0, 0.5]
-    deviation = math.sqrt((3 * 0.25**2 + 0.75**2) / 3)
+    middle = 1 / 6
+    deviation = math.sqrt((3 * middle**2 + 2 * (1 - middle) ** 2 + (1 + middle) ** 2) / 5)
 
     found = difference(ones, others)
 
     assert (found.value, found.n) == (25.0, 4)
-    assert found.high - found.value == pytest.approx(100 * 1.96 * deviation / math.sqrt(4))
-    assert found.value - found.low == pytest.approx(found.high - found.value)
-    assert difference(ones, ones) == Score(0.0, 0.0, 0.0, 4)
+    assert (found.low, found.high) == pytest.approx(
+        tuple(100 * (middle + sign * 1.96 * deviation / math.sqrt(6)) for sign in (-1, 1))
+    )
     assert difference(others, ones).value == -25.0
+    equal = difference(ones * 250, ones * 250)
+    assert (equal.value, equal.low, equal.high) == (
+        0,
+        pytest.approx(-0.277, abs=0.001),
+        pytest.approx(0.277, abs=0.001),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "n"), [(0.05, 0.05, 100), (0.02, 0.0, 100), (0.3, 0.1, 20), (0.01, 0.002, 500)]
+)
+def test_difference_of_right_answers_covers_the_truth(lost, won, n):
+    covered = 0
+    for counts in np.random.default_rng(6).multinomial(n, [lost, won, 1 - lost - won], 300):
+        ones = [1.0] * counts[0] + [0.0] * (n - counts[0])
+        others = [0.0] * counts[0] + [1.0] * counts[1] + [0.0] * counts[2]
+        found = difference(ones, others)
+        covered += found.low <= 100 * (lost - won) <= found.high
+
+    assert covered / 300 >= 0.92
 
 
 def correlated(chance: np.random.Generator, kind: str, rho: float, n: int) -> tuple[list[float], list[float]]:
@@ -157,12 +179,12 @@ def test_difference_of_correlations_covers_the_truth():
     """Two models of equal quality on the same cases. Their correlations differ by 0."""
     chance, covered = np.random.default_rng(4), 0
     for _ in range(300):
-        right, *noise = chance.normal(size=(3, 60))
+        right, *noise = chance.normal(size=(3, 200))
         one, other = (spearman_parts((right + 0.5 * each).tolist(), right.tolist()) for each in noise)
         found = difference(one, other)
         covered += found.low <= 0 <= found.high
 
-    assert 0.92 <= covered / 300 <= 0.98
+    assert 0.92 <= covered / 300 <= 0.99
 
 
 def test_span_f1_without_errors_has_a_width():

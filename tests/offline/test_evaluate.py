@@ -395,7 +395,7 @@ def test_evaluate_command_prints_scores_and_comparison(tmp_path, make, good):
     assert first.startswith("tiny-classify  accuracy 75.00 %  (95 % CI: ")
     assert first.endswith("n = 4)")
     assert second.startswith("bad  accuracy 25.00 %")
-    assert last == "difference +50.00 points (95 % CI: -48.00 to +148.00), same answer 0.00 %"
+    assert last == "difference +50.00 points (95 % CI: -49.31 to +100.00), same answer 0.00 %"
     assert "baseline, always the commonest label: 75.00 %" in result.stderr
 
 
