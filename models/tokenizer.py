@@ -336,7 +336,14 @@ class Tokenizer:
         return slots
 
     def _ids(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
-        """Returns the ids of each text, without special tokens."""
+        """Returns the ids of each text, without special tokens. Texts that are equal are tokenised once."""
+        distinct = list(dict.fromkeys(texts))
+        if len(distinct) == len(texts):
+            return self._ids_of_each(texts, mask=mask)
+        found = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
+        return [found[text] for text in texts]
+
+    def _ids_of_each(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
         if self._word_pieces is not None and not mask:
             found = [ids for text in texts if (ids := self._word_pieces.encode(text)) is not None]
             if len(found) == len(texts):

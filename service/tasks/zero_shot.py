@@ -40,6 +40,7 @@ OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 OTHER_TRAINING: Final = ("contrastive",)
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
+MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a label, and each input of a partial request
 MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
 # An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The cosine is that of the vectors of label
@@ -147,8 +148,14 @@ class _Shared:
         self.max_tokens = manifest.max_tokens
 
     def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
-        """Returns one request for each text."""
-        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
+        """Returns one request for each text.
+
+        Raises:
+            Unprocessable: there are too many texts and labels, or their hypotheses are too long.
+        """
+        texts = _texts(request)
+        _check_labels(request, len(texts), times=len(texts))
+        return [request.model_copy(update={"inputs": text}) for text in texts]
 
     def single(self, response: Any) -> Any:
         """Returns the labels of the only text."""
@@ -250,18 +257,34 @@ def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:
     """Returns the texts and the labels of a request.
 
     Raises:
-        Unprocessable: a text is empty, or there are no labels or too many.
+        Unprocessable: a text is empty, or there are no labels or too many, or their hypotheses are too long.
     """
-    texts, labels = _texts(request), _labels(request)
+    texts = _texts(request)
     for text, pointer in zip(texts, tasks.pointers(request.inputs), strict=True):
         if not text.strip():
             raise tasks.empty_input(pointer)
+    return texts, _check_labels(request, len(texts), times=1)
+
+
+def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[str]:
+    """Returns the labels, which this number of texts has, and whose hypotheses are tokenised so many times.
+
+    Raises:
+        Unprocessable: there are no labels or too many, or their hypotheses are too long.
+    """
+    labels = _labels(request)
     if not labels:
         raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
-    if len(texts) * len(labels) > MAX_PAIRS:
+    if texts * len(labels) > MAX_PAIRS:
         detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
         raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
-    return texts, labels
+    template = request.parameters.hypothesis_template or DEFAULT_TEMPLATE
+    # An upper bound, so that they need not be made.
+    characters = sum(len(template) + template.count("{") * len(label) for label in labels)
+    if times * characters > MAX_CHARACTERS:
+        detail = f"The hypotheses have more than {MAX_CHARACTERS} characters in total. Shorten the labels."
+        raise tasks.input_too_long(LABELS, detail, MAX_CHARACTERS)
+    return labels
 
 
 def fill(template: str, label: str) -> str:

@@ -268,6 +268,24 @@ def test_first_tokens_equal_those_of_the_whole_text(
         np.testing.assert_array_equal(one, other if isinstance(other, np.ndarray) else first.left_out)
 
 
+def test_equal_texts_are_tokenised_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query is read with each of many texts: its length must not count for each of them."""
+    handed: list[str] = []
+    plain = tokenizer._text
+
+    class Spy:
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            handed.extend(texts)
+            return plain.encode_batch_fast(texts, **options)
+
+    query, texts = "Who is a 베이커? " * 30, ["봄", "水", "봄"]
+    expected = [tokenizer.encode([(query, text)], 99)[0].input_ids.tolist() for text in texts]
+    monkeypatch.setattr(tokenizer, "_text", Spy())
+    found = tokenizer.encode([(query, text) for text in texts], 99)
+    assert [row.input_ids.tolist() for row in found] == expected
+    assert sorted(handed) == sorted({query, *texts})
+
+
 def test_encode_without_truncation_names_the_long_text(tokenizer: Tokenizer) -> None:
     fits = tokenizer.encode(["a a a"], 512)[0].input_ids
     assert len(tokenizer.encode(["a a a"], len(fits), truncate=False)) == 1

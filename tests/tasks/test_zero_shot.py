@@ -104,6 +104,30 @@ def test_bad_text_fails_alone_in_partial_responses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("inputs", "labels", "template", "partial"),
+    [
+        ("a", ["x" * 1000] * 200, "{0}" * 9, False),  # a template repeats a label
+        ("a", "x" * 400_000, "{0} {0} {0}", False),
+        (["a"] * 200, "x" * 8000, "{}", True),  # each input of a partial request repeats the labels
+    ],
+)
+def test_hypotheses_beyond_a_number_of_characters_are_refused(
+    inputs: Any, labels: Any, template: str, partial: bool, task: zero_shot.ZeroShot
+) -> None:
+    made = request(inputs, labels, hypothesis_template=template)
+    with pytest.raises(Unprocessable) as caught:
+        task.split(made) if partial else task.encode(made)
+    assert caught.value.field_errors[0].limit == zero_shot.MAX_CHARACTERS
+
+
+def test_pairs_of_a_partial_request_have_the_limit_of_all(task: zero_shot.ZeroShot) -> None:
+    with pytest.raises(Unprocessable) as caught:
+        task.split(request(["a"] * 129, ["x", "y"]))
+    assert caught.value.field_errors[0].code == "too_many_pairs"
+    assert len(task.split(request(["a"] * 128, ["x", "y"]))) == 128
+
+
+@pytest.mark.parametrize(
     "labels", [("entailment", "not_entailment"), ("Entailed", "other", "contradiction"), ("x", "ENTAILS")]
 )
 def test_entailment_is_found_by_name(labels: tuple[str, ...], tokenizer: Tokenizer) -> None:
