@@ -166,7 +166,8 @@ def score(
         sys.exit(130)
     seconds, rows = time.monotonic() - started, found.rows - found.earlier
     rate = f", {rows:,} of them now, {rows / seconds:,.0f} a second" if rows else ""
-    click.echo(f"{found.rows:,} rows{rate}; {found.bad_rows:,} bad. The output is in {out}.")
+    cut = f", {found.cut_rows:,} cut to the model's limit of tokens" if found.cut_rows else ""
+    click.echo(f"{found.rows:,} rows{rate}; {found.bad_rows:,} bad{cut}. The output is in {out}.")
 
 
 def _value(text: str) -> Any:

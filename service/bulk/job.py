@@ -75,6 +75,7 @@ class Summary:
 
     rows: int
     bad_rows: int
+    cut_rows: int  # whose texts have more tokens than the model reads
     earlier: int  # rows that were finished before this call
 
 
@@ -138,7 +139,7 @@ def run(options: Options, note: Callable[[str], None], progress: Progress) -> Su
         elif not manifest.complete:
             _work(options, job, plan, manifest, leases, lambda rows: progress(manifest.rows + rows, plan.rows))
         manifest.sort(leases)
-    return Summary(manifest.rows, manifest.bad_rows, earlier)
+    return Summary(manifest.rows, manifest.bad_rows, manifest.cut_rows, earlier)
 
 
 def read_plan(directory: Path) -> Plan | None:

@@ -24,6 +24,7 @@ class Entry:
     file: str
     rows: int
     bad_rows: int
+    cut_rows: int  # whose texts have more tokens than the model reads
     size: int  # bytes
     sha256: str  # of the output file
     model: str  # SHA-256 of the artifact's manifest
@@ -57,6 +58,10 @@ class Manifest:
     @property
     def bad_rows(self) -> int:
         return sum(entry.bad_rows for entry in self.entries.values())
+
+    @property
+    def cut_rows(self) -> int:
+        return sum(entry.cut_rows for entry in self.entries.values())
 
     @property
     def complete(self) -> bool:

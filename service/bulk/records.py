@@ -57,6 +57,7 @@ class Outcome(NamedTuple):
 
     answer: Any
     error: str | None = None
+    cut: bool = False  # whether the model did not read all of the row's texts
 
 
 @dataclass(frozen=True)

@@ -121,4 +121,4 @@ class Scorer:
             response = partial_results.decode(self._task, [Input(row.request, row.sequences)], outcomes)
         except SwiftletError as error:
             return Outcome(None, error.code)
-        return Outcome(self._task.single(response))
+        return Outcome(self._task.single(response), cut=any(sequence.left_out for sequence in row.sequences))

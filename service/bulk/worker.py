@@ -74,12 +74,13 @@ class Worker:
         path = self._directory / self._plan.output_name(shard)
         try:
             with new_file(path) as stream:
-                rows, bad = self._write_rows(stream, shard, parts)
+                rows, bad, cut = self._write_rows(stream, shard, parts)
             entry = Entry(
                 shard.index,
                 path.name,
                 rows,
                 bad,
+                cut,
                 stream.size,
                 stream.sha256(),
                 self._plan.settings.model_sha256,
@@ -94,22 +95,23 @@ class Worker:
         self._leases.release(shard.index)
         self._on_rows(0)
 
-    def _write_rows(self, stream: HashedStream, shard: Shard, parts: Iterator[Part]) -> tuple[int, int]:
-        """Returns the number of rows and of bad rows."""
+    def _write_rows(self, stream: HashedStream, shard: Shard, parts: Iterator[Part]) -> tuple[int, int, int]:
+        """Returns the number of rows, of bad rows and of cut rows."""
         writer = self._output.writer(stream, self._plan.layout)
-        rows = bad = 0
+        rows = bad = cut = 0
         for _, chunk, outcomes in parts:
             writer.write(chunk, outcomes)
             rows += len(outcomes)
             codes = [outcome.error for outcome in outcomes if outcome.error is not None]
             bad += len(codes)
+            cut += sum(outcome.cut for outcome in outcomes)
             self._codes.update(codes)
             self._check_budget(bad)
             self._on_rows(rows)
         writer.close()
         if rows != shard.piece.rows:
             raise formats.changed(self._plan.sources[shard.source].path)
-        return rows, bad
+        return rows, bad, cut
 
     def _check_budget(self, more: int) -> None:
         self._budget.check(self._manifest.bad_rows + more, self._plan.rows, self._codes)

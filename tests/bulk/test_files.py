@@ -203,6 +203,16 @@ def test_budget_of_bad_rows(model, tmp_path, out, budget, passes):
         assert "of which 30 are finished" in done(*options, "--max-bad", "3").stderr
 
 
+def test_rows_that_were_cut_are_counted(model, tmp_path, out):
+    rows = [[str(number), "a " * (100 if number in (3, 20) else 5)] for number in range(ROWS)]
+    options = (write_csv(tmp_path / "in.csv", rows), *model, "--shard-rows", 10)
+
+    assert "; 0 bad, 2 cut to the model's limit of tokens." in done(*options, "--out", out).stdout
+    counts = [json.loads(line)["cut_rows"] for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert counts == [1, 0, 1, 0]
+    assert "(2)" in refusal(*options, "--out", tmp_path / "other", "--parameter", "truncation=false", "--max-bad", "1")
+
+
 @pytest.mark.parametrize("budget", ["-1", "many", "101%", "1.5", "nan%", "%"])
 def test_budget_is_a_number_or_a_share(model, tmp_path, budget):
     result = score("in.csv", *model, "--out", tmp_path / "out", f"--max-bad={budget}")
