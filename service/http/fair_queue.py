@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
+
+FAIR_EVERY: Final = 4
 
 
 class Turns(Generic[Item]):
@@ -29,24 +31,23 @@ class Turns(Generic[Item]):
         if item not in self._waiting:
             (self._next if item in self._served else self._waiting)[item] = None
 
-    def take(self, *, newest: bool = False) -> Item:
-        """Removes the item whose turn it is, and returns it. Of those with the same right, that is the oldest one.
-
-        Args:
-            newest: takes the newest one instead.
-        """
+    def choose(self) -> Item:
+        """Returns the item whose turn it is. It goes on waiting until `take`."""
         if not self._waiting or not self._turns_left:
             self._waiting.update(self._next)
             self._next.clear()
             self._served.clear()
             self._turns_left = len(self._waiting)
-        self._turns_left -= 1
-        item = next(reversed(self._waiting) if newest else iter(self._waiting))
-        del self._waiting[item]
-        self._served.add(item)
-        if not self:
+        return next(iter(self._waiting))
+
+    def take(self, item: Item) -> None:
+        """Removes an item that waits, and counts its turn."""
+        self.discard(item)
+        self._turns_left = max(0, self._turns_left - 1)
+        if self:
+            self._served.add(item)
+        else:
             self._served.clear()
-        return item
 
     def discard(self, item: Item) -> None:
         """Removes an item, if it waits, and forgets its turn."""
@@ -68,11 +69,16 @@ class Reader(Protocol):
 
 
 class FairQueue:
-    """Connections that wait for a turn. Clients take turns, and so do the connections of a client."""
+    """Connections that wait for a turn. Clients take turns, and so do the connections of a client.
+
+    If some wait for too long, the newest comes first, whose request has the most time left, except for one turn in
+    `FAIR_EVERY`: a client that sends its next request as soon as it has an answer is always the newest.
+    """
 
     def __init__(self, stale_s: float) -> None:
         """`stale_s` is the wait in seconds of the oldest connection from which on the newest come first."""
         self._stale_s = stale_s
+        self._count = 0  # of turns
         self._clients: Turns[Hashable] = Turns()
         self._readers: dict[Hashable, Turns[Reader]] = {}  # by their clients
         self._since: dict[Reader, float] = {}  # the longest wait first
@@ -89,14 +95,18 @@ class FairQueue:
 
     def take(self, now: float) -> Reader:
         """Removes the connection whose turn it is, and returns it."""
-        newest = now - next(iter(self._since.values())) > self._stale_s
-        client = self._clients.take(newest=newest)
-        readers = self._readers[client]
-        reader = readers.take(newest=newest)
-        if readers:
-            self._clients.add(client)
+        self._count += 1
+        if now - next(iter(self._since.values())) > self._stale_s and self._count % FAIR_EVERY:
+            reader = next(reversed(self._since))
         else:
-            del self._readers[client]
+            reader = self._readers[self._clients.choose()].choose()
+        readers = self._readers[reader.client]
+        readers.take(reader)
+        self._clients.take(reader.client)
+        if readers:
+            self._clients.add(reader.client)
+        else:
+            del self._readers[reader.client]
         del self._since[reader]
         return reader
 

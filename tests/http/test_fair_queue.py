@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.fair_queue import FairQueue, Turns
+from swiftlet_serve.service.http.fair_queue import FAIR_EVERY, FairQueue, Turns
 
 STALE_S = 0.1
 
@@ -23,33 +23,36 @@ class Waiting:
     def read(self) -> None: ...
 
 
-@pytest.mark.parametrize("newest", [False, True])
-def test_turns_put_a_served_item_behind_all_that_wait(newest):
-    turns: Turns[str] = Turns()
+def take(turns: Turns[object]) -> object:
+    item = turns.choose()
+    turns.take(item)
+    return item
+
+
+def test_turns_put_a_served_item_behind_all_that_wait():
+    turns: Turns[object] = Turns()
     for item in "abc":
         turns.add(item)
     taken = []
     for _ in range(9):
-        taken.append(turns.take(newest=newest))
+        taken.append(take(turns))
         turns.add(taken[-1])
 
-    assert [set(taken[:3]), set(taken[3:6]), set(taken[6:])] == [set("abc")] * 3
-    assert taken[:3] == list("cba" if newest else "abc")
+    assert taken == list("abcabcabc")
 
 
-@given(st.integers(0, 20), st.integers(1, 20), st.booleans())
-def test_turns_serve_an_item_within_a_round_of_those_that_wait_again_at_once(before, greedy, newest):
+@given(st.integers(0, 20), st.integers(1, 20))
+def test_turns_serve_an_item_within_a_round_of_those_that_wait_again_at_once(before, greedy):
     """The greedy items wait again as soon as they are served, as a client does that pipelines."""
     turns: Turns[object] = Turns()
     for number in range(greedy):
         turns.add(number)
     for _ in range(before):
-        turns.add(turns.take(newest=newest))
+        turns.add(take(turns))
     turns.add("patient")
-
     taken: list[object] = []
     while "patient" not in taken and len(taken) <= greedy:
-        taken.append(turns.take(newest=newest))
+        taken.append(take(turns))
         turns.add(taken[-1])
 
     assert "patient" in taken
@@ -59,33 +62,36 @@ def test_turns_of_a_round_are_not_prolonged_by_new_items():
     turns: Turns[object] = Turns()
     for item in "abc":
         turns.add(item)
-    assert turns.take() == "a"
+    assert take(turns) == "a"
     turns.add("a")
     taken = []
     for number in range(6):  # one new item for each turn
         turns.add(number)
-        taken.append(turns.take(newest=True))
+        taken.append(take(turns))
 
-    assert "a" in [*taken, turns.take()]  # no longer than the others, although it was served before
+    assert "a" in taken  # no later than the new ones, although it was served before
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "take", "discard"]), st.integers(0, 5), st.booleans())))
+@given(st.lists(st.tuples(st.sampled_from(["add", "take", "take any", "discard"]), st.integers(0, 5))))
 def test_turns_hold_each_item_once(steps):
-    turns: Turns[int] = Turns()
-    expected: set[int] = set()
-    for step, item, newest in steps:
+    turns: Turns[object] = Turns()
+    expected: set[object] = set()
+    for step, item in steps:
         if step == "add":
             turns.add(item)
             expected.add(item)
         elif step == "discard":
             turns.discard(item)
             expected.discard(item)
-        elif expected:
-            taken = turns.take(newest=newest)
+        elif step == "take any" and item in expected:
+            turns.take(item)
+            expected.discard(item)
+        elif expected and step == "take":
+            taken = take(turns)
             assert taken in expected
             expected.discard(taken)
         assert bool(turns) == bool(expected)
-    assert {turns.take() for _ in range(len(expected))} == expected
+    assert {take(turns) for _ in range(len(expected))} == expected
 
 
 def test_queue_gives_clients_equal_turns_however_many_connections_they_have():
@@ -104,11 +110,12 @@ def test_queue_gives_clients_equal_turns_however_many_connections_they_have():
 
 
 def test_queue_takes_the_oldest_first_and_the_newest_once_reads_are_stale():
-    for now, expected in ((STALE_S, [0, 1, 2]), (2 * STALE_S, [2, 1, 0])):
+    """One turn in four stays that of the oldest."""
+    for now, expected in ((STALE_S, [0, 1, 2, 3, 4, 5]), (2 * STALE_S, [5, 4, 3, 0, 2, 1])):
         queue = FairQueue(STALE_S)
-        for number in range(3):
+        for number in range(6):
             queue.add(Waiting(str(number), number), 0.0)
-        assert [queue.take(now).name for _ in range(3)] == expected
+        assert [queue.take(now).name for _ in range(6)] == expected
 
 
 @pytest.mark.parametrize("clients", [["one"], ["one", "two", "three"]])
@@ -122,7 +129,7 @@ def test_queue_serves_a_waiting_connection_although_newer_ones_come_again_and_ag
         queue.add(reader, 0.0)
 
     taken = []
-    while victim not in taken and len(taken) < 3 * 33:
+    while victim not in taken and len(taken) < FAIR_EVERY * 33:
         taken.append(queue.take(1000.0))
         queue.add(taken[-1], 1000.0)
 
