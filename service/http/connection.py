@@ -7,7 +7,7 @@ therefore replaces it. An `Exchange` runs each request.
 
 A connection is in one phase at a time:
 
-    IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ RESPONSE ──▶ IDLE …        any phase ──▶ CLOSING
+    (HANDSHAKE ──▶) IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ RESPONSE ──▶ IDLE …        any phase ──▶ CLOSING
 
 The parser receives one request at a time. Later bytes wait unparsed until the response is complete and the connection
 has its next turn, so that no client has more than one parsed request, or more than one read in memory.
@@ -57,6 +57,7 @@ STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r
 
 
 class Phase(enum.Enum):
+    HANDSHAKE = enum.auto()  # of TLS
     IDLE = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
@@ -64,7 +65,7 @@ class Phase(enum.Enum):
     CLOSING = enum.auto()
 
 
-IDLE, HEAD, BODY, RESPONSE, CLOSING = Phase  # faster to look up than an enum's attributes
+HANDSHAKE, IDLE, HEAD, BODY, RESPONSE, CLOSING = Phase  # faster to look up than an enum's attributes
 
 
 class Connection(asyncio.Protocol):
@@ -81,6 +82,8 @@ class Connection(asyncio.Protocol):
         self.unread = b""  # received during the response to an earlier request, or before this connection's turn
         self._offset = 0  # of the first unread byte
         self._page: AsgiExchange | None = None  # that starts with this connection's next turn
+        self._admission: Admission | None = None  # None until the connection is in the table
+        self._abort_handshake: Callable[[], object] = lambda: None
         self._table = table
         self._limits = table.limits
         self._loop = asyncio.get_running_loop()
@@ -99,6 +102,29 @@ class Connection(asyncio.Protocol):
         self._write_deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
+    # Callbacks of the listener
+
+    def begin_handshake(self, accepted: socket.socket, abort: Callable[[], object]) -> bool:
+        """Counts a connection from its accept on. One that would get an error is told so after the handshake."""
+        self._abort_handshake = abort
+        with suppress(OSError):  # the client has gone
+            self._set_client(str(accepted.getpeername()[0]))
+        self._admission = self._table.add(self)
+        if self._admission is Admission.ABORT:
+            self._table.remove(self)
+            return False
+        self.phase = HANDSHAKE
+        if self._admission is Admission.ACCEPT:
+            self._table.waiting[self] = None
+        return True
+
+    def end_handshake(self) -> None:
+        """Forgets a connection whose handshake failed."""
+        self._abort_handshake = lambda: None
+        if self.phase is HANDSHAKE:
+            self.phase = CLOSING
+            self._table.remove(self)
+
     # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own is wider
@@ -107,10 +133,10 @@ class Connection(asyncio.Protocol):
         self._server, self._client = server_address(transport), client_address(transport)
         self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._socket = transport.get_extra_info("socket")
-        host = self._client[0] if self._client else ""
-        self.address, self.is_proxy = client_of(host), is_trusted(host, self._limits.proxies)
-        self.client = object() if self.is_proxy else self.address
-        admission = self._table.add(self)
+        if self._admission is None:
+            self._set_client(self._client[0] if self._client else "")
+            self._admission = self._table.add(self)
+        self.phase, admission = IDLE, self._admission
         if admission is Admission.ACCEPT:
             self._table.waiting[self] = None
             self._set_deadline(self._loop.time() + self._limits.request_timeout_s)
@@ -119,6 +145,10 @@ class Connection(asyncio.Protocol):
             self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
         else:
             transport.abort()
+
+    def _set_client(self, host: str) -> None:
+        self.address, self.is_proxy = client_of(host), is_trusted(host, self._limits.proxies)
+        self.client = object() if self.is_proxy else self.address
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -362,25 +392,39 @@ class Connection(asyncio.Protocol):
         Args:
             unused_too: whether a connection that has not sent a byte counts as idle.
         """
-        if self.phase is IDLE:
+        if self.phase in (HANDSHAKE, IDLE):
             return unused_too or self._exchange is not None
         return self.phase is BODY and self._exchange.response_complete
 
     def shutdown(self) -> None:
         """Closes the connection once its current request is answered. Closes an idle one at once."""
         self._is_last_request = True
-        if self.phase is IDLE and not self.unread:
+        if self.phase is HANDSHAKE:
+            self._abort_handshake()
+        elif self.phase is IDLE and not self.unread:
             self._close()
         elif self.phase in (BODY, RESPONSE):
             self._exchange.keep_alive = False
 
     def evict(self) -> None:
         """Closes the connection to free its place. It must be waiting for its client."""
-        if self.phase is IDLE:
+        if self.phase is HANDSHAKE:
+            self._table.waiting.pop(self, None)
+            self._abort_handshake()
+        elif self.phase is IDLE:
             self._close()
         else:
             detail = "The server closed this connection to serve another client. Retry."
             self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
+
+    def end(self, *, at_once: bool) -> None:
+        """Closes the connection, whatever it does: once the bytes of its response are sent, or at once."""
+        if self.phase is HANDSHAKE:
+            self._abort_handshake()
+        elif at_once:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def close_after_response(self) -> None:
         self._close(lingering=self.phase is BODY)

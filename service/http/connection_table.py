@@ -32,13 +32,14 @@ class ManagedConnection(Reader, Protocol):
 
     address: str  # as limits count it
     is_proxy: bool  # whether many clients share it
-    transport: asyncio.Transport
 
     def is_idle(self, *, unused_too: bool) -> bool: ...
 
     def shutdown(self) -> None: ...
 
     def evict(self) -> None: ...
+
+    def end(self, *, at_once: bool) -> None: ...
 
 
 class Admission(enum.Enum):

@@ -15,7 +15,7 @@ import ssl
 import struct
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from swiftlet_serve.service.errors import SetupError
 
@@ -70,6 +70,18 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
 
 def _listen_error(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.")
+
+
+@runtime_checkable
+class Handshaking(Protocol):
+    """A protocol that counts its connection from the accept on, and not only once the TLS handshake is complete."""
+
+    def begin_handshake(self, accepted: socket.socket, abort: Callable[[], object]) -> bool:
+        """Notes that a handshake begins, which `abort` ends. Returns whether the connection is accepted."""
+        ...
+
+    def end_handshake(self) -> None:
+        """Notes that the handshake has ended, with or without success."""
 
 
 class Listener:
@@ -177,15 +189,24 @@ class Listener:
 
     async def _start(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        protocol = self._protocol()
+        handshaking = protocol if self.tls is not None and isinstance(protocol, Handshaking) else None
+        if handshaking is not None and not handshaking.begin_handshake(connection, lambda: task and task.cancel()):
+            connection.close()
+            return
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
+            await loop.connect_accepted_socket(
+                lambda: protocol,
                 connection,
                 ssl=self.tls,
                 ssl_handshake_timeout=None if self.tls is None else TLS_HANDSHAKE_S,
             )
-        except OSError:  # the client has gone, or does not speak TLS
+        except (OSError, asyncio.CancelledError):  # the client has gone, does not speak TLS, or made place for another
             connection.close()
+        finally:
+            if handshaking is not None:
+                handshaking.end_handshake()
 
 
 def _drop_new_handshakes(listening: socket.socket) -> bool:

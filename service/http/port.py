@@ -115,10 +115,10 @@ class Port:
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_S)
         for connection in list(self._table.connections):
-            connection.transport.close()
+            connection.end(at_once=False)
         await asyncio.sleep(POLL_S)
         for connection in list(self._table.connections):
-            connection.transport.abort()
+            connection.end(at_once=True)
 
     def _accept(self, listener: Listener) -> None:
         listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)

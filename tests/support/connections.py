@@ -164,7 +164,7 @@ async def serving(
         finally:
             server.close()
             for connection in list(table.connections):
-                connection.transport.abort()
+                connection.end(at_once=True)
             if isinstance(app, RecordingApp):
                 app.may_respond.set()
             await service.until_settled()

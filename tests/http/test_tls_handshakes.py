@@ -1,0 +1,171 @@
+"""TLS handshakes count as connections from the accept on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swiftlet_serve.service.http.connection import Connection
+from swiftlet_serve.service.http.connection_table import ConnectionTable
+from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.listener import Listener, bind
+from swiftlet_serve.service.http.tls import load_context
+from tests.support.certificates import make_certificate
+from tests.support.connections import GET, LOCAL, RawClient, RecordingApp, run, until
+from tests.support.fakes import PATIENCE_S
+
+ANSWERED = b"GET|/||host|"
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory) -> ssl.SSLContext:
+    directory = make_certificate(tmp_path_factory.mktemp("certificate"))
+    context = load_context(directory / "cert.pem", directory / "key.pem")
+    assert context is not None
+    return context
+
+
+class Served:
+    """A listener for TLS with its table, and clients of it."""
+
+    def __init__(self, listener: Listener, table: ConnectionTable) -> None:
+        self.listener, self.table = listener, table
+        self.silent: list[socket.socket] = []
+
+    async def connect(self, count: int, address: str = "127.0.0.1") -> list[socket.socket]:
+        """Opens connections whose handshakes never begin, one after the other."""
+        for _ in range(count):
+            before = self.table.per_address.total(), self.evicted()
+            connection = socket.create_connection(self.listener.address, source_address=(address, 0))
+            connection.setblocking(False)
+            self.silent.append(connection)
+            await until(lambda before=before: (self.table.per_address.total(), self.evicted()) != before)
+        return self.silent[-count:]
+
+    def evicted(self) -> int:
+        return sum(is_closed(one) for one in self.silent)
+
+    async def client(self, address: str = "127.0.0.1") -> RawClient:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        async with asyncio.timeout(PATIENCE_S):
+            opened = asyncio.open_connection(*self.listener.address, ssl=context, local_addr=(address, 0))
+            return RawClient(*await opened)
+
+    async def assert_answers(self, address: str = "127.0.0.1") -> None:
+        client = await self.client(address)
+        client.send(GET + b"\r\n")
+        status, _, body = await client.response()
+        assert (status, body) == (200, ANSWERED)
+        client.writer.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@asynccontextmanager
+async def serving(tls: ssl.SSLContext, **limits: object) -> AsyncIterator[Served]:
+    table = ConnectionTable(RecordingApp(), Limits(**{"proxies": (LOCAL,)} | limits))
+    listener = Listener(bind("127.0.0.1", 0), tls)
+    listener.listen()
+    listener.open(lambda: Connection(table))
+    served = Served(listener, table)
+    try:
+        yield served
+    finally:
+        for connection in served.silent:
+            connection.close()
+        await listener.close()
+        for connection in list(table.connections):
+            connection.end(at_once=True)
+        await until(lambda: not table.connections)
+
+
+def test_silent_connections_do_not_lock_out_a_client(tls):
+    """The one that has waited longest makes place for the next."""
+
+    async def scenario() -> None:
+        async with serving(tls, connections=4) as served:
+            silent = await served.connect(20)
+            await until(lambda: len(served.table.connections) <= 4)
+            assert [is_closed(one) for one in silent] == [True] * 16 + [False] * 4
+            await served.assert_answers()
+            assert is_closed(silent[16])
+
+    run(scenario())
+
+
+def test_handshakes_use_up_the_share_of_their_address(tls):
+    async def scenario() -> None:
+        async with serving(tls, connections=16, proxies=()) as served:
+            await served.connect(40, "127.0.0.2")
+            await until(lambda: served.table.per_address["127.0.0.2"] <= 12)
+            other = [await served.client("127.0.0.3") for _ in range(4)]
+            for client in other:
+                client.send(GET + b"\r\n")
+                assert (await client.response())[0] == 200
+                client.writer.close()
+
+    run(scenario())
+
+
+def test_requests_in_progress_are_not_evicted_for_a_handshake(tls):
+    async def scenario() -> None:
+        async with serving(tls, connections=4) as served:
+            served.table.app.may_respond.clear()
+            clients = [await served.client() for _ in range(4)]
+            for client in clients:
+                client.send(GET + b"\r\n")
+                await served.table.app.called.acquire()
+            refused = await served.client()  # it gets its error through TLS
+            assert (await refused.response())[0] == 503
+            served.table.app.may_respond.set()
+            for client in clients:
+                assert (await client.response())[0] == 200
+                client.writer.close()
+
+    run(scenario())
+
+
+def test_failed_handshakes_are_forgotten(tls):
+    async def scenario() -> None:
+        async with serving(tls) as served:
+            (nonsense,) = await served.connect(1)
+            nonsense.send(b"GET / HTTP/1.1\r\n\r\n")
+            await until(lambda: not served.table.connections)
+            (leaving,) = await served.connect(1)
+            leaving.close()
+            await until(lambda: not served.table.connections)
+            assert not served.table.waiting
+            assert not served.table.per_address
+            await served.assert_answers()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_handshakes_end_with_the_server(tls, at_once):
+    async def scenario() -> None:
+        async with serving(tls) as served:
+            silent = await served.connect(3)
+            for connection in list(served.table.connections):
+                if at_once:
+                    connection.end(at_once=True)
+                else:
+                    assert connection.is_idle(unused_too=True)
+                    connection.shutdown()
+            await until(lambda: not served.table.connections)
+            await until(lambda: all(is_closed(one) for one in silent))
+
+    run(scenario())
