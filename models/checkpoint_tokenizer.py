@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,25 @@ _Reader = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 class TokenizerError(ModelError):
     """Raised when a file or directory holds no usable tokenizer. The message is one sentence."""
+
+
+class TokenizerFault(TokenizerError):
+    """Raised when the tokenizers library fails on a text or a token. The tokenizer of the model is at fault."""
+
+
+@contextmanager
+def library_calls() -> Iterator[None]:
+    """Turns every failure of the tokenizers library into a `TokenizerFault`.
+
+    The library raises bare `Exception`. Its panics are not even that, so that nobody would handle them. Their messages
+    may quote the text.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise TokenizerFault(f"The tokenizer failed: {type(error).__name__}.") from error
 
 
 def read_directory(path: Path) -> tokenizers.Tokenizer:
@@ -54,9 +74,9 @@ def read_directory(path: Path) -> tokenizers.Tokenizer:
 def _read(reader: _Reader, path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
         return reader(path, config)
-    except (TokenizerError, ImportError):
+    except (TokenizerError, ImportError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # the library raises bare Exception for any invalid file
+    except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
         raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {error}") from error
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from swiftlet_serve.models import tokenizer_json
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, read_directory
+from swiftlet_serve.models import tokenizer_json, tokenizer_safety
+from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, library_calls, read_directory
 from swiftlet_serve.models.token_ranges import first_length, pair_lengths, window_ranges
 from swiftlet_serve.models.word_pieces import WordPieces
 
@@ -102,6 +102,7 @@ class Tokenizer:
     """Tokenises single texts, pairs of texts and long contexts as a `tokenizer.json` describes."""
 
     def __init__(self, document: dict[str, Any]):
+        tokenizer_safety.check(document)
         # This class truncates and the engine pads, so the settings of the file are dropped.
         self._document = document | {"truncation": None, "padding": None}
         self._whole = tokenizer_json.build(tokenizer_json.without_model(self._document))
@@ -134,7 +135,9 @@ class Tokenizer:
         """
         try:
             return cls(json.loads(path.read_text("utf-8")))
-        except Exception as error:  # the library raises bare Exception for any invalid file
+        except (TokenizerError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
             raise TokenizerError(f"{path.name} cannot be read as a tokenizer: {error}") from error
 
     @classmethod
@@ -227,7 +230,8 @@ class Tokenizer:
 
     def tokenize(self, texts: Sequence[str], max_tokens: int | None = None) -> list[TokenizedText]:
         """Tokenises texts with offsets, and returns the first `max_tokens` tokens of each, or all of them."""
-        encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
+        with library_calls():
+            encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
         return [_first_tokens(encoding, max_tokens) for encoding in encodings]
 
     def max_context_tokens(self, question: TokenizedText, max_tokens: int) -> int:
@@ -292,7 +296,8 @@ class Tokenizer:
 
     def join(self, tokens: Sequence[str]) -> str:
         """Returns the text of tokens. Equals `convert_tokens_to_string` of transformers."""
-        text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(list(tokens))
+        with library_calls():
+            text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(list(tokens))
         return text
 
     @property
@@ -302,7 +307,8 @@ class Tokenizer:
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_specials: bool = False) -> list[str]:
         """Returns the text of each row of ids. Equals `decode` of transformers."""
-        texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)
+        with library_calls():
+            texts: list[str] = self._whole.decode_batch([list(row) for row in rows], skip_special_tokens=skip_specials)
         return texts
 
     @functools.cached_property
@@ -348,7 +354,8 @@ class Tokenizer:
             found = [ids for text in texts if (ids := self._word_pieces.encode(text)) is not None]
             if len(found) == len(texts):
                 return found
-        encoded = (self._masked if mask else self._text).encode_batch_fast(list(texts), add_special_tokens=False)
+        with library_calls():
+            encoded = (self._masked if mask else self._text).encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     def _encoding(self, parts: Sequence[list[int]], text_index: int, left_out: int, *, mask: bool = False) -> Encoding:

@@ -16,7 +16,7 @@ and a detail:
     │                                answer_too_large, model_not_loaded
     ├── TooManyRequests 429          quota_exceeded
     ├── HeadersTooLarge 431          headers_too_large
-    ├── Internal 500                 internal, invalid_engine_output
+    ├── Internal 500                 internal, invalid_engine_output, tokenizer_failed
     ├── Unavailable 503              overloaded, draining, engine_unavailable, model_loading,
     │                                model_unavailable
     ├── DeadlineExceeded 504         deadline_exceeded
@@ -164,7 +164,7 @@ class HeadersTooLarge(SwiftletError):
 class Internal(SwiftletError):
     status = 500
     title = "Internal server error"
-    codes = frozenset({"internal", "invalid_engine_output"})
+    codes = frozenset({"internal", "invalid_engine_output", "tokenizer_failed"})
 
 
 class Unavailable(SwiftletError):

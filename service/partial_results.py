@@ -7,15 +7,20 @@ the request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
+from swiftlet_serve.models.checkpoint_tokenizer import TokenizerFault
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import Internal, SwiftletError, Unprocessable
 from swiftlet_serve.service.types import EncodingT, Outcome, RequestT, Task
 
-INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask", "too_few_tokens"})
+log = logging.getLogger(__name__)
+
+INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask", "tokenizer_failed", "too_few_tokens"})
 """Error codes that concern one input alone."""
 
 
@@ -24,7 +29,7 @@ class Input(NamedTuple, Generic[RequestT, EncodingT]):
 
     request: RequestT
     encodings: Sequence[EncodingT]
-    error: Unprocessable | None = None
+    error: Unprocessable | Internal | None = None
 
 
 def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[RequestT, EncodingT]]:
@@ -35,8 +40,30 @@ def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[Req
     """
     requests = task.split(request) if isinstance(request, tasks.Request) and request.partial else []
     if len(requests) < 2:
-        return [Input(request, task.encode(request))]
+        return [Input(request, encode_whole(task, request))]
     return [_encode(task, one) for one in requests]
+
+
+def encode_whole(task: Task[RequestT, EncodingT], request: RequestT) -> Sequence[EncodingT]:
+    """Encodes a request.
+
+    Raises:
+        Internal: the model's tokenizer failed on a text.
+        Unprocessable: the request is invalid.
+    """
+    with _tokenizer_faults():
+        return task.encode(request)
+
+
+@contextmanager
+def _tokenizer_faults() -> Iterator[None]:
+    """Turns a failure of the tokenizer into an error of the request, and logs it without the text."""
+    try:
+        yield
+    except TokenizerFault as fault:
+        log.error("a model's tokenizer failed on a text: %s", type(fault.__cause__).__name__)  # noqa: TRY400  # no trace
+        detail = "The model's tokenizer failed on a text of this request. The fault is the model's: tell its operator."
+        raise Internal("tokenizer_failed", detail) from None
 
 
 def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
@@ -65,8 +92,8 @@ def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Se
 
 def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[RequestT, EncodingT]:
     try:
-        return Input(request, task.encode(request))
-    except Unprocessable as error:
+        return Input(request, encode_whole(task, request))
+    except (Unprocessable, Internal) as error:
         if error.code not in INPUT_ERRORS:
             raise
         return Input(request, [], error)
@@ -78,7 +105,8 @@ def _decode(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outco
         if isinstance(outcome, Internal):
             raise outcome
         rows.append(outcome)
-    return task.decode(one.request, one.encodings, rows)
+    with _tokenizer_faults():
+        return task.decode(one.request, one.encodings, rows)
 
 
 def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:

@@ -79,6 +79,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # The tokenizer's own threads would compete with the engine's for the same cores, and make every request wait.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library is one line of the log, not a hundred
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     observers: Observers | None = None
     started = time.monotonic()

@@ -96,7 +96,7 @@ class Scorer:
         if isinstance(request, str):
             return Encoded(None, (), request)
         try:
-            sequences = self._task.encode(request)
+            sequences = partial_results.encode_whole(self._task, request)
             check_size(self._task, [len(sequence.input_ids) for sequence in sequences], MAX_TOKENS)
         except SwiftletError as error:
             return Encoded(request, (), error.code)

@@ -98,7 +98,9 @@ class Caller:
         except asyncio.CancelledError:  # the client has gone, or its deadline has passed
             self._tracker.finish(record, scope, None)
             raise
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
             response = self._tracker.error_response(scope, error)
         self._tracker.add_headers(record, response.raw_headers)
         self._tracker.finish(record, scope, response.status_code)

@@ -124,7 +124,9 @@ class TaskExchange:
         record = self._scope["state"]["record"]
         try:
             response = await self._endpoint.respond(self._scope, self._body)
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
             if self._is_disconnected:
                 self._tracker.finish(record, self._scope, None)
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from starlette.requests import ClientDisconnect
@@ -47,7 +46,9 @@ class RequestMiddleware:
         except ClientDisconnect:
             if record.status is None:
                 tracker.finish(record, scope, None)
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
             response = tracker.error_response(scope, error)
             if record.status is None:
                 await response(scope, receive, send_and_finish)

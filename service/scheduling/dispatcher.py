@@ -296,7 +296,7 @@ class Dispatcher:
             outcomes = [Internal("internal", "The model failed on this input.")]
         except SwiftletError as error:
             outcomes = [error] * len(batch)
-        except (Exception, asyncio.CancelledError) as error:  # a bug
+        except BaseException as error:  # a bug
             log_exception(log, "A call to the engine failed", error)
             outcomes = [Internal("internal", "The model failed.") for _ in batch]
         self._deliver(batch, outcomes, now, 0.0 if result is None else result.engine_s)

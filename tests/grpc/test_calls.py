@@ -17,6 +17,7 @@ from swiftlet_serve.service.grpc.calls import STATUSES
 from swiftlet_serve.service.grpc.port import GrpcPort
 from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -89,6 +90,27 @@ def test_metadata_of_calls_and_answers(runtime):
     )
     # gRPC rounds a timeout of 10 to 100 seconds up to a tenth of a second, on the client's clock.
     assert 0 < record.timeout_s <= PATIENCE_S + 1
+
+
+def test_panic_is_an_error_of_its_call(runtime, monkeypatch):
+    class Panic(BaseException):
+        """As a panic of a library in Rust, which is no `Exception`."""
+
+    records: list[RequestRecord] = []
+
+    async def answer(*_: object) -> None:
+        raise Panic
+
+    async def scenario():
+        async with serving(runtime, observers=[records.append]) as (_, client):
+            with monkeypatch.context() as patch:
+                patch.setattr(Pipeline, "answer", answer)
+                error = await client.fail("ModelInfer", FINE)
+            await client.call("ModelInfer", FINE)
+            return error
+
+    assert run(scenario()).code() is grpc.StatusCode.INTERNAL
+    assert [(record.status, record.code) for record in records] == [(500, "internal"), (200, "")]
 
 
 def test_calls_are_counted_as_a_dialect(runtime):

@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swiftlet_serve.models import tokenizer_safety
+from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.http.connection import Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.task_endpoint import TaskEndpoint
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from tests.support.apps import MAX_BODY_BYTES, make_gated_runtime, make_runtime
+from tests.support.artifacts import make_tokenizer
 from tests.support.connections import HOST, FakeTransport, cut, exchange, run, serving, until
 
 BODY = b'{"inputs": "a"}'
@@ -75,6 +79,66 @@ def test_task_routes_give_the_response_of_the_application(artifact_dir: Path):
                 assert responses[0][0] == status
             assert service.app.requests == 7
             assert [record.status for record in records[::2]] == [record.status for record in records[1::2]]
+
+    run(scenario())
+
+
+class Panic(BaseException):
+    """As a panic of a library in Rust, which is no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"application/json ; charset=utf-8"])
+def test_panic_of_the_tokenizer_is_an_error_of_its_request(kind, artifact_dir: Path, monkeypatch, caplog):
+    """A real one: the regular expression gives up, which the check at load would have prevented."""
+    monkeypatch.setattr(tokenizer_safety, "check", lambda _: None)
+    regex = {"Regex": "^(([a-z])+.)+[A-Z]([a-z])+$"}
+    split = {"type": "Split", "pattern": regex, "behavior": "Removed", "invert": False}
+    panics = Tokenizer(make_tokenizer()._document | {"pre_tokenizer": split})
+    bad = "a" * 60 + "!"
+
+    async def scenario() -> None:
+        runtime = make_runtime(artifact_dir)
+        monkeypatch.setattr(runtime.pipelines["tiny-classify"].model.task, "tokenizer", panics)
+        async with served(runtime) as (service, records):
+            client = await service.client()
+            answers = []
+            for inputs, partial in (
+                (bad, False),
+                (bad * 9, False),
+                (["a", bad], False),
+                (["a", bad], True),
+                ("a", False),
+            ):
+                client.send(post(json.dumps({"inputs": inputs, "partial": partial}).encode(), b"content-type: " + kind))
+                status, _, body = await client.response()
+                answers.append((status, json.loads(body)))
+            assert [status for status, _ in answers] == [500, 500, 500, 200, 200]
+            assert {answer["code"] for _, answer in answers[:3]} == {"tokenizer_failed"}
+            assert answers[3][1][1]["code"] == "tokenizer_failed"
+            assert [record.status for record in records] == [500, 500, 500, 200, 200]
+            assert {record.code for record in records[:3]} == {"tokenizer_failed"}
+
+    run(scenario())
+    assert bad not in caplog.text
+    assert "a model's tokenizer failed on a text: PanicException" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"application/json ; charset=utf-8"])
+def test_any_panic_is_an_error_of_its_request(kind, artifact_dir: Path, monkeypatch):
+    def translate(*_: object) -> None:
+        raise Panic
+
+    async def scenario() -> None:
+        async with served(make_runtime(artifact_dir)) as (service, records):
+            client = await service.client()
+            with monkeypatch.context() as patch:
+                patch.setattr(TaskEndpoint, "translate", translate)
+                client.send(post(BODY, b"content-type: " + kind))
+                status, _, body = await client.response()
+            client.send(post(BODY, b"content-type: " + kind))
+            assert (status, json.loads(body)["code"]) == (500, "internal")
+            assert (await client.response())[0] == 200
+            assert [record.status for record in records] == [500, 200]
 
     run(scenario())
 

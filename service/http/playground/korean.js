@@ -152,6 +152,7 @@ export const KOREAN_ERRORS = {
   input_too_long: "입력이 너무 깁니다. 텍스트를 줄이세요.",
   internal: "서버에서 예상하지 못한 오류가 났습니다.",
   invalid_engine_output: "엔진이 잘못된 결과를 냈습니다.",
+  tokenizer_failed: "모델의 토크나이저가 이 텍스트를 처리하지 못했습니다.",
   invalid_json: "요청 본문이 JSON이 아닙니다.",
   invalid_utf8: "요청 본문이 UTF-8이 아닙니다.",
   method_not_allowed: "이 경로가 지원하지 않는 메서드입니다.",
