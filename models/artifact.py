@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, get_args
 
@@ -45,6 +47,10 @@ LATER: Final = ("embedding", "decisions", "languages")  # fields that manifests 
 REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
+MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
+"""The size that a file may have if reading it takes more memory than its bytes."""
+MAX_DEPTH: Final = 32  # of the manifest and the card
+MAX_COUNT: Final = 1 << 24  # of tokens, words and outputs
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # a BCP 47 tag, such as en, ko or zh-Hant
@@ -141,7 +147,9 @@ class Artifact:
 
     def card(self) -> dict[str, Any]:
         """Returns the model's card: its origin and its measured accuracy and latency."""
-        card: dict[str, Any] = json.loads(self.file(CARD).read_text("utf-8"))
+        card = _read_json(self.file(CARD))
+        if not isinstance(card, dict):
+            raise ValueError("the document is not an object")  # noqa: TRY004  # one class for all errors
         return card
 
 
@@ -159,7 +167,12 @@ def open_artifact(path: Path) -> Artifact:
         raise ArtifactError(f"{path.name}: {name} is not listed in {MANIFEST}.")
     for name, expected in manifest.files.items():
         _verify(path, name, expected)
-    return Artifact(path, manifest)
+    artifact = Artifact(path, manifest)
+    try:
+        artifact.card()
+    except (ValueError, RecursionError):
+        raise ArtifactError(f"{path.name}: {CARD} is not a valid JSON object.") from None
+    return artifact
 
 
 def check_self_contained(model: Path) -> None:
@@ -206,13 +219,33 @@ def _read_manifest(path: Path) -> Manifest:
     if file.stat().st_size > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"{path.name}: {MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes.")
     try:
-        document = json.loads(file.read_text("utf-8"), object_pairs_hook=_object_once, parse_constant=_refuse_constant)
+        document = _read_json(file)
     except (ValueError, RecursionError):
         raise ArtifactError(f"{path.name}: {MANIFEST} is not valid JSON.") from None
     try:
         return _parse(document)
     except ValueError as error:
         raise ArtifactError(f"{path.name}: {MANIFEST}: {error}") from None
+
+
+def _read_json(file: Path) -> object:
+    """Returns the document of a JSON file.
+
+    Raises:
+        ValueError, RecursionError: the file is not valid JSON, or has a repeated key, a number that is not finite, or
+            more than `MAX_DEPTH` levels.
+    """
+    text = file.read_text("utf-8")
+    document: object = json.loads(text, object_pairs_hook=_object_once, parse_constant=_refuse_constant)
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(one, float) and not math.isfinite(one) for one in level):
+            break
+        children = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = list(chain.from_iterable(children))
+        if not level:
+            return document
+    raise ValueError("the document is too deep, or has a number that is not finite")
 
 
 def _object_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -247,8 +280,8 @@ def _parse(document: object) -> Manifest:
         if not valid:
             raise ValueError(f"the field {key!r} has a wrong value.")
 
-    def is_count(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    def is_count(value: object, most: float = MAX_COUNT) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
 
     check(isinstance(document["name"], str) and NAME.fullmatch(document["name"]) is not None, "name")
     check(isinstance(document["version"], str), "version")
@@ -282,7 +315,7 @@ def _parse(document: object) -> Manifest:
         check(
             isinstance(entry, dict)
             and set(entry) == {"size", "sha256"}
-            and is_count(entry["size"])
+            and is_count(entry["size"], MAX_BYTES.get(name, math.inf))
             and isinstance(entry["sha256"], str)
             and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
             f"files/{name}",

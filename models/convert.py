@@ -207,29 +207,11 @@ def _translate_config(architecture: str, settings: Mapping[str, Any]) -> dict[st
             raise ConversionError(f"config.json: {key} {settings[key]!r} is not supported, only {only!r}.")
     defaults = {field.name: field.default for field in fields(module.Config)} | dict(module.IMPLIED)
     config = {key: settings.get(key, default) for key, default in defaults.items()}
-    for key, default in defaults.items():
-        if not _is_valid(config[key], default, least=0 if key.endswith("_id") else 1):
-            raise ConversionError(f"config.json: {key} has an invalid value.")
     try:
-        activation = module.Config(**config).hidden_act
+        module.Config(**config)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
-    if activation not in architectures.layers.ACTIVATIONS:
-        raise ConversionError(f"config.json: the activation {activation!r} is not supported.")
     return config
-
-
-def _is_valid(value: object, default: object, least: int = 1) -> bool:
-    """Returns whether a value has the type of the default. `least` is the lowest valid whole number."""
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if default is None:
-        return value is None or (isinstance(value, int) and value > 0)
-    if isinstance(default, int):
-        return isinstance(value, int) and value >= least
-    if isinstance(default, float):
-        return isinstance(value, int | float) and value >= 0
-    return isinstance(value, type(default))
 
 
 def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
@@ -238,7 +220,7 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     transformers writes neither for two labels with default names.
     """
     count = settings.get("num_labels", 2)
-    if not _is_valid(count, 2):
+    if type(count) is not int or count < 1:
         raise ConversionError("config.json: num_labels has an invalid value.")
     id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     try:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -42,8 +42,9 @@ from numpy.typing import NDArray
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures.traits import FeedForwardTraits, PositionBias, Traits
-from swiftlet_serve.models.artifact import Embedding, Pooling
+from swiftlet_serve.models.artifact import Artifact, Embedding, Pooling
 from swiftlet_serve.models.errors import ModelError
+from swiftlet_serve.models.parameters import Sizes, check_artifact, check_parameters, configure
 
 Array = NDArray[np.floating[Any]]
 
@@ -52,7 +53,7 @@ MULTIPLE: Final = 16  # the native engine needs widths that are multiples of its
 
 
 class FoldingError(ModelError):
-    """Raised when a network cannot be folded. The message is a clause that gives the reason."""
+    """Raised when folding does not support a network. The message is a clause that gives the reason."""
 
 
 class Matrix(Protocol):
@@ -118,7 +119,7 @@ class Folded:
     epsilon: float  # of every LayerNorm
     order: tuple[int, ...]  # the number of the layer at each depth
     words: Matrix  # (V, E)
-    outputs: int = 0
+    outputs: int
     head_activation: str | None = None  # of the pooler or the transform, if the head has one
     pooling: Pooling = "cls"  # how the head reads the tokens of a sequence; "cls" reads the positions in focus
     dense: str | None = None  # the activation of the head's output
@@ -138,66 +139,37 @@ def fold(
     Every width must be a multiple of `multiple`. `embedding` describes the head `embedding`.
 
     Raises:
-        FoldingError: the network has unsupported traits, or its parameters do not match its configuration.
+        FoldingError: the network is not supported.
+        ParametersError: the configuration is invalid, or the parameters are not those of the configuration.
     """
-    try:
-        config_class: Any = architectures.describe(architecture).Config
-    except ValueError:
-        raise FoldingError(f"the architecture {architecture!r} is unknown") from None
-    known = {setting.name for setting in fields(config_class)}
-    read = _ReadTracker(weights)
-    try:
-        own = config_class(**{name: value for name, value in config.items() if name in known})
-        traits = own.traits()
-        _check_traits(traits)
-        folded = _fold_encoder(traits, read)
-        _fold_head(folded, read, own.pooler, own.prediction_act, embedding)
-    except KeyError as error:
-        raise FoldingError(f"the parameter {error} is missing") from None
-    except (ValueError, TypeError, ZeroDivisionError):
-        raise FoldingError("the parameters do not have the shapes of its configuration") from None
-    for name in sorted(weights.keys() - read.names):
-        raise FoldingError(f"the parameter {name!r} is unexpected")
-    _check_shapes(folded, multiple)
+    if architecture not in architectures.names():
+        raise FoldingError(f"the architecture {architecture!r} is unknown")
+    own = configure(architecture, config)
+    sizes = check_parameters(own, {name: one.shape for name, one in weights.items()}, embedding=embedding)
+    traits = own.traits()
+    _check_traits(traits)
+    folded = _fold_encoder(traits, sizes, weights)
+    _fold_head(folded, weights, own.pooler, own.prediction_act, embedding)
+    _check_widths(folded, multiple)
     return folded
 
 
-class _ReadTracker:
-    """Parameters, and the names of those that were read."""
+def fold_artifact(artifact: Artifact, weights: Weights, multiple: int = MULTIPLE) -> Folded:
+    """Folds the network of an artifact from the parameters of one of its files.
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self.names: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __getitem__(self, name: str) -> Array:
-        self.names.add(name)
-        return np.asarray(self._weights[name])
-
-    def matrix(self, name: str) -> Matrix:
-        """Returns a parameter with two dimensions, without reading it.
-
-        Raises:
-            KeyError, ValueError: there is no such parameter, or it has other dimensions.
-        """
-        self.names.add(name)
-        matrix = self._weights[name]
-        if len(matrix.shape) != 2:
-            raise ValueError(name)
-        return matrix
+    Raises:
+        FoldingError: the network is not supported.
+        ArtifactError: the parameters are not those of the network that the manifest describes.
+    """
+    check_artifact(artifact, {name: one.shape for name, one in weights.items()})
+    manifest = artifact.manifest
+    return fold(manifest.architecture, manifest.config, weights, multiple, manifest.embedding)
 
 
 def _check_traits(traits: Traits) -> None:
     """Raises FoldingError for traits that folding and the CPU engines do not support."""
     embedding = traits.embedding
     unsupported = {
-        "the network has no layers": not traits.layers,
-        "the layers have no feed-forward network": not traits.feed_forward,
         "a NoNorm or a bottleneck is preceded by a norm": traits.norm_position == "before"
         and (traits.norm == "no_norm" or traits.bottleneck is not None),
         "the bottlenecks have a LayerNorm": traits.bottleneck is not None and traits.norm != "no_norm",
@@ -211,19 +183,17 @@ def _check_traits(traits: Traits) -> None:
             raise FoldingError(reason)
 
 
-def _fold_encoder(traits: Traits, weights: _ReadTracker) -> Folded:
+def _fold_encoder(traits: Traits, sizes: Sizes, weights: Weights) -> Folded:
     names = list(dict.fromkeys(traits.layers))  # of distinct layers
-    first = f"encoder.{names[0]}."
-    entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
-    inner, hidden = weights.matrix(f"{first}{entry}.weight").shape
     folded = Folded(
         traits=traits,
-        hidden=hidden,
-        inner=inner,
-        intermediate=len(weights.matrix(f"{first}{traits.feed_forward[0].inner}.weight")),
+        hidden=sizes.hidden,
+        inner=sizes.inner,
+        intermediate=sizes.intermediate,
         epsilon=float(traits.epsilon or 0),
         order=tuple(names.index(name) for name in traits.layers),
-        words=weights.matrix("encoder.embeddings.word.weight"),
+        words=weights["encoder.embeddings.word.weight"],
+        outputs=sizes.outputs,
     )
     _fold_embeddings(folded, weights)
     if traits.position_bias:
@@ -239,16 +209,16 @@ def _fold_encoder(traits: Traits, weights: _ReadTracker) -> Folded:
     return folded
 
 
-def _fold_embeddings(folded: Folded, weights: _ReadTracker) -> None:
+def _fold_embeddings(folded: Folded, weights: Weights) -> None:
     traits, source = folded.traits.embedding, "encoder.embeddings."
-    tables = {"embeddings.position": weights[source + "position.weight"][traits.position_offset :]}
+    tables = {"embeddings.position": _array(weights, source + "position.weight")[traits.position_offset :]}
     if traits.token_types:
-        tables["embeddings.token_type"] = weights[source + "token_type.weight"]
+        tables["embeddings.token_type"] = _array(weights, source + "token_type.weight")
     elif source + "token_type.weight" in weights:
-        (row,) = weights[source + "token_type.weight"]
+        (row,) = _array(weights, source + "token_type.weight")
         tables["embeddings.position"] = tables["embeddings.position"] + row
     if traits.norm == "no_norm":
-        gain = weights[source + "norm.weight"]
+        gain = _array(weights, source + "norm.weight")
         folded.products["embeddings.projection"] = _with_no_norm(weights, source + "projection", source + "norm")
         tables = {name: table * gain for name, table in tables.items()}
     else:
@@ -259,15 +229,13 @@ def _fold_embeddings(folded: Folded, weights: _ReadTracker) -> None:
     folded.vectors |= tables
 
 
-def _fold_position_bias(folded: Folded, bias: PositionBias, weights: _ReadTracker) -> None:
+def _fold_position_bias(folded: Folded, bias: PositionBias, weights: Weights) -> None:
     longest = len(folded.vectors["embeddings.position"])
-    table = weights["encoder.position_bias.weight"]  # (buckets, A)
-    if len(table) != bias.buckets:
-        raise FoldingError("the parameter encoder.position_bias.weight has an unexpected shape")
+    table = _array(weights, "encoder.position_bias.weight")  # (buckets, A)
     folded.vectors["position_bias"] = table[[bias.bucket(d) for d in range(1 - longest, longest)]].T
 
 
-def _fold_attention(folded: Folded, weights: _ReadTracker, name: str, source: str) -> None:
+def _fold_attention(folded: Folded, weights: Weights, name: str, source: str) -> None:
     bottleneck = folded.traits.bottleneck
     query, key, value = (_product(weights, source + part) for part in ("query", "key", "value"))
     if bottleneck and bottleneck.query_key:
@@ -285,22 +253,18 @@ def _fold_attention(folded: Folded, weights: _ReadTracker, name: str, source: st
     _add_residual_product(folded, name + "output", weights, source, "output", "attention_norm")
 
 
-def _fold_feed_forward(
-    folded: Folded, weights: _ReadTracker, name: str, source: str, network: FeedForwardTraits
-) -> None:
+def _fold_feed_forward(folded: Folded, weights: Weights, name: str, source: str, network: FeedForwardTraits) -> None:
     folded.products[name + "inner"] = _product(weights, source + network.inner)
     if folded.traits.norm_position == "before":
         _take_norm(folded, name + "norm", weights, source + network.norm)
     _add_residual_product(folded, name + "outer", weights, source, network.outer, network.norm)
 
 
-def _add_residual_product(
-    folded: Folded, name: str, weights: _ReadTracker, source: str, product: str, norm: str
-) -> None:
+def _add_residual_product(folded: Folded, name: str, weights: Weights, source: str, product: str, norm: str) -> None:
     """Adds a product that a residual is added to, and the norm that follows, unless the norms precede."""
     if folded.traits.norm == "no_norm":
         folded.products[name] = _with_no_norm(weights, source + product, source + norm)
-        folded.vectors[name + ".gain"] = weights[f"{source}{norm}.weight"]
+        folded.vectors[name + ".gain"] = _array(weights, f"{source}{norm}.weight")
     else:
         folded.products[name] = _product(weights, source + product)
         if folded.traits.norm_position == "after":
@@ -308,17 +272,14 @@ def _add_residual_product(
 
 
 def _fold_head(
-    folded: Folded, weights: _ReadTracker, pooler: str | None, prediction_act: str, embedding: Embedding | None
+    folded: Folded, weights: Weights, pooler: str | None, prediction_act: str, embedding: Embedding | None
 ) -> None:
     if embedding:
         folded.pooling, folded.dense = embedding.pooling, "tanh" if embedding.dense == "tanh" else None
         if not embedding.dense:
-            folded.outputs = folded.hidden
             return
-    transforms = any(name.startswith("head.transform.") for name in weights)
-    if "head.bias" in weights and not transforms:  # of a causal language model
-        folded.products["head.decoder"] = Product(folded.words, weights["head.bias"])
-        folded.outputs = len(folded.words)
+    if "head.bias" in weights and "head.transform.weight" not in weights:  # of a causal language model
+        folded.products["head.decoder"] = Product(folded.words, _array(weights, "head.bias"))
         return
     if "head.transform.weight" in weights:
         folded.products["head.transform"] = _product(weights, "head.transform")
@@ -326,98 +287,42 @@ def _fold_head(
         _take_norm(folded, "head.norm", weights, "head.norm")
         table = folded.words
         if "head.extra" in weights:
-            table = _beside(table, weights.matrix("head.extra"))
-        folded.products["head.decoder"] = Product(table, weights["head.bias"])
-        folded.outputs = len(table)
+            table = _beside(table, weights["head.extra"])
+        folded.products["head.decoder"] = Product(table, _array(weights, "head.bias"))
         return
     if "head.pooler.weight" in weights:
         folded.products["head.pooler"] = _product(weights, "head.pooler")
         folded.head_activation = pooler
-    folded.vectors["head.output"] = weights["head.output.weight"]
-    folded.vectors["head.output_bias"] = weights["head.output.bias"]
-    folded.outputs = len(weights["head.output.bias"])
+    folded.vectors["head.output"] = _array(weights, "head.output.weight")
+    folded.vectors["head.output_bias"] = _array(weights, "head.output.bias")
 
 
-def _check_shapes(folded: Folded, multiple: int) -> None:
-    """Raises FoldingError if the parameters' shapes do not fit together, or a width is no multiple of `multiple`."""
-    h, c, i, e = folded.hidden, folded.inner, folded.intermediate, folded.words.shape[1]
-    traits = folded.traits
-    for width in (h, c, i, e, c // traits.heads):
+def _check_widths(folded: Folded, multiple: int) -> None:
+    """Raises FoldingError if a width inside the network is no multiple of `multiple`."""
+    widths = [size for product in folded.products.values() for size in product.matrix.shape]
+    if "head.decoder" in folded.products:
+        widths.remove(folded.outputs)  # nothing reads them
+    for width in (folded.inner // folded.traits.heads, folded.words.shape[1], *widths):
         if width % multiple:
             raise FoldingError(f"one of the widths is {width}, which is not a multiple of {multiple}")
-    if traits.embedding.projection == "none" and e != h:
-        raise FoldingError("the words have another width than the layers")
-    _check_products(folded, multiple)
-    summed = h if traits.embedding.projection == "words" else e  # the width of words, positions and token types
-    widths = {
-        "embeddings.position": summed,
-        "embeddings.token_type": summed,
-        "embeddings.norm": summed,
-        "final_norm": h,
-        "attention_norm": h,
-        "norm": h,  # in front of a feed-forward network
-        "head.output": h,
-        "head.norm": len(folded.products["head.transform"].bias) if "head.transform" in folded.products else 0,
-        "leave": h,
-        "output": c,
-        "outer": c,
-    }
-    tables = {"embeddings.position": None, "embeddings.token_type": None, "head.output": folded.outputs}
-    for name, vector in folded.vectors.items():
-        stem = name.removesuffix(".weight").removesuffix(".bias")
-        if name == "head.output_bias":
-            expected: tuple[int, ...] = (folded.outputs,)
-        elif name == "position_bias":
-            expected = (traits.heads, 2 * len(folded.vectors["embeddings.position"]) - 1)
-        elif name in tables:
-            expected = (tables[name] or vector.shape[0], widths[name])
-        else:
-            *_, owner, last = "", *stem.split(".")
-            found = next(key for key in (stem, owner, last) if key in widths)  # an owner is a product in a layer
-            expected = (widths[found],)
-        if vector.shape != expected:
-            raise FoldingError(f"the parameter {name} has an unexpected shape")
 
 
-def _check_products(folded: Folded, multiple: int) -> None:
-    h, c, i, e = folded.hidden, folded.inner, folded.intermediate, folded.words.shape[1]
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.projection": (h, folded.traits.embedding.window * e),
-        "head.pooler": (h, h),
-        "key_value": (2 * c, h),
-        "query_residual": (2 * c if folded.traits.bottleneck else c, h),
-        "output": (c, c),
-        "inner": (i, c),
-        "outer": (c, i),
-        "leave": (h, c),
-    }
-    if "head.decoder" in folded.products:
-        width = folded.products["head.decoder"].matrix.shape[1]
-        shapes |= {"head.transform": (width, h), "head.decoder": (len(folded.words), width)}
-        if "head.transform" not in folded.products and width != h:
-            raise FoldingError("the parameter head.decoder has an unexpected shape")
-    for name, product in folded.products.items():
-        expected = shapes[name] if name in shapes else shapes[name.rpartition(".")[2]]
-        if product.matrix.shape != expected or product.bias.shape != expected[:1]:
-            raise FoldingError(f"the parameter {name} has an unexpected shape")
-        if min(product.matrix.shape) % multiple and name != "head.decoder":
-            raise FoldingError(f"the parameter {name} has a width that is not a multiple of {multiple}")
+def _array(weights: Weights, name: str) -> Array:
+    return np.asarray(weights[name])
 
 
-def _product(weights: _ReadTracker, name: str) -> Product:
-    return Product(weights.matrix(name + ".weight"), weights[name + ".bias"])
+def _product(weights: Weights, name: str) -> Product:
+    return Product(weights[name + ".weight"], _array(weights, name + ".bias"))
 
 
-def _bottleneck(weights: _ReadTracker, name: str) -> Product:
+def _bottleneck(weights: Weights, name: str) -> Product:
     return _with_no_norm(weights, name + ".dense", name + ".norm")
 
 
-def _with_no_norm(weights: _ReadTracker, name: str, norm: str) -> Product:
+def _with_no_norm(weights: Weights, name: str, norm: str) -> Product:
     """Returns a product and the NoNorm that follows it as one product."""
-    product, gain, bias = _product(weights, name), weights[norm + ".weight"], weights[norm + ".bias"]
+    product, gain, bias = _product(weights, name), _array(weights, norm + ".weight"), _array(weights, norm + ".bias")
     matrix = product.matrix
-    if gain.shape != matrix.shape[:1]:
-        raise ValueError(norm)
     scaled = Computed(matrix.shape, matrix.dtype, lambda rows: matrix[rows] * gain[rows, None])
     return Product(scaled, product.bias * gain + bias)
 
@@ -428,28 +333,20 @@ def _scale(product: Product, factor: float) -> Product:
 
 
 def _compose(outer: Product, inner: Product) -> Product:
-    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given.
-
-    Raises:
-        ValueError: their shapes do not match.
-    """
+    """Returns outer(inner(x)) as one product, computed in double precision and rounded to the precision given."""
     w, v = outer.matrix, inner.matrix
-    (n, between), (k_rows, k) = w.shape, v.shape
-    if between != k_rows:
-        raise ValueError("the shapes do not match")
 
     def rows(wanted: slice) -> Array:
         product: Array = (w[wanted].astype(np.float64) @ np.asarray(v, np.float64)).astype(w.dtype)
         return product
 
     bias = outer.weight.astype(np.float64) @ inner.bias.astype(np.float64) + outer.bias
-    return Product(Computed((n, k), w.dtype, rows), bias.astype(outer.bias.dtype))
+    return Product(Computed((len(w), v.shape[1]), w.dtype, rows), bias.astype(outer.bias.dtype))
 
 
 def _stack(*products: Product) -> Product:
-    """Returns products of the same x as one. Raises ValueError if their shapes do not match."""
+    """Returns products of the same x as one."""
     parts = [product.matrix for product in products]
-    (width,) = {part.shape[1] for part in parts}
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
 
     def rows(wanted: slice) -> Array:
@@ -460,17 +357,16 @@ def _stack(*products: Product) -> Product:
         )
         return np.concatenate([part[span] for part, span in zip(parts, spans, strict=True)])
 
-    stacked = Computed((ends[-1], width), parts[0].dtype, rows)
+    stacked = Computed((ends[-1], parts[0].shape[1]), parts[0].dtype, rows)
     return Product(stacked, np.concatenate([product.bias for product in products]))
 
 
 def _beside(left: Matrix, right: Matrix) -> Matrix:
-    """Returns the columns of two matrices. Raises ValueError if their shapes do not match."""
-    (length,) = {len(left), len(right)}
-    shape = length, left.shape[1] + right.shape[1]
+    """Returns the columns of two matrices."""
+    shape = len(left), left.shape[1] + right.shape[1]
     return Computed(shape, left.dtype, lambda rows: np.concatenate([left[rows], right[rows]], axis=1))
 
 
-def _take_norm(folded: Folded, name: str, weights: _ReadTracker, source: str) -> None:
+def _take_norm(folded: Folded, name: str, weights: Weights, source: str) -> None:
     for part in (".weight", ".bias"):
-        folded.vectors[name + part] = weights[source + part]
+        folded.vectors[name + part] = _array(weights, source + part)

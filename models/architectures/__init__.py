@@ -2,11 +2,11 @@
 
 An architecture file has two parts:
 
-- The description needs no torch: `Config` (a frozen dataclass, with its `traits()`) and the names that transformers
-  uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only one value is
-  implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns of those
-  `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, and `OMITTED`, the parameters that
-  transformers does not have and that are zero.
+- The description needs no torch: `Config` (a frozen dataclass, derived from `Settings`, with its `traits()`) and the
+  names that transformers uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only
+  one value is implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns
+  of those `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, and `OMITTED`, the parameters
+  that transformers does not have and that are zero.
 - The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
 """
 
@@ -17,7 +17,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from swiftlet_serve.models.architectures.traits import Traits
+from swiftlet_serve.models.architectures.traits import Activation, Traits
 
 _HELPERS: Final = frozenset({"descriptions", "layers", "traits"})
 
@@ -27,9 +27,15 @@ class Config(Protocol):
 
     def traits(self) -> Traits: ...
     @property
-    def pooler(self) -> str | None: ...
+    def vocab_size(self) -> int: ...
     @property
-    def prediction_act(self) -> str: ...
+    def hidden_size(self) -> int: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def pooler(self) -> Activation | None: ...
+    @property
+    def prediction_act(self) -> Activation: ...
 
 
 class Description(Protocol):

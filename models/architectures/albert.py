@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    MOST_LAYERS,
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released base.
 
     The other released shapes are large (H 1024, L 24, A 16, I 4096), xlarge (H 2048, L 24, A 16, I 8192) and xxlarge
@@ -26,19 +35,22 @@ class Config:
     vocab_size: int = 30000
     embedding_size: int = 128
     hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_hidden_groups: int = 1
-    inner_group_num: int = 1
-    num_attention_heads: int = 12
+    num_hidden_layers: Count = 12
+    num_hidden_groups: Count = 1
+    inner_group_num: Count = 1
+    num_attention_heads: Count = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu_new"
+    hidden_act: Activation = "gelu_new"
     hidden_dropout_prob: float = 0.0
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
+        if max(self.num_hidden_layers, self.num_hidden_groups) * self.inner_group_num > MOST_LAYERS:
+            raise ValueError(f"there are more than {MOST_LAYERS} layers.")
 
     def traits(self) -> Traits:
         # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
@@ -55,7 +67,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "tanh"
 
@@ -65,7 +77,7 @@ class Config:
         return self.embedding_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head."""
         return self.hidden_act
 

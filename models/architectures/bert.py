@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released base.
 
     The other released shape is large (H 1024, L 24, A 16, I 4096).
@@ -22,16 +29,17 @@ class Config:
 
     vocab_size: int = 30522
     hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
 
     def traits(self) -> Traits:
@@ -45,7 +53,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "tanh"
 
@@ -59,7 +67,7 @@ class Config:
         return self.hidden_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head."""
         return self.hidden_act
 

@@ -11,25 +11,34 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 EPSILON: Final = 1e-12  # of every LayerNorm; the reference has no setting for it
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released base."""
 
     vocab_size: int = 30522
     dim: int = 768
-    n_layers: int = 6
-    n_heads: int = 12
+    n_layers: Count = 6
+    n_heads: Count = 12
     hidden_dim: int = 3072
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     dropout: float = 0.1
     max_position_embeddings: int = 512
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.dim, self.n_heads)
 
     def traits(self) -> Traits:
@@ -44,7 +53,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "relu"
 
@@ -62,7 +71,7 @@ class Config:
         return self.dim
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head."""
         return self.activation
 
@@ -80,7 +89,7 @@ class Config:
         return self.hidden_dim
 
     @property
-    def hidden_act(self) -> str:
+    def hidden_act(self) -> Activation:
         return self.activation
 
     @property

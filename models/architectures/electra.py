@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 from .bert import encoder_names
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released small discriminator.
 
     The other released discriminators are base (E 768, H 768, A 12, I 3072) and large (E 1024, H 1024, L 24, A 16,
@@ -28,16 +36,17 @@ class Config:
     vocab_size: int = 30522
     embedding_size: int = 128
     hidden_size: int = 256
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 4
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 4
     intermediate_size: int = 1024
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
 
     def traits(self) -> Traits:
@@ -52,7 +61,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "gelu"
 
@@ -62,7 +71,7 @@ class Config:
         return self.embedding_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head, which ignores `hidden_act`."""
         return "gelu"
 

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released small model.
 
     The other released shapes are medium (H 1024, L 24, A 16), large (1280, 36, 20) and xl (1600, 48, 25).
@@ -24,14 +32,15 @@ class Config:
     vocab_size: int = 50257
     n_positions: int = 1024
     n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
+    n_layer: Count = 12
+    n_head: Count = 12
     n_inner: int | None = None  # 4 H if it is None
-    activation_function: str = "gelu_new"
+    activation_function: Activation = "gelu_new"
     resid_pdrop: float = 0.1
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.n_embd, self.n_head)
 
     def traits(self) -> Traits:
@@ -48,7 +57,7 @@ class Config:
 
     # Read by the heads and the training, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return None
 
@@ -66,7 +75,7 @@ class Config:
         return self.n_embd
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head."""
         return self.activation_function
 
@@ -79,7 +88,7 @@ class Config:
         return self.n_positions
 
     @property
-    def hidden_act(self) -> str:
+    def hidden_act(self) -> Activation:
         return self.activation_function
 
     @property

@@ -19,11 +19,13 @@ from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
 from swiftlet_serve.models.architectures.traits import (
-    NORMS,
+    Activation,
     BottleneckTraits,
+    Count,
     EmbeddingTraits,
     FeedForwardTraits,
     Norm,
+    Settings,
     Traits,
     check_heads,
 )
@@ -32,7 +34,7 @@ TORCH_EPS: Final = 1e-5  # the reference passes no epsilon to some LayerNorms
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are google/mobilebert-uncased.
 
     Its classifier has no activation, unlike the default of transformers' class. MobileBERT-tiny has
@@ -43,12 +45,12 @@ class Config:
     embedding_size: int = 128
     hidden_size: int = 512
     intra_bottleneck_size: int = 128
-    num_hidden_layers: int = 24
-    num_attention_heads: int = 4
+    num_hidden_layers: Count = 24
+    num_attention_heads: Count = 4
     intermediate_size: int = 512
-    num_feedforward_networks: int = 4
-    hidden_act: str = "relu"
-    normalization_type: str = "no_norm"
+    num_feedforward_networks: Count = 4
+    hidden_act: Activation = "relu"
+    normalization_type: Norm = "no_norm"
     trigram_input: bool = True
     use_bottleneck: bool = True
     use_bottleneck_attention: bool = False
@@ -60,8 +62,7 @@ class Config:
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        if self.normalization_type not in NORMS:
-            raise ValueError(f"normalization_type {self.normalization_type!r} is not one of {sorted(NORMS)}.")
+        super().__post_init__()
         if not (self.bottlenecked_attention or self.shared_key_query) and self.inner_size != self.hidden_size:
             raise ValueError("without a bottleneck before key and query, intra_bottleneck_size must equal hidden_size.")
         check_heads(self.inner_size, self.num_attention_heads)
@@ -93,7 +94,7 @@ class Config:
             bottleneck = BottleneckTraits(residual="enter", query_key=query_key, value=None)
         if self.bottlenecked_attention:
             bottleneck = BottleneckTraits(residual="enter", query_key="enter", value="enter")
-        norm: Norm = "no_norm" if self.normalization_type == "no_norm" else "layer_norm"
+        norm = self.normalization_type
         names = [*(f"ffns.{i}" for i in range(self.num_feedforward_networks - 1)), "last_ffn"]
         return Traits(
             layers=tuple(f"layers.{i}" for i in range(self.num_hidden_layers)),
@@ -112,7 +113,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "tanh" if self.classifier_activation else None
 
@@ -122,7 +123,7 @@ class Config:
         return self.hidden_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head."""
         return self.hidden_act
 

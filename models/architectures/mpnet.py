@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
 from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
     EmbeddingTraits,
     FeedForwardTraits,
     PositionBias,
+    Settings,
     Traits,
     check_heads,
 )
@@ -26,20 +29,21 @@ BUCKETS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released base."""
 
     vocab_size: int = 30527
     hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
 
     def traits(self) -> Traits:
@@ -55,7 +59,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "tanh"
 
@@ -69,7 +73,7 @@ class Config:
         return self.hidden_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head, which ignores `hidden_act`."""
         return "gelu"
 

@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Id,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 from .bert import encoder_names
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings, named as in transformers. The defaults are the released base.
 
     The other released shapes are large (H 1024, L 24, A 16, I 4096) and distilroberta-base (L 6).
@@ -26,17 +35,18 @@ class Config:
 
     vocab_size: int = 50265
     hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12
     intermediate_size: int = 3072
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.1
     max_position_embeddings: int = 514
     type_vocab_size: int = 1
     layer_norm_eps: float = 1e-5
-    pad_token_id: int = 1
+    pad_token_id: Id = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
 
     def traits(self) -> Traits:
@@ -51,7 +61,7 @@ class Config:
 
     # Read by the heads, for every architecture.
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         """The activation of the classification head's pooler, or None if it has none."""
         return "tanh"
 
@@ -65,7 +75,7 @@ class Config:
         return self.hidden_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         """The activation of the masked-LM head, which ignores `hidden_act`."""
         return "gelu"
 

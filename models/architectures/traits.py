@@ -16,13 +16,61 @@ every `norm` has a weight and a bias, and so has every linear map:
 
 from __future__ import annotations
 
+import reprlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 Norm = Literal["layer_norm", "no_norm"]
 """NoNorm is an element-wise linear map in the place of LayerNorm (MobileBERT, section 3.3)."""
-NORMS: Final[tuple[Norm, ...]] = get_args(Norm)
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "tanh"]
+
+
+class Range(NamedTuple):
+    """The numbers that a setting may have, both ends included."""
+
+    least: float
+    most: float
+
+
+MOST_LAYERS: Final = 1024
+SIZE: Final = Range(1, 1 << 24)  # of any dimension of a parameter
+Count = Annotated[int, Range(1, MOST_LAYERS)]
+"""Of the layers of a network, and of the parts of a layer."""
+Id = Annotated[int, Range(0, SIZE.most)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The base of every architecture's `Config`: each setting must have the type of its field.
+
+    Whole numbers are sizes, from 1 to 2^24, unless the field is a `Count` or an `Id`. Other numbers are from 0 to 1.
+    """
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting of another type or out of its range."""
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if not _is_a(value, kind):
+                shown = reprlib.repr(value)
+                if get_origin(kind) is Literal and isinstance(value, str):
+                    raise ValueError(f"{name} {shown} is not one of {', '.join(get_args(kind))}.")
+                raise ValueError(f"{name} has an invalid value: {shown}.")
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Returns whether a setting's value is one of its type."""
+    allowed = SIZE if kind is int else Range(0, 1)
+    if get_origin(kind) is Annotated:
+        kind, allowed = get_args(kind)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    if kind not in (int, float):
+        return type(value) is kind
+    return type(value) in {kind, int} and allowed.least <= value <= allowed.most  # type: ignore[operator]  # a number
 
 
 @dataclass(frozen=True)
@@ -91,7 +139,7 @@ class Traits:
     layers: tuple[str, ...]
     """The names of the layers in the order of their application. A shared layer is named once for each application."""
     heads: int
-    activation: str
+    activation: Activation
     epsilon: float | None
     """Of every LayerNorm; None if they differ."""
     feed_forward: tuple[FeedForwardTraits, ...]

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ SCALE: Final = ".scale"
 ZERO: Final = 128
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits accepts
+MAX_FIELDS: Final = 1 << 18  # of a message. The graph of a GPT-2 xl has 2,000 nodes and tensors
+MAX_DIMENSIONS: Final = 4
 MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1. A file has 2 GiB at most
 
 Array = NDArray[Any]
@@ -62,12 +65,14 @@ class Tensor:
         return self._read(0, self.shape).astype(self.dtype if dtype is None else dtype, copy=False)
 
     def _read(self, row: int, shape: tuple[int, ...]) -> Array:
-        """Raises WeightsError if the file has become shorter."""
+        """Raises WeightsError if a number is not finite, or the file has become shorter."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         array: Array = np.empty(shape, self.dtype)
         into = array.reshape(-1).view(np.uint8).data
         if os.preadv(self.descriptor, [into], self.at + row * row_bytes) < array.nbytes:
             raise WeightsError("the file of the parameters was changed while it was read.")
+        if array.dtype.kind == "f" and not all(map(math.isfinite, (array.max(initial=0), array.min(initial=0)))):
+            raise WeightsError("a parameter is not finite.")
         return array
 
 
@@ -194,7 +199,9 @@ def _tensor(content: mmap.mmap, message: range, descriptor: int) -> tuple[str, T
     name, kind, raw = "", 0, range(0)
     for field, value in _fields(content, message):
         if field == _DIMS:  # one number per field, or all in one message
-            dims += [value] if isinstance(value, int) else _varints(content, value)
+            dims += [value] if isinstance(value, int) else islice(_varints(content, value), MAX_DIMENSIONS + 1)
+            if len(dims) > MAX_DIMENSIONS:
+                raise ValueError("a tensor has too many dimensions.")
         elif field == _DATA_TYPE and isinstance(value, int):
             kind = value
         elif field == _NAME:
@@ -215,18 +222,19 @@ def _message(value: int | range) -> range:
     return value
 
 
-def _varints(content: mmap.mmap, span: range) -> list[int]:
-    values, at = [], span.start
+def _varints(content: mmap.mmap, span: range) -> Iterator[int]:
+    at = span.start
     while at < span.stop:
         value, at = _varint(content, at, span.stop)
-        values.append(value)
-    return values
+        yield value
 
 
 def _fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | range]]:
     """Yields the number and the value of each field of a message. A value with a length is the span of its bytes."""
-    at = span.start
+    at, count = span.start, 0
     while at < span.stop:
+        if (count := count + 1) > MAX_FIELDS:
+            raise ValueError("a message has too many fields.")
         key, at = _varint(content, at, span.stop)
         match key & 7:
             case 0:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 import swiftlet_serve.service
 from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError
-from swiftlet_serve.models.folding import Folded, FoldingError, Matrix, Product, blocks, fold
+from swiftlet_serve.models.folding import Array, Folded, FoldingError, Matrix, Product, blocks, fold_artifact
 from swiftlet_serve.models.graphs.reader import WeightsError, open_weights
 from swiftlet_serve.service.engines import onnx_cpu
 from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
@@ -49,7 +49,13 @@ ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorc
 WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
-ERRORS: Final = {1: "there is not enough memory", 2: "the batch is invalid", 3: "a parameter is missing"}
+ERRORS: Final = {
+    1: "there is not enough memory",
+    2: "the batch is invalid",
+    3: "a parameter is missing",
+    5: "a parameter has a size that the network cannot have",
+}
+INTERFACE: Final = 2  # the version of the functions in service/native/api.h
 
 _Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
 _Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
@@ -81,14 +87,15 @@ class Library:
         """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
         self.file = file
         self.c = ctypes.CDLL(str(file))
+        if (self.c.swiftlet_interface(), self.c.swiftlet_shape_bytes()) != (INTERFACE, ctypes.sizeof(Shape)):
+            raise AttributeError(f"{file.name} was compiled for another version of Swiftlet")
         self.c.swiftlet_kernel.restype = ctypes.c_char_p
-        self.c.swiftlet_create.restype = ctypes.c_void_p
-        self.c.swiftlet_create.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(ctypes.c_int)]
         model, number, name = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
         size = ctypes.c_int
+        self.c.swiftlet_create.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(size), ctypes.POINTER(model)]
         self.c.swiftlet_add_product.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
         self.c.swiftlet_add_vector.argtypes = [model, name, number, _Floats]
-        self.c.swiftlet_add_words.argtypes = [model, _Int8s, _Floats]
+        self.c.swiftlet_add_words.argtypes = [model, size, size, _Int8s, _Floats]
         self.c.swiftlet_finish.argtypes = [model]
         self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
         self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
@@ -102,6 +109,12 @@ class Library:
         """The name of the kernel's instruction set."""
         name: bytes = self.c.swiftlet_kernel()
         return name.decode()
+
+    @property
+    def max_inputs(self) -> int:
+        """The most inputs of a product whose sums are exact."""
+        count: int = self.c.swiftlet_max_inputs()
+        return count
 
     @property
     def supported(self) -> bool:
@@ -157,25 +170,45 @@ class Native:
     extra_tolerance: ClassVar[float] = 0.05
 
     def __init__(self, library: Library, folded: Folded, passed_over: Sequence[str] = ()) -> None:
-        """Raises MemoryError. `passed_over` holds faster kernels that do not serve, each with the reason."""
+        """Packs the parameters. `passed_over` holds faster kernels that do not serve, each with the reason.
+
+        Raises:
+            MemoryError: there is not enough memory.
+            FoldingError: the kernels do not support the network.
+            ValueError: a parameter has an invalid size or number.
+        """
         self._library, self._c = library, library.c
         self._kernel = "; ".join((library.kernel, *passed_over))
         self._outputs = folded.outputs
         order = (ctypes.c_int * len(folded.order))(*folded.order)
-        self._model: int | None = self._c.swiftlet_create(ctypes.byref(_shape(folded)), order)
-        if self._model is None:
-            raise MemoryError
-        _check(self._c.swiftlet_add_words(self._model, *quantise(folded.words)))
+        most = max(product.matrix.shape[1] for product in folded.products.values())
+        if most > library.max_inputs:
+            raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
+        model = ctypes.c_void_p()
+        _check(self._c.swiftlet_create(ctypes.byref(_shape(folded)), order, ctypes.byref(model)))
+        self._model: int | None = model.value
+        try:
+            self._add_parameters(folded)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add_parameters(self, folded: Folded) -> None:
+        words, scale = quantise(folded.words)
+        _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
+        del words
         for name, product in folded.products.items():
             self._add(name, product)
         for name, vector in folded.vectors.items():
-            vector = np.ascontiguousarray(vector, np.float32)
-            _check(self._c.swiftlet_add_vector(self._model, name.encode(), vector.size, vector))
+            floats = _finite(vector)
+            _check(self._c.swiftlet_add_vector(self._model, name.encode(), floats.size, floats))
         _check(self._c.swiftlet_finish(self._model))
 
     def _add(self, name: str, product: Product) -> None:
         weight, scale = quantise(product.matrix)
-        bias = np.ascontiguousarray(product.bias, np.float32)
+        bias = _finite(product.bias)
+        if bias.shape != scale.shape:
+            raise ValueError(ERRORS[5])
         _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
 
     @property
@@ -232,7 +265,7 @@ def create(artifact: Artifact, threads: int) -> Engine:
     A call runs on one thread. Only ONNX Runtime uses `threads`.
 
     Raises:
-        ArtifactError: `model.onnx` cannot be read.
+        ArtifactError: `model.onnx` cannot be read, or does not hold the parameters of the manifest's network.
     """
     try:
         return _native(artifact)
@@ -250,13 +283,22 @@ def _native(artifact: Artifact) -> Native:
         raise FoldingError(f"the precision is {manifest.precision}")
     try:
         with open_weights(artifact.file(ONNX)) as weights:
-            folded = fold(manifest.architecture, manifest.config, weights, embedding=manifest.embedding)
+            folded = fold_artifact(artifact, weights)
             network = Native(library, folded, passed_over)
-    except WeightsError as error:
+    except (WeightsError, ValueError) as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
     if passed_over:
         _warn_once(library.kernel, passed_over)
     return network
+
+
+@cache
+def _warn_of_version(file: Path) -> None:
+    """Logs a warning, once in a process."""
+    log.warning(
+        "the native engine does not use %s, which was compiled for another version of Swiftlet: install Swiftlet again",
+        file.name,
+    )
 
 
 @cache
@@ -306,8 +348,10 @@ def _libraries(kernel: str) -> Iterator[Library]:
         if file.exists():
             try:
                 yield Library(file)
-            except (OSError, AttributeError):  # of another platform or version
+            except OSError:  # of another platform
                 continue
+            except AttributeError:
+                _warn_of_version(file)
 
 
 def _obstacle(library: Library) -> str | None:
@@ -329,14 +373,29 @@ def _test_once(file: Path) -> None:
 
 
 def quantise(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Returns a matrix (N, K) in int8, and one scale per output, (N,)."""
+    """Returns a matrix (N, K) in int8, and one scale per output, (N,).
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
     weight, scales = np.empty(matrix.shape, np.int8), np.empty(len(matrix), np.float32)
     for rows in blocks(matrix):
         block = matrix[rows]
         largest = np.abs(block).max(axis=1)
+        if not np.isfinite(largest).all():
+            raise ValueError("a parameter is not finite.")
         scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
         weight[rows], scales[rows] = np.rint(block / scale[:, None]), scale
     return weight, scales
+
+
+def _finite(array: Array) -> NDArray[np.float32]:
+    """Returns an array in fp32. Raises ValueError if a number is not finite."""
+    with np.errstate(over="ignore"):
+        floats = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(floats).all():
+        raise ValueError("a parameter is not finite.")
+    return floats
 
 
 def _shape(folded: Folded) -> Shape:

@@ -23,8 +23,9 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
+from swiftlet_serve.models import architectures
 from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
-from swiftlet_serve.models.folding import Folded, FoldingError, fold
+from swiftlet_serve.models.folding import Folded, FoldingError, fold_artifact
 from swiftlet_serve.models.graphs.ragged import Multiply, in_fp32, of_int8, ragged
 from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
 from swiftlet_serve.service.types import Batch, Cost, Engine, PaddedBatch, Row
@@ -92,13 +93,18 @@ def create(artifact: Artifact, threads: int) -> Engine:
     """Loads the artifact's network: folded, or as exported if folding does not support it.
 
     Raises:
-        ArtifactError: `model.onnx` cannot be loaded, or has unexpected inputs or outputs.
+        ArtifactError: `model.onnx` cannot be loaded, has unexpected inputs or outputs, or does not hold the parameters
+            of the manifest's network.
     """
     manifest, file = artifact.manifest, artifact.file(ONNX)
     try:
-        folded = fold(manifest.architecture, manifest.config, read_weights(file), 1, manifest.embedding)
+        folded = fold_artifact(artifact, read_weights(file), 1)
         return RaggedOnnx(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
-    except (FoldingError, WeightsError):
+    except WeightsError as error:
+        if manifest.architecture in architectures.names():
+            raise ArtifactError(f"{artifact.path.name}: {error}") from None
+        return PaddedOnnx(file, threads)
+    except FoldingError:
         return PaddedOnnx(file, threads)
 
 

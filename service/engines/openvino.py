@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import openvino
 
 from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
+from swiftlet_serve.models.graphs.reader import WeightsError, open_weights
+from swiftlet_serve.models.parameters import check_artifact
 from swiftlet_serve.service.settings import usable_cores
 from swiftlet_serve.service.types import Batch, Cost, PaddedBatch, Row
 
@@ -69,6 +71,13 @@ def create(artifact: Artifact, threads: int) -> OpenVino:
     """Loads the artifact's exported graph.
 
     Raises:
-        ArtifactError: `model.onnx` cannot be loaded, or has unexpected inputs or outputs.
+        ArtifactError: `model.onnx` cannot be loaded, has unexpected inputs or outputs, or does not hold the parameters
+            of the manifest's network.
     """
-    return OpenVino(artifact.file(ONNX), threads, usable_cores())
+    file = artifact.file(ONNX)
+    try:
+        with open_weights(file) as weights:
+            check_artifact(artifact, {name: one.shape for name, one in weights.items()})
+    except WeightsError as error:
+        raise ArtifactError(f"{artifact.path.name}: {error}") from None
+    return OpenVino(file, threads, usable_cores())

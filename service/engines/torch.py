@@ -25,6 +25,7 @@ from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, Artifact, Artifact
 from swiftlet_serve.models.folding import FoldingError, fold
 from swiftlet_serve.models.graphs.quantize import read_weights
 from swiftlet_serve.models.heads import Model, build
+from swiftlet_serve.models.parameters import check_artifact
 from swiftlet_serve.models.ragged.buckets import buckets
 from swiftlet_serve.models.ragged.fusion import use_triton
 from swiftlet_serve.models.ragged.layout import Layout
@@ -290,13 +291,16 @@ def load_network(artifact: Artifact) -> Model:
     """
     manifest, name = artifact.manifest, artifact.path.name
     try:
-        network = build(manifest.architecture, manifest.config, manifest.head, manifest.width, manifest.embedding)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ArtifactError(f"{name}: the manifest does not describe a valid network: {error}") from None
-    try:
         weights = _weights(artifact)
     except Exception as error:  # neither of the libraries documents its exceptions
         raise ArtifactError(f"{name}: the weights cannot be read: {type(error).__name__}.") from None
+    check_artifact(artifact, {key: tuple(tensor.shape) for key, tensor in weights.items()})
+    if not all(tensor.isfinite().all() for tensor in weights.values()):
+        raise ArtifactError(f"{name}: a parameter is not finite.")
+    try:
+        network = build(manifest.architecture, manifest.config, manifest.head, manifest.width, manifest.embedding)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ArtifactError(f"{name}: the manifest does not describe a valid network: {error}") from None
     _check(network.state_dict(), weights, name)
     network.load_state_dict(weights)
     return network.eval()

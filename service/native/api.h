@@ -11,7 +11,7 @@
 
 namespace {
 
-enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum };
+enum Status : int { ok, no_memory, bad_batch, missing_parameter, wrong_sum, bad_size };
 
 template <class Function>
 int guarded(Function&& function) {
@@ -21,6 +21,8 @@ int guarded(Function&& function) {
         return no_memory;
     } catch (const Missing&) {
         return missing_parameter;
+    } catch (const Misshapen&) {
+        return bad_size;
     }
 }
 
@@ -63,6 +65,10 @@ bool batch_valid(const Shape& s, const Batch& batch, std::int64_t candidates) {
 
 }  // namespace
 
+// The version of these functions, and the bytes of `Shape`. Python refuses a library of another version.
+EXPORT int swiftlet_interface() { return 2; }
+EXPORT int swiftlet_shape_bytes() { return sizeof(Shape); }
+
 EXPORT const char* swiftlet_kernel() { return Isa::name; }
 
 // Whether the CPU has the instruction set.
@@ -80,13 +86,12 @@ EXPORT int swiftlet_test_tiles(int rounds) {
 // The wrong sums that this process found. After the first one it uses no tiles.
 EXPORT std::int64_t swiftlet_wrong_sums() { return wrong_sums; }
 
-// Creates a model; null if there is not enough memory. `order` has the number of the layer at each depth.
-EXPORT Model* swiftlet_create(const Shape* shape, const int* order) {
-    try {
-        return new Model(*shape, order);
-    } catch (const std::bad_alloc&) {
-        return nullptr;
-    }
+// The most inputs that a product may have.
+EXPORT int swiftlet_max_inputs() { return max_inputs; }
+
+// Creates a model. `order` has the number of the layer at each depth.
+EXPORT int swiftlet_create(const Shape* shape, const int* order, Model** model) {
+    return guarded([&] { return *model = new Model(*shape, order), ok; });
 }
 
 EXPORT int swiftlet_add_product(Model* model, const char* name, int n, int k, const std::int8_t* w, const float* scale,
@@ -98,8 +103,8 @@ EXPORT int swiftlet_add_vector(Model* model, const char* name, std::int64_t n, c
     return guarded([&] { return model->add_vector(name, static_cast<std::size_t>(n), x), ok; });
 }
 
-EXPORT int swiftlet_add_words(Model* model, const std::int8_t* w, const float* scale) {
-    return guarded([&] { return model->add_words(w, scale), ok; });
+EXPORT int swiftlet_add_words(Model* model, int n, int k, const std::int8_t* w, const float* scale) {
+    return guarded([&] { return model->add_words(n, k, w, scale), ok; });
 }
 
 EXPORT int swiftlet_finish(Model* model) {

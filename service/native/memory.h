@@ -40,6 +40,7 @@ class Buffer {
         return data_;
     }
     T* get() const { return data_; }
+    std::size_t size() const { return size_; }
     std::size_t bytes() const { return size_ * sizeof(T); }
 
    private:
@@ -76,7 +77,7 @@ thread_local Workspace workspace;
 // A matrix in the memory layout of the kernels.
 class PackedMatrix {
    public:
-    PackedMatrix(int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+    PackedMatrix(int n, int k, const std::int8_t* w, const float* scale, const float* bias) : n_(n) {
         m_.n = round_up(n, lanes);
         m_.k = k;
         m_.w = w_.reserve(static_cast<std::size_t>(m_.n) * k);
@@ -103,6 +104,8 @@ class PackedMatrix {
         }
     }
     operator const Matrix&() const { return m_; }
+    // Whether it was made of a matrix (n, k).
+    bool is(int n, int k) const { return n_ == n && m_.k == k; }
     std::size_t weight_bytes() const { return static_cast<std::size_t>(m_.n) * m_.k; }
     // Moves the weights to other memory, which must have `weight_bytes` bytes.
     void move_weights(std::int8_t* to) {
@@ -113,6 +116,7 @@ class PackedMatrix {
     std::size_t bytes() const { return w_.bytes() + scale_.bytes() + bias_.bytes() + sums_.bytes(); }
 
    private:
+    int n_;
     Matrix m_;
     Buffer<std::int8_t> w_;
     Buffer<float> scale_, bias_, sums_;

@@ -72,11 +72,50 @@ constexpr int span_tokens = 128;
 // Thrown when a parameter is missing.
 struct Missing {};
 
+// Thrown when a size is out of range, or a parameter has another size than the network needs. Python checks all sizes
+// first (`models/parameters.py`). No later code checks a size.
+struct Misshapen {};
+
+inline void require(bool condition) {
+    if (!condition) throw Misshapen();
+}
+
+constexpr int max_size = 1 << 24;  // of a dimension: sums of a few of them fit an int
+constexpr int multiple = 16;       // the widths are multiples of the widest vector, and of a group of inputs
+
+inline void check_size(int size, int most = max_size) { require(size >= 1 && size <= most); }
+inline void check_width(int width) {
+    check_size(width, max_inputs);
+    require(width % multiple == 0);
+}
+inline void check_activation(int activation) { require(activation >= 0 && activation <= static_cast<int>(Activation::tanh)); }
+
+inline void check(const Shape& s) {
+    for (int size : {s.layers, s.feed_forward, s.heads, s.vocabulary, s.positions, s.outputs}) check_size(size);
+    for (int width : {s.hidden, s.inner, s.intermediate, s.embedding}) check_width(width);
+    require(s.token_types >= 0 && s.token_types <= max_size && (s.window == 1 || s.window == 3));
+    require(s.inner % s.heads == 0 && s.inner / s.heads % multiple == 0);
+    require(s.projection == Projection::none || s.projection == Projection::words || s.projection == Projection::sum);
+    require(s.pooling == Pooling::cls || s.pooling == Pooling::mean || s.pooling == Pooling::max);
+    for (int activation : {s.activation, s.head_activation, s.dense}) check_activation(activation);
+    if (s.projection == Projection::none) require(s.embedding == s.hidden);
+    if (s.window > 1) require(s.projection == Projection::words);
+    if (!s.bottleneck) require(s.inner == s.hidden);
+    if (s.norm_first) require(s.layer_norm && !s.bottleneck);
+    require(s.epsilon >= 0 && s.epsilon <= 1);
+}
+
 class Model {
    public:
-    Model(const Shape& shape, const int* order) : shape_(shape), order_(order, order + shape.layers) {}
+    // Throws Misshapen, as the functions below do.
+    Model(const Shape& shape, const int* order) : shape_((check(shape), shape)), order_(order, order + shape.layers) {
+        for (int number : order_) require(number >= 0 && number < shape.layers);
+    }
 
     void add_product(const std::string& name, int n, int k, const std::int8_t* w, const float* scale, const float* bias) {
+        check_size(n), check_width(k);
+        // A weight of -128 could make a sum overflow.
+        require(!std::memchr(w, -128 & 255, static_cast<std::size_t>(n) * k));
         const auto [at, is_new] = matrices_.emplace(name, PackedMatrix(n, k, w, scale, bias));
         if (is_new) added_.push_back(&at->second);
     }
@@ -85,36 +124,40 @@ class Model {
         std::memcpy(copy.reserve(n), x, n * sizeof(float));
         vectors_.emplace(name, std::move(copy));
     }
-    void add_words(const std::int8_t* w, const float* scale) {
+    void add_words(int n, int k, const std::int8_t* w, const float* scale) {
+        require(n == shape_.vocabulary && k == shape_.embedding);
         const std::size_t size = static_cast<std::size_t>(shape_.vocabulary) * shape_.embedding;
         std::memcpy(words_.reserve(size), w, size);
         std::memcpy(word_scale_.reserve(shape_.vocabulary), scale, shape_.vocabulary * sizeof(float));
     }
 
-    // Looks up all parameters. Throws Missing.
+    // Looks up all parameters. Throws Missing and Misshapen.
     void finish() {
         if (!words_.get()) throw Missing();
-        position_ = vector("embeddings.position");
-        const int width = shape_.projection == Projection::words ? shape_.hidden : shape_.embedding;
-        token_type_ = shape_.token_types ? vector("embeddings.token_type") : (zeros_.assign(width, 0.0f), zeros_.data());
+        const int h = shape_.hidden, width = shape_.projection == Projection::words ? h : shape_.embedding;
+        position_ = vector("embeddings.position", shape_.positions, width);
+        token_type_ = shape_.token_types ? vector("embeddings.token_type", shape_.token_types, width) : (zeros_.assign(width, 0.0f), zeros_.data());
         token_type_stride_ = shape_.token_types ? width : 0;
-        if (shape_.embedding_norm) embedding_norm_ = norm("embeddings.norm");
-        if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection");
-        if (shape_.norm_first) final_norm_ = norm("final_norm");
+        if (shape_.embedding_norm) embedding_norm_ = norm("embeddings.norm", width);
+        if (shape_.projection != Projection::none) projection_ = &matrix("embeddings.projection", h, shape_.window * shape_.embedding);
+        if (shape_.norm_first) final_norm_ = norm("final_norm", h);
         if (shape_.position_bias) pad_position_bias();
         layers_.clear();
         for (int i = 0; i <= *std::max_element(order_.begin(), order_.end()); i++) layers_.push_back(find_layer(i));
         if (matrices_.count("head.decoder")) {
-            if (matrices_.count("head.transform")) {
-                transform_ = &matrix("head.transform");
-                head_norm_ = norm("head.norm");
+            int read = h;
+            if (const auto found = matrices_.find("head.transform"); found != matrices_.end()) {
+                read = static_cast<const Matrix&>(found->second).n;
+                check_width(read);
+                transform_ = &matrix("head.transform", read, h);
+                head_norm_ = norm("head.norm", read);
             }
-            decoder_ = &matrix("head.decoder");
+            decoder_ = &matrix("head.decoder", shape_.outputs, read);
         } else {
-            if (matrices_.count("head.pooler")) pooler_ = &matrix("head.pooler");
-            if (vectors_.count("head.output") || shape_.outputs != shape_.hidden) {
-                output_ = vector("head.output");
-                output_bias_ = vector("head.output_bias");
+            if (matrices_.count("head.pooler")) pooler_ = &matrix("head.pooler", h, h);
+            if (vectors_.count("head.output") || shape_.outputs != h) {
+                output_ = vector("head.output", shape_.outputs, h);
+                output_bias_ = vector("head.output_bias", shape_.outputs);
             }
         }
         join_weights();
@@ -182,45 +225,48 @@ class Model {
         std::vector<FeedForward> feed_forward;
     };
 
-    const Matrix& matrix(const std::string& name) const {
+    const Matrix& matrix(const std::string& name, int n, int k) const {
         auto found = matrices_.find(name);
         if (found == matrices_.end()) throw Missing();
+        require(found->second.is(n, k));
         return found->second;
     }
-    const float* vector(const std::string& name) const {
+    const float* vector(const std::string& name, std::size_t rows, std::size_t columns = 1) const {
         auto found = vectors_.find(name);
         if (found == vectors_.end()) throw Missing();
+        require(found->second.size() == rows * columns);
         return found->second.get();
     }
-    Norm norm(const std::string& name) const { return {vector(name + ".weight"), vector(name + ".bias")}; }
-    ResidualProduct residual_product(const std::string& name) const {
-        ResidualProduct r{&matrix(name), nullptr, {}};
+    Norm norm(const std::string& name, int width) const { return {vector(name + ".weight", width), vector(name + ".bias", width)}; }
+    ResidualProduct residual_product(const std::string& name, int n, int k) const {
+        ResidualProduct r{&matrix(name, n, k), nullptr, {}};
         if (!shape_.layer_norm)
-            r.gain = vector(name + ".gain");
+            r.gain = vector(name + ".gain", n);
         else if (!shape_.norm_first)
-            r.norm = norm(name + ".norm");
+            r.norm = norm(name + ".norm", n);
         return r;
     }
-    Layer find_layer(int i) const {
-        const std::string name = "layers." + std::to_string(i) + ".";
+    Layer find_layer(int number) const {
+        const std::string name = "layers." + std::to_string(number) + ".";
+        const int h = shape_.hidden, c = shape_.inner, i = shape_.intermediate;
         Layer l{};
-        if (shape_.norm_first) l.attention_norm = norm(name + "attention_norm");
-        l.key_value = &matrix(name + "key_value");
-        l.query_residual = &matrix(name + "query_residual");
-        l.output = residual_product(name + "output");
+        if (shape_.norm_first) l.attention_norm = norm(name + "attention_norm", h);
+        l.key_value = &matrix(name + "key_value", 2 * c, h);
+        l.query_residual = &matrix(name + "query_residual", shape_.bottleneck ? 2 * c : c, h);
+        l.output = residual_product(name + "output", c, c);
         for (int f = 0; f < shape_.feed_forward; f++) {
             const std::string network = name + "feed_forward." + std::to_string(f) + ".";
-            const Norm first = shape_.norm_first ? norm(network + "norm") : Norm{};
-            l.feed_forward.push_back({first, &matrix(network + "inner"), residual_product(network + "outer")});
+            const Norm first = shape_.norm_first ? norm(network + "norm", c) : Norm{};
+            l.feed_forward.push_back({first, &matrix(network + "inner", i, c), residual_product(network + "outer", c, i)});
         }
-        if (shape_.bottleneck) l.leave = residual_product(name + "leave");
+        if (shape_.bottleneck) l.leave = residual_product(name + "leave", h, c);
         return l;
     }
 
     // Copies the position bias (heads, 2 P - 1), so that whole vectors can be read from every place of a row.
     void pad_position_bias() {
-        const float* from = vector("position_bias");
         const int width = 2 * shape_.positions - 1;
+        const float* from = vector("position_bias", shape_.heads, width);
         bias_stride_ = round_up(width, lanes) + lanes;
         const std::size_t size = static_cast<std::size_t>(shape_.heads) * bias_stride_;
         float* to = position_bias_.reserve(size);

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "vector.h"
 
 namespace {
@@ -48,6 +50,14 @@ struct Epilogue {
         return own;
     }
 };
+
+// The most inputs whose products are certain to fit a 32-bit sum, for weights from -127 to 127. An activation may be rounded
+// to one below or above its range, if its type holds that.
+constexpr int max_inputs = [] {
+    constexpr long least = std::max<long>(Isa::lowest - 1, std::numeric_limits<Quantised>::min());
+    constexpr long most = std::min<long>(Isa::lowest + Isa::levels + 1, std::numeric_limits<Quantised>::max());
+    return static_cast<int>(std::numeric_limits<std::int32_t>::max() / (127 * std::max(-least, most)));
+}();
 
 // Quantises k numbers: x * factor + shift, rounded. A number may be rounded to `lowest` - 1, or to the highest value + 1.
 // `store_quantised` saturates it if the type does not hold it.

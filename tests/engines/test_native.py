@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.models.artifact import open_artifact
+from swiftlet_serve.models.folding import FoldingError, Product
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native, quantise
 from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
@@ -509,6 +511,85 @@ def test_native_serves_the_bundled_models(name):
 
     assert hosted.engine.title == f"native ({kernel})"
     assert deviation > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden": 96},
+        {"hidden": 0},
+        {"inner": 32},
+        {"inner": 1 << 30},
+        {"intermediate": 208},
+        {"outputs": 0},
+        {"outputs": 3},
+        {"outputs": 1 << 30},
+        {"order": (0, 2)},
+        {"order": (0, -1)},
+        {"epsilon": float("nan")},
+        {"epsilon": -1.0},
+        {"words": np.zeros((VOCABULARY, 80), np.float32)},
+        {"words": np.full((VOCABULARY, 64), np.inf, np.float32)},
+        {"heads": 8},
+        {"heads": 3},
+        {"window": 3},
+        {"norm_position": "before"},
+        {"norm": "no_norm"},
+        {"key_value": np.zeros((64, 64), np.float32)},
+        {"output": np.zeros((64, 80), np.float32)},
+        {"inner product": np.zeros((192, 80), np.float32)},
+        {"bias": np.zeros(32, np.float32)},
+        {"bias": np.full(64, np.nan, np.float32)},
+        {"vector": np.zeros((POSITIONS, 48), np.float32)},
+        {"vector": np.full((POSITIONS, 64), np.nan, np.float32)},
+    ],
+    ids=str,
+)
+def test_native_refuses_sizes_that_contradict_each_other(change):
+    """Also without the checks of folding."""
+    (name, value), given = *change.items(), folded("bert", "qa")
+    products, vectors = dict(given.products), dict(given.vectors)
+    traits = given.traits
+    first = "layers.0."
+    match name:
+        case "key_value" | "output":
+            products[first + name] = Product(value, np.zeros(len(value), np.float32))
+        case "inner product":
+            products[first + "feed_forward.0.inner"] = Product(value, np.zeros(len(value), np.float32))
+        case "bias":
+            products[first + "output"] = Product(products[first + "output"].matrix, value)
+        case "vector":
+            vectors["embeddings.position"] = value
+        case "window":
+            traits = replace(traits, embedding=replace(traits.embedding, window=value))
+        case "heads" | "norm_position" | "norm":
+            traits = replace(traits, **change)
+    sizes = change if name in ("hidden", "inner", "intermediate", "outputs", "order", "epsilon", "words") else {}
+    contradictory = replace(given, traits=traits, products=products, vectors=vectors, **sizes)
+
+    with pytest.raises(ValueError, match=r"cannot have|is missing|not finite"):
+        Native(best(), contradictory)
+
+
+def test_native_refuses_more_inputs_than_its_sums_hold(monkeypatch):
+    """With the largest activations and weights, one input more would overflow."""
+    library = best()
+    highest = library.c.swiftlet_lowest() + library.c.swiftlet_levels()
+    most = max(highest + (library.c.swiftlet_levels() > 255), -library.c.swiftlet_lowest())
+    assert library.max_inputs * 127 * most < 1 << 31 <= (library.max_inputs + 1) * 127 * most
+
+    monkeypatch.setattr(Library, "max_inputs", 191)
+    with pytest.raises(FoldingError, match=r"a product has 192 inputs, more than the 191"):
+        Native(library, folded("bert", "qa"))
+
+
+def test_native_passes_over_a_library_of_another_version(monkeypatch, caplog):
+    best()
+    native._warn_of_version.cache_clear()
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+
+    assert native.select().library is None
+    assert "was compiled for another version of Swiftlet" in caplog.messages[0]
 
 
 FUZZ = """

@@ -562,3 +562,30 @@ def test_manifest_rejects_or_keeps_arbitrary_value(path: Path, key: str, value: 
         assert (list(kept) if isinstance(kept, tuple) else kept) == value  # JSON has no tuples
     finally:
         (path / MANIFEST).write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "null", "{", '{"a": NaN}', '{"a": 1e999}', '{"a": 1, "a": 2}', '{"a": ' * 40 + "1" + "}" * 40]
+)
+def test_open_artifact_rejects_a_card_that_is_no_object(path: Path, content: str) -> None:
+    (path / "card.json").write_text(content or " ", "utf-8")
+
+    with pytest.raises(ArtifactError, match=r"card\.json is not a valid JSON object"):
+        seal(path, MAIN)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "golden.npz", "card.json"])
+def test_open_artifact_rejects_a_file_that_is_too_large_before_it_reads_it(path: Path, name: str) -> None:
+    with (path / name).open("r+b") as file:
+        file.truncate(1 << 27)  # without taking space
+    edit(path, lambda document: document["files"][name].update(size=1 << 27))
+
+    assert error_message(path) == f"manifest.json: the field 'files/{name}' has a wrong value."
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "vocab_size", "width"])
+@pytest.mark.parametrize("value", [(1 << 24) + 1, 10**400, 1.0, True, "1", [1], None])
+def test_manifest_rejects_sizes_that_no_network_has(path: Path, name: str, value: object) -> None:
+    edit(path, lambda document: document.update({name: value, "labels": [], "problem": None}))
+
+    assert error_message(path) == f"manifest.json: the field '{name}' has a wrong value."

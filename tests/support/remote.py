@@ -76,6 +76,8 @@ class Calls:
                 left = self._read()
                 if isinstance(argument, ctypes.Array):
                     ctypes.memmove(argument, left, len(left))
+                elif hasattr(argument, "_obj"):  # of `byref`
+                    ctypes.memmove(ctypes.addressof(argument._obj), left, len(left))
                 elif isinstance(argument, np.ndarray) and argument.flags.writeable:
                     argument[...] = np.frombuffer(left, argument.dtype).reshape(argument.shape)
         return result if name == "swiftlet_kernel" else int.from_bytes(result, "little", signed=True)

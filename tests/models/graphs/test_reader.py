@@ -76,3 +76,38 @@ def test_reader_rejects_a_file_without_a_graph(tmp_path, content):
 
     with pytest.raises(WeightsError, match=r"model\.onnx has no readable parameters"):
         read_weights(tmp_path / ONNX)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"plain": np.array([1, np.nan], np.float32)},
+        {"plain": np.array([[1], [-np.inf]], np.float32)},
+        {"packed.int8": np.zeros((1, 1, 16), np.uint8), "packed.scale": np.array([[np.inf]], np.float32)},
+    ],
+)
+def test_reader_rejects_numbers_that_are_not_finite(tmp_path, arrays):
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    (tmp_path / ONNX).write_bytes(helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString())
+
+    with pytest.raises(WeightsError, match="is not finite"):
+        read_weights(tmp_path / ONNX)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x08\x00" * (1 << 19), "a message has too many fields"),
+        (b"\x2a\x80\x80\x20\x0a\xfc\xff\x1f" + b"\x01" * ((1 << 19) - 4), "a tensor has too many dimensions"),
+        (b"\x2a\x80\x80\x20" + b"\x08\x01" * (1 << 18), "a tensor has too many dimensions"),
+    ],
+)
+def test_reader_rejects_messages_of_many_parts(tmp_path, content, reason):
+    """Each part would take far more memory and time than its bytes in the file."""
+    length, size = len(content), b""
+    while length > 127:
+        size, length = size + bytes([length & 127 | 128]), length >> 7
+    (tmp_path / ONNX).write_bytes(b"\x3a" + size + bytes([length]) + content)
+
+    with pytest.raises(WeightsError, match=reason):
+        read_weights(tmp_path / ONNX)

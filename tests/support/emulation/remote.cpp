@@ -85,6 +85,7 @@ const std::map<std::string, Call> calls = {
     {"swiftlet_floats_per_lane", callable(swiftlet_floats_per_lane)},
     {"swiftlet_tiles", callable(swiftlet_tiles)},
     {"swiftlet_wrong_sums", callable(swiftlet_wrong_sums)},
+    {"swiftlet_max_inputs", callable(swiftlet_max_inputs)},
     {"swiftlet_create", callable(swiftlet_create)},
     {"swiftlet_add_product", callable(swiftlet_add_product)},
     {"swiftlet_add_vector", callable(swiftlet_add_vector)},

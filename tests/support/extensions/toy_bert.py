@@ -12,27 +12,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits, FeedForwardTraits, Traits, check_heads
+from swiftlet_serve.models.architectures.traits import (
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
 
 OFFSET: Final = 2
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The settings."""
 
     vocab_size: int = 211
     embedding_size: int = 32
     hidden_size: int = 64
-    num_hidden_layers: int = 3
-    num_attention_heads: int = 4
+    num_hidden_layers: Count = 3
+    num_attention_heads: Count = 4
     intermediate_size: int = 48
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = 0.0
     max_position_embeddings: int = 512
     layer_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_heads(self.hidden_size, self.num_attention_heads)
 
     def traits(self) -> Traits:
@@ -47,7 +56,7 @@ class Config:
         )
 
     @property
-    def pooler(self) -> str | None:
+    def pooler(self) -> Activation | None:
         return "gelu"
 
     @property
@@ -55,7 +64,7 @@ class Config:
         return self.embedding_size
 
     @property
-    def prediction_act(self) -> str:
+    def prediction_act(self) -> Activation:
         return "relu"
 
 
