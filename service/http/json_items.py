@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Final
 
-QUOTE, COMMA, LIST, OBJECT = b'",[{'
+import numpy as np
+from numpy.typing import NDArray
+
+QUOTE, COMMA, COLON, LIST, OBJECT = b'",:[{'
+FEW: Final = 4096
+"""Items that take little time to parse whatever they are."""
+MAX_FIELDS: Final = 4 * FEW
+"""Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
+MAX_DIGITS: Final = 18
+"""Digits of a number in such a text. Larger integers cost microseconds each."""
 
 
 def exceeds(text: bytes | bytearray, limit: int) -> bool:
-    """Returns whether the lists and objects of a JSON text have more than `limit` items and fields together.
+    """Returns whether a JSON text has more than `limit` items of lists and fields of objects, or too costly ones.
 
     Every one but the first of a list or object follows a comma. An empty list or object counts as one. Of an invalid
     text, at least the items before the first error count: those that a parser would read.
     """
-    if len(text) <= limit or text.count(b",") + text.count(b"[") + text.count(b"{") <= limit:
+    few = min(limit, FEW)
+    if len(text) <= few or text.count(b",") + text.count(b"[") + text.count(b"{") <= few:
         return False
     if b"\\" in text:  # outside of strings, it ends what a parser reads
         text = text.replace(b"\\\\", b"--").replace(b'\\"', b"--")
     characters = np.frombuffer(text, np.uint8)
-    in_string = np.cumsum(characters == QUOTE, dtype=np.uint8) & 1  # the parity survives the overflow
-    counted = (characters == COMMA) | (characters == LIST) | (characters == OBJECT)
-    return int(np.count_nonzero(counted & (in_string == 0))) > limit
+    outside = np.cumsum(characters == QUOTE, dtype=np.uint8) & 1 == 0  # the parity survives the overflow
+    commas, fields, nested = (_count(characters, outside, *kinds) for kinds in ((COMMA,), (COLON,), (LIST, OBJECT)))
+    if commas + nested <= few:
+        return False
+    return commas + nested > limit or fields + nested > MAX_FIELDS or _has_large_number(characters, outside)
+
+
+def _count(characters: NDArray[np.uint8], outside: NDArray[np.bool_], *kinds: int) -> int:
+    return sum(int(np.count_nonzero((characters == kind) & outside)) for kind in kinds)
+
+
+def _has_large_number(characters: NDArray[np.uint8], outside: NDArray[np.bool_]) -> bool:
+    digits = np.cumsum((characters - 48 < 10) & outside, dtype=np.int32)  # unsigned, so that others are above 9
+    return bool((digits[MAX_DIGITS + 1 :] - digits[: -MAX_DIGITS - 1] > MAX_DIGITS).any())

@@ -46,3 +46,23 @@ def test_exceeds_counts_exactly_whatever_strings_hold(seed):
 def test_exceeds_counts_what_a_parser_reads_of_invalid_json(after):
     """A parser stops at the first error. What follows must not hide the items before it."""
     assert exceeds(b'{"a": [' + b"1," * 50 + after, 49)
+
+
+@pytest.mark.parametrize(
+    ("items", "allowed"),
+    [
+        (["1"] * 9000, True),
+        (["-123456789012345678"] * 9000, True),
+        (['"1234567890123456789"'] * 9000, True),
+        (["1"] * 8999 + ["1234567890123456789"], False),
+        (['{"a":1,"b":2,"c":3}'] * 4000, True),
+        (['{"a":1,"b":2,"c":3}'] * 4200, False),
+        (["[]"] * 16_000, True),
+        (["[]"] * 17_000, False),
+        (["1"] * 65_000, True),
+        (["1"] * 66_000, False),
+        (["1234567890123456789"] * 4000, True),
+    ],
+)
+def test_text_with_many_items_has_few_fields_and_small_numbers(items, allowed):
+    assert exceeds(f'{{"a":[{",".join(items)}]}}'.encode(), 1 << 16) != allowed
