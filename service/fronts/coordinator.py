@@ -26,7 +26,6 @@ from swiftlet_serve.service.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.service.fronts.messages import Kind
 from swiftlet_serve.service.process_setup import hold_signals
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.scheduling.load import wait_s
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 
@@ -37,6 +36,7 @@ START_TIMEOUT_S: Final = 300.0
 REPORT_TIMEOUT_S: Final = 1.0  # for a front to report; its last report counts after that
 PUBLISH_S: Final = 0.1  # between two looks at the load of an idle server
 LEAST_PUBLISH_S: Final = 0.001  # between two looks at the load of a busy server
+LOOK_S: Final = 0.05  # between two looks for the clients with the most work
 BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # before a lost front is started again; the last one repeats
 STABLE_S: Final = 10.0  # a front that ran for so long starts again without a delay
 REAP_S: Final = 5.0
@@ -72,6 +72,8 @@ class Coordinator:
         self._writer_fd, self._reader_fd = load_page.create()
         self._load = LoadWriter(self._writer_fd)
         self._published = 0.0
+        self._looked = 0.0
+        self._busy: dict[int, tuple[float, float]] = {}  # waits of the clients with the most work
         self._publish_scheduled = False
         self._titles: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -293,8 +295,16 @@ class Coordinator:
         runtime = self._runtime
         load, executor = runtime.dispatcher.load(), runtime.dispatcher.executor
         self._publish_scheduled, self._published = False, load.now
-        waits = wait_s(load, "interactive"), wait_s(load, "bulk")
+        if load.now - self._looked >= LOOK_S:
+            self._looked = load.now
+            self._busy = {load_page.number_of(name): self._waits(name) for name in load.busiest(load_page.MAX_CLIENTS)}
         coefficients = [load.models[name].latency.coefficients for name in self._models]
         mean_s = runtime.admission.mean_request_s
-        state = LoadState(load.now, executor.ready, runtime.draining, load.cores, *waits, mean_s, coefficients)
+        head = load.now, executor.ready, runtime.draining, load.cores
+        state = LoadState(*head, *self._waits(""), mean_s, self._busy, coefficients)
         self._load.write(state)
+
+    def _waits(self, client: str) -> tuple[float, float]:
+        """Predicts the waits of a client's next interactive and bulk requests."""
+        admission = self._runtime.admission
+        return admission.wait_of(client, "interactive"), admission.wait_of(client, "bulk")

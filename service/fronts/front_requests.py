@@ -52,11 +52,11 @@ class FrontRequests:
         if number in self._running:
             raise ValueError("A request with this number is in progress.")
         model, encodings, deadline, priority, client = messages.unpack_submission(body)
-        name, record = self._models[model], RequestRecord()
+        name, record = self._models[model], RequestRecord(account=client)
         lengths = [len(encoding.input_ids) for encoding in encodings]
         try:
             self._take(client)
-            self._runtime.admission.commit(None, name, lengths, deadline - time.monotonic(), priority)
+            self._runtime.admission.commit(None, name, lengths, deadline - time.monotonic(), priority, client)
             rows = self._runtime.dispatcher.submit(name, encodings, deadline, priority, record)
         except SwiftletError as error:
             self._send(messages.pack_error(number, error))

@@ -13,13 +13,16 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from swiftlet_serve.service.types import Priority
 
+MAX_CLIENTS: Final = 8
+
 _SUM: Final = struct.Struct("<I")
-_HEAD: Final = struct.Struct("<d??2xI3dI")
+_HEAD: Final = struct.Struct("<d??2xI3dII")
+_CLIENT: Final = struct.Struct("<I2d")
 _MODEL: Final = struct.Struct("<3d")
 
 
@@ -30,15 +33,21 @@ class LoadState(NamedTuple):
     ready: bool  # whether an engine is ready
     closed: bool  # whether every request is refused
     cores: int  # engine calls at a time
-    interactive_s: float  # least wait of an interactive request
-    bulk_s: float  # least wait of a bulk request
+    interactive_s: float  # wait of an interactive request whose client has nothing queued
+    bulk_s: float  # wait of such a bulk request
     mean_request_s: float  # one core's seconds for a request
+    clients: Mapping[int, tuple[float, float]]  # the same two waits of the clients with the most work, by `number_of`
     coefficients: Sequence[tuple[float, float, float]]  # of each model's `LatencyModel`
 
-    def wait_s(self, priority: Priority, now: float) -> float:
-        """Returns the least wait of a request that arrives now, as if the engine had worked all the time since."""
-        wait = self.interactive_s if priority == "interactive" else self.bulk_s
-        return max(0.0, wait - max(0.0, now - self.at))
+    def wait_s(self, client: str, priority: Priority, now: float) -> float:
+        """Returns the wait of a client's request that arrives now, as if the engine had worked all the time since."""
+        waits = self.clients.get(number_of(client), (self.interactive_s, self.bulk_s))
+        return max(0.0, waits[priority == "bulk"] - max(0.0, now - self.at))
+
+
+def number_of(client: str) -> int:
+    """Returns the number that stands for a client's name."""
+    return zlib.crc32(client.encode())
 
 
 def create() -> tuple[int, int]:
@@ -55,10 +64,11 @@ class LoadWriter:
         self._page = mmap.mmap(descriptor, mmap.PAGESIZE)
 
     def write(self, state: LoadState) -> None:
-        """Replaces the content. The page holds at most 160 models; later ones are left out."""
-        *plain, coefficients = state
-        known = coefficients[: (mmap.PAGESIZE - _SUM.size - _HEAD.size) // _MODEL.size]
-        body = _HEAD.pack(*plain, len(known)) + b"".join([_MODEL.pack(*each) for each in known])
+        """Replaces the content. The page holds `MAX_CLIENTS` and at most 160 models; later ones are left out."""
+        *plain, clients, coefficients = state
+        busy = [_CLIENT.pack(number, *waits) for number, waits in clients.items()][:MAX_CLIENTS]
+        known = coefficients[: (mmap.PAGESIZE - _SUM.size - _HEAD.size - len(busy) * _CLIENT.size) // _MODEL.size]
+        body = _HEAD.pack(*plain, len(busy), len(known)) + b"".join([*busy, *(_MODEL.pack(*each) for each in known)])
         data = _SUM.pack(zlib.crc32(body)) + body
         self._page[: len(data)] = data
 
@@ -68,14 +78,16 @@ class LoadReader:
 
     def __init__(self, descriptor: int) -> None:
         self._page = mmap.mmap(descriptor, mmap.PAGESIZE, access=mmap.ACCESS_READ)
-        self._last = LoadState(0.0, True, False, 1, 0.0, 0.0, 0.0, ())
+        self._last = LoadState(0.0, True, False, 1, 0.0, 0.0, 0.0, {}, ())
 
     def read(self) -> LoadState:
         """Returns the latest complete state."""
         page = self._page[:]
-        at, ready, closed, cores, interactive_s, bulk_s, mean_s, models = _HEAD.unpack_from(page, _SUM.size)
-        end = _SUM.size + _HEAD.size + models * _MODEL.size
+        *plain, clients, models = _HEAD.unpack_from(page, _SUM.size)
+        start = _SUM.size + _HEAD.size
+        middle = start + clients * _CLIENT.size
+        end = middle + models * _MODEL.size
         if end <= len(page) and (zlib.crc32(page[_SUM.size : end]),) == _SUM.unpack_from(page):
-            found = list(_MODEL.iter_unpack(page[_SUM.size + _HEAD.size : end]))
-            self._last = LoadState(at, ready, closed, cores, interactive_s, bulk_s, mean_s, found)
+            busy = {number: (one, other) for number, one, other in _CLIENT.iter_unpack(page[start:middle])}
+            self._last = LoadState._make([*plain, busy, list(_MODEL.iter_unpack(page[middle:end]))])
         return self._last

@@ -81,7 +81,7 @@ class Submission(NamedTuple):
     encodings: list[Encoding]
     deadline: Deadline
     priority: Priority
-    client: str  # for the rate limit; empty without one
+    client: str  # for its share of the engine, and the rate limit
 
 
 class Result(NamedTuple):

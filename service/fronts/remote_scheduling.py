@@ -68,7 +68,7 @@ class RemoteAdmission(AdmissionController):
         self._charge = charge
         self._uncharged: set[object] = set()
 
-    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool) -> None:
+    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool, client: str = "") -> None:
         if request in self._reserved:
             return
         if self._charge is not None:
@@ -76,11 +76,12 @@ class RemoteAdmission(AdmissionController):
         load = self._published()
         if self.closed or load.closed:
             raise draining()
-        wait = load.wait_s(priority, time.monotonic()) + len(self._reserved) * load.mean_request_s / load.cores
+        reserved = sum([other == client for other in self._reserved.values()])
+        wait = load.wait_s(client, priority, time.monotonic()) + reserved * load.mean_request_s / load.cores
         if not admissible(wait, 0.0, left_s, priority):
             raise self._overloaded(wait) if left_s > 0 else deadline_exceeded()
         if complete:
-            self._reserved.add(request)
+            self._reserved[request] = client
 
     def least_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
         load = self._published()
@@ -95,7 +96,7 @@ class RemoteAdmission(AdmissionController):
 
     def submitted(self, request: object) -> None:
         """Notes that a request was submitted: the coordinator decides on it, and counts it, from now on."""
-        self._reserved.discard(request)
+        self._reserved.pop(request, None)
         self._uncharged.discard(request)
 
     def release(self, request: object) -> None:
@@ -152,7 +153,7 @@ class CoordinatorRequests:
         """Submits a request. Each row raises the coordinator's error if it refuses the request."""
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in encodings]
-        client = record.account if record is not None and self._rate_limiter is not None else ""
+        client = "" if record is None else record.account
         self._send(messages.pack_submission(number, Submission(model, list(encodings), deadline, priority, client)))
         tokens = sum([len(encoding.input_ids) for encoding in encodings])
         self._waiting[number] = WaitingRequest(rows, record, tokens)

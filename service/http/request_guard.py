@@ -106,7 +106,9 @@ class RequestGuard:
             state["context"] = context = self._create_context(record, headers, state)
             left_s = context.response_deadline - self._clock()
             is_complete = state.get("has_whole_body", False)
-            self._runtime.admission.reserve(record, left_s, context.priority, complete=is_complete)
+            self._runtime.admission.reserve(
+                record, left_s, context.priority, complete=is_complete, client=record.account
+            )
 
     def _create_context(
         self, record: RequestRecord, headers: Mapping[str, str], state: Mapping[str, Any]

@@ -94,7 +94,8 @@ class ModelEndpoint(ABC):
         started = time.monotonic()
         record.body_bytes = len(body)
         deadline = context.response_deadline
-        self.runtime.admission.reserve(record, deadline - started, context.priority, complete=True)
+        left_s = deadline - started
+        self.runtime.admission.reserve(record, left_s, context.priority, complete=True, client=record.account)
         while True:
             try:
                 pipeline, request, render, timeout_s, wording = self.translate(scope, body)
@@ -137,7 +138,7 @@ class ModelEndpoint(ABC):
         self.runtime.admission.release(record)
         await self.runtime.wait_for_model(missing, context.response_deadline)
         left_s = context.response_deadline - time.monotonic()
-        self.runtime.admission.reserve(record, left_s, context.priority, complete=True)
+        self.runtime.admission.reserve(record, left_s, context.priority, complete=True, client=record.account)
 
 
 class TaskEndpoint(ModelEndpoint):

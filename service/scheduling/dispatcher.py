@@ -11,8 +11,9 @@ next batch. Nothing polls or waits for a batch to fill. A sequence whose caller 
 met, is dropped before a batch is formed.
 
 Interactive work goes before bulk work, of which one batch in `BULK_EVERY` is, so that it makes progress. Within a
-priority, the order is that of arrival. The second sequence of a request queues as if it arrived when the first one is
-done, and so on. A request with many sequences so lets other requests pass.
+priority, clients take turns by `ClientTimes`, so that each that has work gets an equal share of the engine. The order
+of one client's sequences is that of arrival. The second sequence of a request queues as if it arrived when the first
+one is done, and so on. A request with many sequences so lets other requests of its client pass.
 
 A call can lose its worker process (`WorkerLost`). If the call cannot be the cause, its sequences go back to their
 place in the queue. Otherwise they are suspects: each runs alone, one suspect at a time. A suspect whose call loses the
@@ -34,6 +35,7 @@ from typing import Final
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import Internal, SwiftletError, deadline_exceeded, log_exception
 from swiftlet_serve.service.scheduling.batch_planner import plan
+from swiftlet_serve.service.scheduling.client_times import ClientTimes
 from swiftlet_serve.service.scheduling.latency_model import Utilization
 from swiftlet_serve.service.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
 from swiftlet_serve.service.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
@@ -83,6 +85,7 @@ class Dispatcher:
         self.clock = clock
         self.models: dict[str, ModelQueue] = {}
         self._queues: list[SequenceQueue] = []  # of all models
+        self._times: dict[Priority, ClientTimes] = {"interactive": ClientTimes(), "bulk": ClientTimes()}
         self._stats = RequestStats({}) if stats is None else stats
         self._calls: dict[asyncio.Future[BatchResult], RunningCall] = {}
         self._busy_s = 0.0  # total duration of all calls until `_busy_until`
@@ -99,7 +102,7 @@ class Dispatcher:
             name: the name under which the executor knows it.
             counted_as: its name in the statistics. None: the same.
         """
-        self.models[name] = model = ModelQueue(name, self.executor, counted_as)
+        self.models[name] = model = ModelQueue(name, self.executor, self._times, counted_as)
         self._queues += model.by_priority.values()
         return model
 
@@ -127,15 +130,16 @@ class Dispatcher:
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
         now, loop = self.clock(), asyncio.get_running_loop()
-        latency, queue = self.models[model].latency, self.models[model].by_priority[priority]
+        found = self.models[model]
+        queue, client = found.by_priority[priority], "" if record is None else record.account
         arrival, rows = now, []
         for encoding in encodings:
             length, row = len(encoding.input_ids), loop.create_future()
-            item = QueuedSequence(encoding, length, deadline, priority, arrival, now, row, queue, record)
+            item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
             row.add_done_callback(item.leave)  # its caller may cancel it
             queue.add(item)
             rows.append(row)
-            arrival += latency.backlog_s(1, length, length * length)
+            arrival += found.sequence_s(length)
         if rows:
             self._schedule()
         return rows
@@ -204,14 +208,14 @@ class Dispatcher:
                         item.row.set_exception(Internal("internal", "The model failed."))
 
     def _remove_oldest(self) -> QueuedSequence:
-        """Removes the sequence with the earliest arrival."""
-        queue = min((queue for queue in self._queues if queue), key=lambda queue: queue.first_arrival)
-        item = next(iter(queue))
+        """Removes the sequence that is next."""
+        queue = min((queue for queue in self._queues if queue), key=lambda queue: queue.turn)
+        item = next(queue.in_turn(lambda _: 0.0))
         queue.discard(item)
         return item
 
     def _next_batch(self) -> tuple[ModelQueue, list[QueuedSequence]] | None:
-        """Removes and returns the next batch, of the model with the oldest sequence, or None if no batch can start."""
+        """Removes and returns the next batch, of the model with the sequence that is next; None if none can start."""
         models = self.models.values()
         has_bulk = any(model.by_priority["bulk"] for model in models)
         priorities: list[Priority] = ["interactive", "bulk"]
@@ -219,7 +223,7 @@ class Dispatcher:
             priorities.reverse()
         for priority in priorities:
             ready = [model for model in models if model.by_priority[priority] and model.running_calls < model.max_calls]
-            for model in sorted(ready, key=lambda model: model.by_priority[priority].first_arrival):
+            for model in sorted(ready, key=lambda model: model.by_priority[priority].turn):
                 batch = self._take(model, priority)
                 if batch:
                     counts = has_bulk and priority == "interactive"
@@ -238,7 +242,7 @@ class Dispatcher:
         idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
         token_budget = math.ceil(load.queued_tokens / idle)
         startable = []
-        for item in list(islice(queue, max(LOOKAHEAD, model.latency.cost.max_rows))):
+        for item in list(islice(queue.in_turn(model.sequence_s), max(LOOKAHEAD, model.latency.cost.max_rows))):
             left = item.deadline - load.now
             in_time = not load.calls or not by_deadline or left >= model.latency.single_s(item.length)
             if not item.row.done() and left > 0 and in_time:
@@ -252,8 +256,11 @@ class Dispatcher:
             left_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
             chosen = plan([item.length for item in others], left_s, model.latency, token_budget)
             batch = [others[i] for i in chosen]
+        if batch:
+            queue.times.serve(batch[0].client)
         for item in batch:
             queue.discard(item)
+            queue.times.charge(item.client, model.sequence_s(item.length), load.now)
         return batch
 
     def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:

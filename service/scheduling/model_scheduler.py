@@ -28,7 +28,8 @@ class ModelScheduler:
         self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
     ) -> Sequence[asyncio.Future[Row]]:
         lengths = [len(encoding.input_ids) for encoding in encodings]
-        self._admission.commit(record, self._model, lengths, deadline - time.monotonic(), priority)
+        client = "" if record is None else record.account
+        self._admission.commit(record, self._model, lengths, deadline - time.monotonic(), priority, client)
         if record is not None:
             record.accept(len(lengths), sum(lengths))
             self._stats.accept(record)

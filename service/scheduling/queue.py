@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
 
 from swiftlet_serve.models.tokenizer import Encoding
+from swiftlet_serve.service.scheduling.client_times import ClientTimes
 from swiftlet_serve.service.scheduling.latency_model import LatencyModel
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Deadline, Executor, Priority, Row
@@ -23,7 +26,8 @@ class QueuedSequence:
     length: int  # tokens
     deadline: Deadline
     priority: Priority
-    arrival: float  # virtual time of arrival, which decides the order
+    client: str
+    arrival: float  # virtual time of arrival, which decides the order among the sequences of its client
     submitted: float
     row: asyncio.Future[Row]
     queue: SequenceQueue
@@ -36,59 +40,140 @@ class QueuedSequence:
         self.queue.discard(self)
 
 
-class SequenceQueue:
-    """Sequences in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
+class Lane:
+    """The sequences of one client in the order of their virtual arrival. Equal arrivals keep the order of insertion."""
+
+    __slots__ = ("items", "squares", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # sum of all lengths
         self.squares = 0  # sum of all squared lengths
-        self._items: list[QueuedSequence] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[QueuedSequence]:
-        return iter(self._items)
+        self.items: list[QueuedSequence] = []
 
     @property
-    def first_arrival(self) -> float:
-        """The virtual arrival of the first sequence. The queue must not be empty."""
-        return self._items[0].arrival
+    def total(self) -> tuple[int, int, int]:
+        """All rows, tokens and squares."""
+        return len(self.items), self.tokens, self.squares
 
     def ahead_of(self, arrival: float) -> tuple[int, int, int]:
         """Returns the rows, tokens and squares that go before a new sequence with this arrival."""
-        if not self._items or self._items[-1].arrival <= arrival:  # the usual case
-            return len(self._items), self.tokens, self.squares
-        later = self._items[bisect_right(self._items, arrival, key=_arrival) :]
+        if not self.items or self.items[-1].arrival <= arrival:  # the usual case
+            return self.total
+        later = self.items[bisect_right(self.items, arrival, key=_arrival) :]
         tokens, squares = sum([item.length for item in later]), sum([item.length**2 for item in later])
-        return len(self._items) - len(later), self.tokens - tokens, self.squares - squares
+        return len(self.items) - len(later), self.tokens - tokens, self.squares - squares
 
     def add(self, item: QueuedSequence) -> None:
         """Inserts a sequence by its virtual arrival."""
-        insort(self._items, item, key=_arrival)
+        insort(self.items, item, key=_arrival)
         self.tokens += item.length
         self.squares += item.length**2
 
-    def discard(self, item: QueuedSequence) -> None:
-        """Removes a sequence if it is in the queue."""
-        at = bisect_left(self._items, item.arrival, key=_arrival)
-        while at < len(self._items) and self._items[at].arrival == item.arrival:
-            if self._items[at] is item:
-                del self._items[at]
+    def discard(self, item: QueuedSequence) -> bool:
+        """Removes a sequence. Returns False if it is not there."""
+        at = bisect_left(self.items, item.arrival, key=_arrival)
+        while at < len(self.items) and self.items[at].arrival == item.arrival:
+            if self.items[at] is item:
+                del self.items[at]
                 self.tokens -= item.length
                 self.squares -= item.length**2
-                return
+                return True
             at += 1
+        return False
+
+
+class SequenceQueue:
+    """The sequences of one model and priority, in a lane for each client."""
+
+    def __init__(self, times: ClientTimes) -> None:
+        """`times` holds the virtual times of the clients in this priority."""
+        self.times = times
+        self.lanes: dict[str, Lane] = {}  # those with sequences
+        self.tokens = 0  # sum of all lengths
+        self.squares = 0  # sum of all squared lengths
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[QueuedSequence]:
+        """Iterates over all sequences, in no particular order."""
+        return chain.from_iterable([lane.items for lane in self.lanes.values()])
+
+    def ahead_of(self, arrival: float) -> tuple[int, int, int]:
+        """Returns the rows, tokens and squares that may go before a new sequence with this arrival, of any client."""
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            return lane.ahead_of(arrival)
+        return self._size, self.tokens, self.squares
+
+    @property
+    def turn(self) -> tuple[float, float]:
+        """The virtual time of the client that is next, and the virtual arrival of its first sequence."""
+        return min([(self.times.of(client), lane.items[0].arrival) for client, lane in self.lanes.items()])
+
+    def in_turn(self, cost_s: Callable[[int], float]) -> Iterator[QueuedSequence]:
+        """Yields the sequences in the order in which clients with fair shares have them served.
+
+        `cost_s` returns the engine time of a sequence of a length. The queue must not change meanwhile.
+        """
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            yield from lane.items
+            return
+        heads = [
+            (self.times.of(client), lane.items[0].arrival, number, lane.items, 0)
+            for number, (client, lane) in enumerate(self.lanes.items())
+        ]
+        heapify(heads)
+        while heads:
+            time, _, number, items, at = heads[0]
+            yield items[at]
+            following = at + 1
+            if following == len(items):
+                heappop(heads)
+            else:
+                time += cost_s(items[at].length)
+                heapreplace(heads, (time, items[following].arrival, number, items, following))
+
+    def add(self, item: QueuedSequence) -> None:
+        """Inserts a sequence into the lane of its client."""
+        lane = self.lanes.get(item.client)
+        if lane is None:
+            lane = self.lanes[item.client] = Lane()
+        lane.add(item)
+        self.tokens += item.length
+        self.squares += item.length**2
+        self._size += 1
+
+    def discard(self, item: QueuedSequence) -> None:
+        """Removes a sequence if it is in the queue."""
+        lane = self.lanes.get(item.client)
+        if lane is not None and lane.discard(item):
+            self.tokens -= item.length
+            self.squares -= item.length**2
+            self._size -= 1
+            if not lane.items:
+                del self.lanes[item.client]
 
 
 class ModelQueue:
     """One model's queues, its number of running calls and its latency model."""
 
-    def __init__(self, name: str, executor: Executor, counted_as: str | None = None) -> None:
-        """`name` is the name under which the executor knows the model, and `counted_as` that in the statistics."""
+    def __init__(
+        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], counted_as: str | None = None
+    ) -> None:
+        """Creates the queues of a model, which are empty.
+
+        Args:
+            name: the name under which the executor knows the model.
+            executor: knows the cost of its calls.
+            times: the virtual times of the clients in each priority, which all models share.
+            counted_as: its name in the statistics. None: the same.
+        """
         self.name = name
         self.counted_as = counted_as or name
-        self.by_priority: dict[Priority, SequenceQueue] = {"interactive": SequenceQueue(), "bulk": SequenceQueue()}
+        self.by_priority: dict[Priority, SequenceQueue] = {each: SequenceQueue(times[each]) for each in times}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations
         self._executor = executor
@@ -106,10 +191,23 @@ class ModelQueue:
         """The number of calls that may run at the same time."""
         return min(self._executor.size, self.latency.cost.max_calls or self._executor.size)
 
-    def backlog_s(self, priority: Priority, arrival: float) -> float:
-        """Predicts one core's seconds for the queued sequences that go before a new one with this arrival."""
+    def sequence_s(self, length: int) -> float:
+        """Predicts one core's seconds for a sequence, as part of full batches."""
+        return self.latency.backlog_s(1, length, length * length)
+
+    def backlog_s(self, priority: Priority, arrival: float, client: str | None = None) -> float:
+        """Predicts one core's seconds for the queued sequences that go before a new one with this arrival.
+
+        Of all clients, or of one.
+        """
         queue = self.by_priority[priority]
-        return self.latency.backlog_s(*queue.ahead_of(arrival)) if queue else 0.0
+        lane = queue if client is None else queue.lanes.get(client)
+        return self.latency.backlog_s(*lane.ahead_of(arrival)) if queue and lane is not None else 0.0
+
+    def lanes_s(self, priority: Priority) -> Iterator[tuple[str, float]]:
+        """Predicts one core's seconds for all sequences of each client."""
+        for client, lane in self.by_priority[priority].lanes.items():
+            yield client, self.latency.backlog_s(*lane.total)
 
     def work_s(self, lengths: Sequence[int]) -> float:
         """Predicts one core's seconds for sequences of these lengths, in batches as full as the limits allow."""

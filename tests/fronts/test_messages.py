@@ -157,7 +157,7 @@ def test_channel_is_lost_if_a_message_is_too_long_or_of_no_kind():
     assert asyncio.run(receive([no_kind])) == ([], 1)
 
 
-STATE = LoadState(10.0, True, False, 4, 0.5, 2.0, 0.01, [(0.1, 0.2, 0.3)])
+STATE = LoadState(10.0, True, False, 4, 0.5, 2.0, 0.01, {load_page.number_of("busy"): (3.0, 9.0)}, [(0.1, 0.2, 0.3)])
 
 
 def test_load_is_read_as_it_was_written_and_shrinks_with_the_time():
@@ -166,8 +166,9 @@ def test_load_is_read_as_it_was_written_and_shrinks_with_the_time():
     found = LoadReader(reader).read()
 
     assert found == STATE
-    assert [found.wait_s("interactive", at) for at in (9.0, 10.0, 10.25, 11.0)] == [0.5, 0.5, 0.25, 0.0]
-    assert found.wait_s("bulk", 10.5) == 1.5
+    assert [found.wait_s("other", "interactive", at) for at in (9.0, 10.0, 10.25, 11.0)] == [0.5, 0.5, 0.25, 0.0]
+    assert found.wait_s("other", "bulk", 10.5) == 1.5
+    assert [found.wait_s("busy", priority, 10.0) for priority in ("interactive", "bulk")] == [3.0, 9.0]
 
 
 def test_reader_keeps_the_last_state_while_another_is_written():

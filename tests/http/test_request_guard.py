@@ -37,7 +37,7 @@ class BusyRuntime:
     def admission(self) -> BusyRuntime:
         return self
 
-    def reserve(self, _: RequestRecord, left_s: float, priority: Priority, *, complete: bool) -> None:
+    def reserve(self, _: RequestRecord, left_s: float, priority: Priority, *, complete: bool, client: str) -> None:
         assert not complete
         if not admissible(self.wait_s, 0.0, left_s, priority):
             raise Unavailable("overloaded", "The queue is full.", retry_after=1.0)

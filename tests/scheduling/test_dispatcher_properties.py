@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import Internal, SwiftletError
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Batch, BatchResult, Cost, Outcome, Priority, TimedCall, WorkerLost
 from tests.support.fakes import (
     PATIENCE_S,
@@ -113,6 +114,7 @@ class Submitted:
     length: int
     deadline: float
     priority: Priority
+    client: str
     alone: bool  # whether it is the only sequence of its request
     task: asyncio.Task | None = None
     runs: int = 0
@@ -187,14 +189,14 @@ class SchedulingMachine(RuleBasedStateMachine):
         return [name for name, is_violated in found.items() if is_violated]
 
     def overtaken(self, younger: Submitted) -> bool:
-        """Returns whether an equal sequence arrived earlier, has as much time left, and still waits."""
+        """Returns whether an equal sequence of its client arrived earlier, has as much time left, and still waits."""
         return any(
             older.alone
             and younger.alone
             and older.runs == 0
             and not older.task.done()
             and not older.task.cancelling()
-            and (older.length, older.priority) == (younger.length, younger.priority)
+            and (older.length, older.priority, older.client) == (younger.length, younger.priority, younger.client)
             and older.deadline >= younger.deadline
             for older in self.asked[: younger.tag]
         )
@@ -205,17 +207,20 @@ class SchedulingMachine(RuleBasedStateMachine):
         lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
         timeout=st.sampled_from([0.0, 0.001, 0.1, 10.0]),
         priority=st.sampled_from(["interactive", "bulk"]),
+        client=st.sampled_from(["a", "b", "c"]),
     )
-    def submit(self, lengths, timeout, priority):
-        deadline = self.loop.time() + timeout
-        work = [Submitted(len(self.asked) + i, n, deadline, priority, len(lengths) == 1) for i, n in enumerate(lengths)]
+    def submit(self, lengths, timeout, priority, client):
+        deadline, alone = self.loop.time() + timeout, len(lengths) == 1
+        work = [Submitted(len(self.asked) + i, n, deadline, priority, client, alone) for i, n in enumerate(lengths)]
         self.asked += work
+        record = RequestRecord(account=client)
 
         async def request() -> list[Outcome | SwiftletError]:
             answers = []
             try:
                 async with asyncio.timeout_at(deadline):
-                    answers = self.scheduler.submit([encoding(one.tag, one.length) for one in work], deadline, priority)
+                    sequences = [encoding(one.tag, one.length) for one in work]
+                    answers = self.scheduler.submit(sequences, deadline, priority, record)
                     return await asyncio.gather(*answers, return_exceptions=True)
             finally:
                 assert self.loop.time() <= deadline + 1e-9
@@ -268,7 +273,25 @@ class SchedulingMachine(RuleBasedStateMachine):
         for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
             assert queue.tokens == sum(item.length for item in queue)
             assert queue.squares == sum(item.length**2 for item in queue)
-            assert [item.arrival for item in queue] == sorted(item.arrival for item in queue)
+            assert len(queue) == len(list(queue))
+            for client, lane in queue.lanes.items():
+                assert lane.total == (
+                    len(lane.items),
+                    sum(n := [item.length for item in lane.items]),
+                    sum(i * i for i in n),
+                )
+                assert [item.arrival for item in lane.items] == sorted(item.arrival for item in lane.items)
+                assert lane.items
+                assert {item.client for item in lane.items} == {client}
+
+    @invariant()
+    def every_sequence_has_a_turn(self):
+        for queue in self.queue.by_priority.values() if hasattr(self, "loop") else ():
+            in_turn = list(queue.in_turn(self.queue.sequence_s))
+            assert sorted(map(id, in_turn)) == sorted(map(id, queue))
+            assert not in_turn or queue.turn == (queue.times.of(in_turn[0].client), in_turn[0].arrival)
+            for lane in queue.lanes.values():
+                assert [item for item in in_turn if item in lane.items] == lane.items
 
     def teardown(self):
         if not hasattr(self, "loop"):

@@ -64,7 +64,8 @@ class Scheduler:
     ) -> list[asyncio.Future[Row]]:
         """Queues all sequences of a request, or raises Unavailable."""
         left_s = deadline - self.dispatcher.clock()
-        self.admission.commit(None, self.queue.name, [len(one.input_ids) for one in encodings], left_s, priority)
+        lengths, client = [len(one.input_ids) for one in encodings], "" if record is None else record.account
+        self.admission.commit(None, self.queue.name, lengths, left_s, priority, client)
         return self.dispatcher.submit(self.queue.name, encodings, deadline, priority, record)
 
     async def close(self, grace_s: float) -> bool:

@@ -21,6 +21,7 @@ from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
 from swiftlet_serve.service.percentile import percentile
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.scheduling.load import AdmissionPolicy
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import BatchResult, Cost, Priority, TimedCall
 from tests.support import virtual
 from tests.support.fakes import Scheduler
@@ -92,6 +93,7 @@ class Result:
     arrived: float
     length: int
     priority: Priority
+    client: str = ""
     outcome: str = "lost"  # or ok, refused, late
     seconds: float = math.nan
     retry_s: float = 0.0
@@ -108,6 +110,7 @@ class Client:
     retries: int = 0  # without a pause, after a refusal or a late answer
     sequences: int = 1  # of each request
     seed: int = 1
+    name: str = ""
 
 
 def encoding(length: int) -> Encoding:
@@ -125,7 +128,8 @@ async def ask(scheduler: Scheduler, result: Result, client: Client) -> None:
     sequences = [ENCODINGS[result.length]] * client.sequences
     try:
         async with asyncio.timeout(client.timeout_s):
-            await asyncio.gather(*scheduler.submit(sequences, result.arrived + client.timeout_s, client.priority))
+            deadline, record = result.arrived + client.timeout_s, RequestRecord(account=client.name)
+            await asyncio.gather(*scheduler.submit(sequences, deadline, client.priority, record))
         result.outcome = "ok"
     except Unavailable as refusal:
         result.outcome, result.retry_s = "refused", refusal.retry_after or 0.0
@@ -139,7 +143,7 @@ async def _send(scheduler: Scheduler, client: Client, until: float, results: lis
 
     async def persist(length: int) -> None:
         for _ in range(1 + client.retries):
-            result = Result(loop.time(), length, client.priority)
+            result = Result(loop.time(), length, client.priority, client.name)
             results.append(result)
             await ask(scheduler, result, client)
             if result.outcome == "ok":
