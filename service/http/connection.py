@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._table = table
         self._limits = table.limits
         self._loop = asyncio.get_running_loop()
-        self._parser = RequestParser(table.limits, self)
+        self._parser: RequestParser = None  # type: ignore[assignment]  # None before and after the connection
         self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
         self._socket: socket.socket | None = None
         self._low_water_bytes = 1  # that the kernel waits for before it wakes the event loop
@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own is wider
         self.transport = transport
         self.flow = FlowControl(transport)
+        self._parser = RequestParser(self._limits, self)  # not before, as a failed handshake breaks no cycles
         self._server, self._client = server_address(transport), client_address(transport)
         self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._socket = transport.get_extra_info("socket")

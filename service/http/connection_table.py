@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 10.0
 CROWDED_LOG_INTERVAL_S: Final = 60.0
+MANY: Final = 256  # connections whose memory is worth a search for free pages
 
 
 class ManagedConnection(Reader, Protocol):
@@ -86,6 +87,7 @@ class ConnectionTable:
         self.tasks: set[asyncio.Task[None]] = set()  # one per request in progress
         self.waiting: OrderedDict[ManagedConnection, None] = OrderedDict()  # for their clients; the longest wait first
         self.per_address: Counter[str] = Counter()
+        self._peak = 0  # of the number of connections, since they last fell far
         self._on_refused = on_refused
         self._refusals: Counter[str] = Counter()  # by error code, since the last line of log
         self._next_log = -math.inf
@@ -98,6 +100,7 @@ class ConnectionTable:
         self.connections.add(connection)
         self.per_address[connection.address] += 1
         count, limit = len(self.connections), self.limits.connections
+        self._peak = max(self._peak, count)
         if self._exceeds_share(connection):
             has_place, max_refused = self._evict(connection.address), limit * 7 // 8
         else:
@@ -114,6 +117,13 @@ class ConnectionTable:
         self.per_address[connection.address] -= 1
         if not self.per_address[connection.address]:
             del self.per_address[connection.address]
+
+    def has_fallen(self) -> bool:
+        """Returns whether the number of connections has fallen by `MANY` since its peak. If so, a new peak begins."""
+        fallen = self._peak - len(self.connections) >= MANY
+        if fallen:
+            self._peak = len(self.connections)
+        return fallen
 
     def count_disconnect(self) -> None:
         """Counts a request whose client disconnected before it started."""

@@ -12,6 +12,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 
+from swiftlet_serve.service import memory
 from swiftlet_serve.service.http.connection import Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits
@@ -22,6 +23,7 @@ from swiftlet_serve.service.settings import Settings
 
 UNUSED_S: Final = 1.0  # for a new connection to send its request while the port closes
 CANCEL_S: Final = 0.3  # for cancelled requests to respond
+RELEASE_EVERY_S: Final = 10.0  # at most: it takes up to a tenth of a second for thousands of connections
 POLL_S: Final = 0.02  # between two looks at the open connections
 
 
@@ -41,6 +43,7 @@ class Port:
         """Creates a port; the callbacks and `task_routes` are those of its `ConnectionTable`."""
         self._listener = listener
         self._adopted: list[Listener] = []  # of other processes
+        self._next_release = 0.0  # of memory
         limits = Limits(proxies=settings.trusted_proxies)
         self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes, on_crowded)
 
@@ -66,7 +69,7 @@ class Port:
 
     def open(self) -> None:
         """Serves connections on the running event loop."""
-        self._update_date()
+        self._tick()
         self._accept(self._listener)
 
     async def serve(self) -> None:
@@ -123,9 +126,14 @@ class Port:
     def _accept(self, listener: Listener) -> None:
         listener.open(lambda: Connection(self._table), lambda: self._table.read_scheduler.has_backlog)
 
-    def _update_date(self) -> None:
+    def _tick(self) -> None:
+        """Updates the date and, after many connections, returns memory to the system. The allocator would keep it."""
         self._table.default_headers = [(b"date", formatdate(usegmt=True).encode()), NOSNIFF]
-        asyncio.get_running_loop().call_later(1, self._update_date)
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._next_release and self._table.has_fallen():
+            memory.release_free_memory()
+            self._next_release = loop.time() + RELEASE_EVERY_S
+        loop.call_later(1, self._tick)
 
 
 class AdminThread(threading.Thread):

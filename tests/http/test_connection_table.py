@@ -10,7 +10,7 @@ import pytest
 
 from swiftlet_serve.service.errors import Unavailable
 from swiftlet_serve.service.http import connection_table
-from swiftlet_serve.service.http.connection import HEAD
+from swiftlet_serve.service.http.connection import HEAD, Connection
 from swiftlet_serve.service.http.connection_table import ConnectionTable
 from swiftlet_serve.service.http.limits import Limits, default_max_connections
 from tests.support.connections import (
@@ -146,6 +146,22 @@ def test_limits_leave_half_of_the_file_descriptors(monkeypatch):
             "swiftlet_serve.service.http.limits.resource.getrlimit", lambda _, files=files: (files, files)
         )
         assert default_max_connections() == connections
+
+
+def test_table_tells_once_that_many_connections_have_closed():
+    async def scenario() -> None:
+        table = ConnectionTable(RecordingApp(), Limits(connections=4096))
+        opened = [Connection(table) for _ in range(connection_table.MANY)]
+        for connection in opened:
+            table.add(connection)
+        assert not table.has_fallen()
+        for connection in opened[1:]:
+            table.remove(connection)
+        assert not table.has_fallen()
+        table.remove(opened[0])
+        assert [table.has_fallen(), table.has_fallen()] == [True, False]
+
+    run(scenario())
 
 
 def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -169,3 +171,22 @@ def test_handshakes_end_with_the_server(tls, at_once):
             await until(lambda: all(is_closed(one) for one in silent))
 
     run(scenario())
+
+
+def test_failed_handshake_leaves_no_reference_cycle(tls):
+    """The garbage collector runs rarely, and each connection has buffers of some 50 kB."""
+
+    async def scenario() -> None:
+        async with serving(tls) as served:
+            await served.connect(3)
+            gone = [weakref.ref(connection) for connection in served.table.connections]
+            for connection in served.silent:
+                connection.close()
+            await until(lambda: not served.table.connections)
+            await until(lambda: not any(one() for one in gone))
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()

@@ -294,6 +294,86 @@ async def _slow(server: ServerProcess, sink: int, count: int, seconds: float) ->
     return before_s, during_s, failed
 
 
+# Starvation
+
+
+def starvation(artifact_dir: Path, scale: float) -> list[Outcome]:
+    """Sends ordinary requests beside connections that pipeline requests for a page without an end, and without a key.
+
+    The large body at the start blocks reads for a moment: the order of reads must recover from it.
+    """
+    count, seconds = 64, max(5.0, 20 * scale)
+    outcomes = []
+    for name, trigger in (("", b""), (", after a large body", b'{"inputs": [' + b'"a", ' * 200_000 + b'"a"]}')):
+        with serving(_models(artifact_dir), "echo", "--log-level", "warning") as server:
+            alone_s, beside_s, failed = uvloop.run(_starve(server, count, seconds, trigger))
+            logged = server.logged().count("Pages and pipelined requests")
+        shown = f"{1000 * alone_s:.1f} -> {1000 * beside_s:.1f} ms"
+        passed = beside_s <= max(3 * alone_s, 0.005)  # some milliseconds are noise
+        outcomes += [
+            Outcome(f"p99 beside pipelining{name}", count, shown, "<= 3 x", passed),
+            Outcome(f"failures beside pipelining{name}", count, str(failed), "0", failed == 0),
+            Outcome(f"lines of log about it{name}", count, str(logged), "1 a minute", logged == 1),
+        ]
+    return outcomes
+
+
+async def _starve(server: ServerProcess, count: int, seconds: float, trigger: bytes) -> tuple[float, float, int]:
+    """Returns the p99 of requests alone and beside the attack in seconds, and the number of failures."""
+    client = Client(server.url)
+    request, failed = request_bytes("/classify", b'{"inputs": "fine"}'), 0
+
+    async def quick() -> float:
+        latencies_s: list[float] = []
+
+        async def send(due: float) -> None:
+            nonlocal failed
+            try:
+                failed += (await client.send(request)).status != 200
+            except (ConnectionLost, OSError):
+                failed += 1
+            latencies_s.append(time.monotonic() - due)
+
+        await open_loop(poisson(50, seconds, random.Random(7)), send)
+        return percentile(latencies_s, 0.99)
+
+    alone_s = await quick()
+    program = [sys.executable, "-c", PIPELINER, str(server.port), str(count)]
+    attack = await asyncio.create_subprocess_exec(*program)  # on a core of its own, if there is one
+    try:
+        await asyncio.sleep(1.5)  # longer than a crowd must last before the log tells of it
+        if trigger:
+            await client.send(request_bytes("/classify", trigger))
+        beside_s = await quick()
+    finally:
+        attack.kill()
+        await attack.wait()
+    client.close()
+    return alone_s, beside_s, failed
+
+
+PIPELINER: Final = """
+import selectors, socket, sys, time
+port, count = map(int, sys.argv[1:])
+selector = selectors.DefaultSelector()
+for _ in range(count):
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setblocking(False)
+    selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+requests = b"GET /health/live HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n" * 200
+while True:
+    for key, events in selector.select(1):
+        try:
+            if events & selectors.EVENT_READ:
+                key.fileobj.recv(1 << 16)
+            if events & selectors.EVENT_WRITE:
+                key.fileobj.send(requests)
+        except OSError:
+            pass
+    time.sleep(0.002)
+"""
+
+
 # Memory
 
 
@@ -403,6 +483,7 @@ CASES: Final[dict[str, Case]] = {
     "deliveries": deliveries,
     "restarts": restarts,
     "slow-clients": slow_clients,
+    "starvation": starvation,
     "memory": memory,
     "latency": latency,
     "overload": overload,
