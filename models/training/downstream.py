@@ -78,7 +78,8 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
     Raises:
         DatasetError: the file is not a table of labelled texts.
     """
-    texts = datasets.labelled(data / work.evaluate)[work.evaluate_skip :][: work.evaluate_limit]
+    names = work.labels if len(work.labels) > 1 else ()
+    texts = datasets.labelled(data / work.evaluate, names)[work.evaluate_skip :][: work.evaluate_limit]
     encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
     examples = [Example(one, (text.label,)) for one, text in zip(encodings, texts, strict=True)]
     right = 0

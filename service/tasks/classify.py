@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Manifest, Problem
-from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.metrics import Score
 from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve.service import tasks
@@ -210,7 +209,7 @@ def _text(item: str | Pair, pointer: str) -> Text:
 
 
 class Evaluator(tasks.Evaluator):
-    """Measures accuracy on tab-separated texts with labels. Blank texts are skipped.
+    """Measures accuracy on texts with the names or numbers of their labels. Blank texts are skipped.
 
     A model with two labels also gets the Matthews correlation and the F1 of its second label.
     """
@@ -219,12 +218,7 @@ class Evaluator(tasks.Evaluator):
         self._labels = task.labels
 
     def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for example in datasets.labelled(data)[skip:stop]:
-            if example.label >= len(self._labels):
-                raise DatasetError(
-                    f"{data.name} has the label {example.label}, but the model has {len(self._labels)} labels, "
-                    "numbered from 0."
-                )
+        for example in datasets.labelled(data, self._labels)[skip:stop]:
             if example.text.strip():
                 yield _case(example.text, self._labels[example.label])
 

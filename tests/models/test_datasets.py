@@ -74,15 +74,17 @@ def test_labelled_accepts_empty_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"label\twords\n1\tfine\n", "no text column. Name one sentence, content, document or text."),
-        (b"label\tsentence\n1\tfine\n1\n", "line 3 has no label and text"),
-        (b"label\tsentence\ngood\tfine\n", "line 2 has no label and text"),
-        (b"label\tsentence\n-1\tfine\n", "line 2 has no label and text"),
-        (b"label\tsentence\n0.5\tfine\n", "line 2 has no label and text"),
-        (b"gj04\t1\t\tfine\nsentence\n", "line 2 has no label and text"),
-        (b'{"data": []}\n', "line 1 has no label and text"),
-        (b"label\tsentence\n1\tfine\n\n1\tfine\n", "line 3 has no label and text"),
-        (b"label\tsentence\n" + b"9" * 5000 + b"\tfine\n", "line 2 has no label and text"),
+        (
+            b"label\twords\n1\tfine\n",
+            "none of the 2 columns of the first line is named text. Expected lines of JSON",
+        ),
+        (b"label\tsentence\n1\tfine\n1\n", "line 3: it does not have 2 columns like the header, but 1"),
+        (b"label\tsentence\ngood\tfine\n", "line 2: its label is no number from 0"),
+        (b"label\tsentence\n-1\tfine\n", "line 2: its label is no number from 0"),
+        (b"label\tsentence\n0.5\tfine\n", "line 2: its label is no number from 0"),
+        (b"gj04\t1\t\tfine\nsentence\n", "line 2: it has no text"),
+        (b'{"data": []}\n', "line 1: it has no text"),
+        (b"label\tsentence\n" + b"9" * 5000 + b"\tfine\n", "line 2: its label is no number from 0"),
         (b"label\tsentence\n1\t\xff\xfe\n", "is not UTF-8 text"),
     ],
 )
@@ -168,7 +170,7 @@ def test_documents_reads_table(tmp_path):
     file = write(tmp_path / "train.tsv", "id\tdocument\tlabel\n9\t아름다운 영화\t1\n8\t \t0\n7\tno = good\t0\n")
 
     assert list(documents(file)) == ["아름다운 영화", "no = good"]
-    with pytest.raises(DatasetError, match="line 1 has no label and text"):
+    with pytest.raises(DatasetError, match="line 1: it has no text"):
         list(documents(write(tmp_path / "other.tsv", "one\ntwo\n")))
 
 
@@ -293,7 +295,7 @@ def test_inferences_reads_pairs(tmp_path):
 def test_inferences_rejects_other_formats(tmp_path):
     path = write_lines(tmp_path / "labels.jsonl.gz", {"text": "It rains.", "label": "weather"})
 
-    with pytest.raises(DatasetError, match=r"^labels\.jsonl\.gz does not hold premises and hypotheses: KeyError"):
+    with pytest.raises(DatasetError, match=r"^labels\.jsonl\.gz: line 1: it has no premise"):
         datasets.inferences(path)
 
 
@@ -329,7 +331,7 @@ def test_documents_reads_questions_and_contexts_once(tmp_path):
 def test_documents_rejects_other_lines_of_json(tmp_path, content):
     (tmp_path / "nli.jsonl").write_bytes(content)
 
-    with pytest.raises(DatasetError, match=r"^nli\.jsonl cannot be read as lines of JSON"):
+    with pytest.raises(DatasetError, match=r"^nli\.jsonl(: line 1 is not an object of JSON| is not UTF-8 text)"):
         list(documents(tmp_path / "nli.jsonl"))
 
 
@@ -345,3 +347,155 @@ def test_documents_rejects_other_lines_of_json(tmp_path, content):
 )
 def test_label_words_splits_names(label, words):
     assert datasets.label_words(label) == words
+
+
+REVIEWS = [("a good, warm film", "good"), ('it says "no"', "bad"), ("two\nlines", "neither")]
+NAMES = ("bad", "good", "neither")
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+def table(rows: list[tuple[str, str]], separator: str) -> str:
+    return "".join(f"{label}{separator}{quoted(text)}\n" for text, label in [("text", "label"), *rows])
+
+
+def lines(rows: list[tuple[str, Any]], name: str = "text") -> str:
+    return "".join(json.dumps({name: text, "label": label}) + "\n" for text, label in rows)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", table(REVIEWS, ",")),
+        ("a.csv", table(REVIEWS, ";")),
+        ("a.csv", table(REVIEWS, "\t")),
+        ("a.txt", table(REVIEWS, ",")),
+        ("a.csv", table(REVIEWS, ",").replace("label", " Label").replace("text", "Sentence")),
+        ("a.jsonl", lines(REVIEWS)),
+        ("a.jsonl", lines([(text, NAMES.index(label)) for text, label in REVIEWS])),
+        ("a.jsonl", lines([(text, [label.upper()]) for text, label in REVIEWS], "sentence")),
+        ("a", "\n\n" + lines(REVIEWS)),
+    ],
+)
+def test_labelled_reads_every_format_that_people_have(tmp_path, name, content, end, encoding):
+    for file in (tmp_path / name, tmp_path / f"{name}.gz"):
+        encoded = content.replace("\n", end).encode(encoding)
+        file.write_bytes(gzip.compress(encoded) if file.suffix == ".gz" else encoded)
+        found = labelled(file, NAMES)
+
+        assert [one.label for one in found] == [1, 0, 2]
+        assert [one.text.replace("\r", "") for one in found] == [text for text, _ in REVIEWS]
+
+
+@pytest.mark.parametrize("label", ["good", "GOOD", " Good ", "1"])
+def test_labelled_reads_names_and_numbers_of_tab_separated_texts(tmp_path, label):
+    file = write(tmp_path / "a.tsv", f'\ufefflabel\tsentence\n{label}\ta "warm film\n\n')
+
+    assert labelled(file, NAMES) == [Labelled('a "warm film', 1)]
+
+
+def test_label_that_differs_in_capitals_only_is_read_exactly(tmp_path):
+    file = write(tmp_path / "a.tsv", "label\ttext\nus\tone\nUS\ttwo\n")
+
+    assert [one.label for one in labelled(file, ("US", "us"))] == [1, 0]
+    with pytest.raises(DatasetError, match="its label is none of"):
+        labelled(write(tmp_path / "b.tsv", "label\ttext\nUs\tone\n"), ("US", "us"))
+
+
+def test_labels_that_are_numbers_are_names_and_only_numbers_of_json_are_indices(tmp_path):
+    stars = ("1", "2", "3")
+    text, number = write(tmp_path / "a.jsonl", lines([("x", "1")])), write(tmp_path / "b.jsonl", lines([("x", 1)]))
+
+    assert labelled(write(tmp_path / "a.tsv", "label\ttext\n1\tx\n3\tx\n"), stars) == [
+        Labelled("x", 0),
+        Labelled("x", 2),
+    ]
+    assert (labelled(text, stars)[0].label, labelled(number, stars)[0].label) == (0, 1)
+    with pytest.raises(DatasetError, match="its label is none of 1, 2, 3"):
+        labelled(write(tmp_path / "b.tsv", "label\ttext\n0\tx\n"), stars)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            "label,text\nsecret,private\n",
+            "line 2: its label is none of bad, good, neither, and no number from 0",
+        ),
+        ("a.csv", "label,text\n3,private\n", "line 2: its label is none of"),
+        ("a.csv", 'label,text\n1,"two\nlines"\nsecret,private\n', "line 4: its label is none of"),
+        ("a.csv", "label,text\n1,private, too\n", "line 2: it does not have 2 columns like the header, but 3"),
+        ("a.csv", 'label,text\n1,"private\n', "line 2 cannot be read as comma-separated text: unexpected end of data"),
+        ("a.csv", "1,private\n", "it has no text"),
+        ("a.tsv", "label\ttext\n1\tprivate\tmore\n", "line 2: it does not have 2 columns like the header, but 3"),
+        ("a.jsonl", '{"label": 1, "text": "x"}\nprivate\n', "line 2 is not an object of JSON"),
+        ("a.jsonl", '{"label": true, "text": "private"}\n', "line 1: its label is none of"),
+        ("a.jsonl", '{"label": ["good", "bad"], "text": "private"}\n', "line 1: its label is none of"),
+        ("a.jsonl", '{"label": null, "text": "private"}\n', "line 1: it has no label"),
+        ("a.jsonl", '{"label": 1, "text": 5}\n', "line 1: its text is not a text"),
+        ("a.jsonl", '{"label": 1, "body": "private"}\n', "line 1: it has no text. Expected lines of JSON, or a table"),
+    ],
+)
+def test_labelled_errors_name_the_line_and_quote_nothing(tmp_path, name, content, message):
+    with pytest.raises(DatasetError) as refused:
+        labelled(write(tmp_path / name, content), NAMES)
+
+    assert message in str(refused.value)
+    assert "private" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_error_of_a_model_with_many_labels_shows_ten(tmp_path):
+    names = [f"intent_{number}" for number in range(150)]
+    with pytest.raises(DatasetError, match="intent_9 and 140 more, and no number from 0 to 149"):
+        labelled(write(tmp_path / "a.tsv", "label\ttext\nother\tx\n"), names)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_all_readers_accept_a_byte_order_mark(tmp_path, mark):
+    def file(name: str, content: str) -> Path:
+        return write(tmp_path / name, mark + content)
+
+    pair = datasets.Similar("one", "two", 3.5)
+    for name, content in (
+        ("a.csv", "one,two,3.5\n"),
+        ("b.csv", "sentence1,sentence2,score\none,two,3.5\n"),
+        ("c.csv", "first,second,similarity\none,two,3.5\n"),
+        ("a.tsv", "genre\tscore\tsentence1\tsentence2\nx\t3.5\tone\ttwo\n"),
+        ("a.jsonl", '{"sentence1": "one", "sentence2": "two", "label": 3.5}\n'),
+    ):
+        assert datasets.similar(file(name, content)) == [pair]
+    assert datasets.named(file("n.csv", "text,label\none,calm\n")) == [Named("one", "calm")]
+    assert datasets.inferences(file("i.tsv", "premise\thypothesis\tlabel\na\tb\tneutral\n")) == [
+        Inference("a", "b", "neutral")
+    ]
+    ranks = datasets.ranked(file("r.csv", "query,text,label\nq,one,1\nq,two,0\n"))
+    assert ranks == [datasets.Candidates("q", ("one", "two"), (True, False))]
+    assert questions(file("q.json", squad({"id": "7", "question": "What?", "answers": []})))[0].question == "What?"
+    assert datasets.tagged(file("t.conll", "Rome B-LOC\nis O\n"))[0].spans == ((0, 4, "LOC"),)
+    assert list(documents(file("d.txt", "= One =\ntext\n"))) == ["text"]
+    assert list(documents(file("d.csv", "label,text\ncalm,one\n"))) == ["one"]
+
+
+@pytest.mark.parametrize("label", ["0", "2", "-1"])
+def test_relations_are_named(tmp_path, label):
+    """A number means another relation in another data set, and would count as a relation that the model lacks."""
+    for name, content in (
+        ("a.tsv", f"premise\thypothesis\tlabel\na\tb\t{label}\n"),
+        ("a.jsonl", f'{{"premise": "a", "hypothesis": "b", "label": {label}}}\n'),
+    ):
+        with pytest.raises(DatasetError, match="its label is a number and not a name such as entailment"):
+            datasets.inferences(write(tmp_path / name, content))
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    with pytest.raises(DatasetError, match=r"^a\.csv cannot be read: FileNotFoundError"):
+        labelled(tmp_path / "a.csv")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
+    with pytest.raises(DatasetError, match=r"^b\.jsonl\.gz cannot be read: EOFError"):
+        labelled(tmp_path / "b.jsonl.gz")

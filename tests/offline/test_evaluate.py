@@ -356,11 +356,15 @@ def test_evaluate_reports_progress(tmp_path, good):
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        ("good", "label\tsentence\n3\tfine\n", "texts has the label 3, but the model has 3 labels"),
+        (
+            "good",
+            "label\tsentence\n3\tfine\n",
+            "texts: line 2: its label is none of bad, good, neither, and no number",
+        ),
         ("good", "label\tsentence\n", "texts holds no example"),
         ("good", "", "texts holds no example"),
         ("good", "label\tsentence\n1\t \n", "texts holds no example"),
-        ("good", '{"data": []}', "texts: line 1 has no label and text"),
+        ("good", '{"data": []}', "texts: line 1: it has no text"),
         ("span_finder", "label\tsentence\n1\tfine\n", "texts is not in SQuAD's format"),
         ("span_finder", '{"data": []}', "texts holds no example"),
         ("span_finder", "EMPTY", "texts holds an example that cannot be answered: The text is empty."),

@@ -192,11 +192,11 @@ def test_line_without_tag_is_refused(tmp_path: Path, content: str) -> None:
         read(tmp_path, content)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", gzip.compress(b"a O\n" * 99, mtime=0)[:-9]])
+@pytest.mark.parametrize("content", [b"\xff\xfd", gzip.compress(b"a O\n" * 99, mtime=0)[:-9]])
 def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / ("data.gz" if content[:2] == b"\x1f\x8b" else "data.conll")
     file.write_bytes(content)
-    with pytest.raises(DatasetError, match="cannot be read as text"):
+    with pytest.raises(DatasetError, match=r"is not UTF-8 text|cannot be read: EOFError"):
         datasets.tagged(file)
 
 

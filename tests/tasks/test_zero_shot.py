@@ -226,7 +226,7 @@ def test_evaluator_takes_the_labels_of_the_file_as_candidates(task: zero_shot.Ze
 def test_evaluator_refuses_other_files(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
     data = tmp_path / "texts.tsv"
     data.write_text("label\tsentence\n0\tgood\n")
-    with pytest.raises(DatasetError, match=r"texts\.tsv does not hold texts with labels"):
+    with pytest.raises(DatasetError, match=r"texts\.tsv: line 2: its label is a number and not a name"):
         list(zero_shot.Evaluator(task).cases(data, 0, None))
 
 

@@ -31,8 +31,9 @@ def read_texts(work: Finetuning, data: Path) -> list[Labelled]:
     """
     found = []
     labels = max(2, len(work.labels))  # a single label is there, 1, or not, 0
+    names = work.labels if len(work.labels) > 1 else ()
     for file, count in work.train.items():
-        texts = take_evenly(datasets.labelled(data / file), count)
+        texts = take_evenly(datasets.labelled(data / file, names), count)
         if any(text.label >= labels for text in texts):
             raise DatasetError(f"{file} has a label above {labels - 1}, and the labels of the recipe count from 0.")
         found += texts

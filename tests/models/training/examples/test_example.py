@@ -223,7 +223,7 @@ def test_read_texts_rejects_a_label_that_the_recipe_does_not_name(tmp_path, labe
     if is_valid:
         assert [text.label for text in read_texts(work, tmp_path)] == [0, largest]
     else:
-        with pytest.raises(DatasetError, match=r"a\.tsv has a label above 1"):
+        with pytest.raises(DatasetError, match=r"a\.tsv(: line 3: its label is none of no, yes| has a label above 1)"):
             read_texts(work, tmp_path)
 
 

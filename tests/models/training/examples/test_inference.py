@@ -85,5 +85,5 @@ def test_read_examples_rejects_a_relation_that_fits_several_labels(tmp_path):
 def test_read_examples_rejects_other_lines(tmp_path):
     write_lines(tmp_path / "other.jsonl", {"question": "who?"})
 
-    with pytest.raises(DatasetError, match=r"^other\.jsonl does not hold texts with labels"):
+    with pytest.raises(DatasetError, match=r"^other\.jsonl: line 1: it has no (label|text)"):
         read_examples(finetuning(other__jsonl=1), tmp_path, TOKENIZER)

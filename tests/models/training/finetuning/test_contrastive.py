@@ -104,7 +104,7 @@ def test_the_kind_of_its_subject_is_the_partner_of_an_article(tmp_path):
 @pytest.mark.parametrize("content", ['{"a": 1}\n', "no json\n", '["x"]\n'])
 def test_a_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "odd.jsonl").write_text(content, "utf-8")
-    with pytest.raises(DatasetError, match=r"odd\.jsonl does not hold texts with labels"):
+    with pytest.raises(DatasetError, match=r"odd\.jsonl: line 1"):
         read_pairs(finetuning(odd__jsonl=9), tmp_path)
 
 
