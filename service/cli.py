@@ -93,7 +93,7 @@ def key(name: str, file: Path | None) -> None:
     """Creates an API key for NAME.
 
     The key is printed once, on standard error. Its line for `api_keys_file` holds only the hash of the key:
-    swiftlet key NAME --file keys. A server that runs reads the file anew on SIGHUP.
+    swiftlet key NAME --file keys. A server that runs reloads the file on SIGHUP.
     """
     from swiftlet_serve.service.http.api_keys import add_line, make_key
 

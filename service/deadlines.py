@@ -37,7 +37,7 @@ class Deadlines:
             self._set_timer(loop, limit.deadline)
 
     def discard(self, limit: Limit) -> None:
-        """Ends to watch a limit. The timer stays: it fires once, and finds nothing to do."""
+        """Stops watching a limit. The timer stays: it fires once, and finds nothing to do."""
         self._limits.discard(limit)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, at: float) -> None:

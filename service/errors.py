@@ -1,26 +1,7 @@
 """Errors of the service.
 
 Every error of a request is a `SwiftletError`. Its class sets the HTTP status and the title; the instance adds a code
-and a detail:
-
-    SwiftletError
-    ├── InvalidRequest 400           bad_framing, invalid_json, invalid_utf8
-    ├── Unauthorized 401             missing_key, bad_key
-    ├── NotFound 404                 unknown_route, unknown_model
-    ├── MethodNotAllowed 405         method_not_allowed
-    ├── RequestTimeout 408           receive_timeout
-    ├── PayloadTooLarge 413          body_too_large
-    ├── UriTooLong 414               uri_too_long
-    ├── UnsupportedMediaType 415     unsupported_media_type, unsupported_encoding
-    ├── Unprocessable 422            validation_failed, input_too_long, empty_input, no_mask, too_many_masks,
-    │                                answer_too_large, model_not_loaded
-    ├── TooManyRequests 429          quota_exceeded
-    ├── HeadersTooLarge 431          headers_too_large
-    ├── Internal 500                 internal, invalid_engine_output, tokenizer_failed
-    ├── Unavailable 503              overloaded, draining, engine_unavailable, model_loading,
-    │                                model_unavailable
-    ├── DeadlineExceeded 504         deadline_exceeded
-    └── DeadlineTooShort 504         deadline_too_short
+and a detail. `docs/reference/errors.md` lists them all.
 
 Codes are part of the API: their meaning never changes. No message contains text from the request.
 

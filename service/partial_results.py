@@ -1,4 +1,4 @@
-"""Requests with several inputs of which each may fail separately (`"partial": true`).
+"""Requests whose inputs may fail one by one (`"partial": true`).
 
 Each input has the answer that it would have alone. The error of an input, in its text or in the engine's output, takes
 the place of its answer. An error of the request as a whole (its parameters, its admission, its deadline) still fails

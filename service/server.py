@@ -1,7 +1,8 @@
 """Runs the service: start-up, serving, draining and shutdown.
 
-The event loop is uvloop, and uvicorn runs each request. uvicorn's own server is not used: it closes its listener before
-it finishes the open connections, so that every restart loses the requests that are on their way.
+The event loop is uvloop. uvicorn runs the requests that `TaskRoutes` leaves to the ASGI application. Its own server is
+not used: it closes its listener before it finishes the open connections, so that every restart loses the requests that
+are on their way.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class PublicPort(Protocol):
         """Notes that the server stops soon."""
 
     def reload(self) -> None:
-        """Makes other processes read the API keys and the certificate anew."""
+        """Makes other processes reload the API keys and the certificate."""
 
     async def close(self) -> None:
         """Stops accepting connections. Returns when every request on an open connection is answered."""
@@ -224,7 +225,7 @@ class Server:
         manager: ModelManager | None = None,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
-        self.credentials: Credentials | None = None  # to read anew on SIGHUP
+        self.credentials: Credentials | None = None  # to reload on SIGHUP
         self._config = uvicorn.Config(
             app, lifespan="on", log_config=None, log_level=None if settings.log_level == "debug" else "warning"
         )

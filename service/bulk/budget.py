@@ -32,7 +32,7 @@ class Budget:
         return cls(text, number, is_share)
 
     def rows(self, total: int) -> int:
-        """Returns the bad rows that a job of so many rows may have."""
+        """Returns the number of bad rows allowed for a job of this size."""
         return math.floor(self.number * total) if self.is_share else int(self.number)
 
     def check(self, bad: int, total: int, codes: Mapping[str, int]) -> None:

@@ -110,7 +110,7 @@ class Coordinator:
         self._order(Kind.LEAVE)
 
     def reload(self) -> None:
-        """Makes the fronts read the API keys and the certificate anew."""
+        """Makes the fronts reload the API keys and the certificate."""
         self._order(Kind.RELOAD)
 
     async def close(self) -> None:

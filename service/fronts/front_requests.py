@@ -31,7 +31,7 @@ class FrontRequests:
     """Admits the requests of a front, queues them and sends their results."""
 
     def __init__(self, runtime: Runtime, models: Sequence[str], send: Callable[[bytes], None]) -> None:
-        """Creates the requests of a front, of which there are none yet.
+        """Starts with no requests.
 
         Args:
             runtime: the coordinator's runtime, with the one queue, admission and rate limiter.

@@ -55,7 +55,7 @@ class Kind(enum.IntEnum):
     LEAVE = 14  # C: the server stops soon
     CLOSE = 15  # C: answer what is in progress, and exit
     ABORT = 16  # C: cancel what is in progress, and exit
-    RELOAD = 17  # C: read the API keys and the certificate anew
+    RELOAD = 17  # C: reload the API keys and the certificate
 
 
 HEADER: Final = struct.Struct("<IIQ")

@@ -127,7 +127,7 @@ class CoordinatorRequests:
     """The requests that this front has submitted to the coordinator."""
 
     def __init__(self, send: Send, stats: RequestStats, rate_limiter: RemoteRateLimiter | None) -> None:
-        """Creates the requests of a front, of which there are none yet.
+        """Starts with no requests.
 
         Args:
             send: sends a message to the coordinator.

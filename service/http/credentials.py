@@ -56,7 +56,7 @@ class Credentials:
         return None if self.certificate is None else self.certificate.context
 
     def reload(self) -> None:
-        """Reads the files anew. What is invalid stays as it was."""
+        """Reloads the files. What is invalid stays as it was."""
         for title, path, held in self._key_files:
             try:
                 held.replace(ApiKeys.read(path))

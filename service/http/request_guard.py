@@ -1,6 +1,6 @@
 """Checks of a request's head: API key, rate limit, deadline and expected wait.
 
-The checks run before any route is searched and before the body is read, so a refusal costs very little.
+The checks run once the path's route is known and before the body is read, so a refusal costs very little.
 """
 
 from __future__ import annotations

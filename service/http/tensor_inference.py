@@ -163,7 +163,7 @@ def _place(inputs: Sequence[Tensor], pointer: str) -> str:
 
 
 def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
-    """Returns the inputs of the task, and the tensors that are none.
+    """Returns the inputs of the task, and the remaining tensors.
 
     Raises:
         Unprocessable: the task's inputs are missing, or they have different numbers of texts.

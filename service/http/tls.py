@@ -47,7 +47,7 @@ class Certificate:
         """The private key and the chain of certificates."""
 
     def reload(self) -> None:
-        """Reads the files anew.
+        """Reloads the files.
 
         Raises:
             SetupError: the files are invalid. The certificate stays as it is.

@@ -55,7 +55,7 @@ class DesiredModel(_Strict):
         Field(description="Shares of the requests that name no version. Requests with equal keys stay together."),
     ] = Field(default_factory=dict)
     shadow: Shadow | None = None
-    pinned: Annotated[bool, Field(description="Whether the model stays in memory at any rate.")] = False
+    pinned: Annotated[bool, Field(description="Whether the model always stays in memory.")] = False
 
     @model_validator(mode="after")
     def _check_default(self) -> DesiredModel:

@@ -121,7 +121,7 @@ class ModelManager:
         self._watcher = asyncio.create_task(self._watch())
 
     def stop(self) -> None:
-        """Stops to follow the repository. Models that requests wait for are still loaded."""
+        """Stops following the repository. Models that requests wait for are still loaded."""
         self._stopping.set()
 
     async def close(self) -> None:
@@ -239,7 +239,7 @@ class ModelManager:
         self._explicit[name] = wanted
 
     async def unload(self, name: str) -> None:
-        """Stops to serve a model. Returns once its requests have ended.
+        """Stops serving a model. Returns once its requests have ended.
 
         Raises:
             NotFound: the model is not served.

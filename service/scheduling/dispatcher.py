@@ -10,10 +10,10 @@ An idle core starts immediately with its share of the queue. While all cores are
 next batch. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
 met, is dropped before a batch is formed.
 
-Interactive work goes before bulk work, of which one batch in `BULK_EVERY` is, so that it makes progress. Within a
-priority, clients take turns by `ClientTimes`, so that each that has work gets an equal share of the engine. The order
-of one client's sequences is that of arrival. The second sequence of a request queues as if it arrived when the first
-one is done, and so on. A request with many sequences so lets other requests of its client pass.
+Interactive work goes first. One batch in `BULK_EVERY` is bulk, so that bulk work makes progress. Within a priority,
+clients take turns by `ClientTimes`, so that each that has work gets an equal share of the engine. The order of one
+client's sequences is that of arrival. The second sequence of a request queues as if it arrived when the first one is
+done, and so on. So a request with many sequences lets others of its client pass.
 
 A call can lose its worker process (`WorkerLost`). If the call cannot be the cause, its sequences go back to their
 place in the queue. Otherwise they are suspects: each runs alone, one suspect at a time. A suspect whose call loses the

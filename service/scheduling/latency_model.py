@@ -26,7 +26,7 @@ class LatencyModel:
     A call takes `fixed + token * T + square * S` seconds. T is the number of tokens that the call is charged for, and
     S is the sum of the squared lengths, for attention. The three coefficients are always positive. Each observed call
     updates their logarithms, in proportion to their shares of the prediction (normalised least mean squares). Batches
-    of different shapes so separate the three coefficients.
+    of different shapes tell the three coefficients apart.
     """
 
     def __init__(self, cost: Cost) -> None:
