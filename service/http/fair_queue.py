@@ -7,7 +7,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
 
-FAIR_EVERY: Final = 4
+FAIR_EVERY: Final = 16
 
 
 class Turns(Generic[Item]):

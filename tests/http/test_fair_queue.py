@@ -110,12 +110,15 @@ def test_queue_gives_clients_equal_turns_however_many_connections_they_have():
 
 
 def test_queue_takes_the_oldest_first_and_the_newest_once_reads_are_stale():
-    """One turn in four stays that of the oldest."""
-    for now, expected in ((STALE_S, [0, 1, 2, 3, 4, 5]), (2 * STALE_S, [5, 4, 3, 0, 2, 1])):
+    """One turn in `FAIR_EVERY` stays that of the oldest."""
+    numbers = list(range(FAIR_EVERY + 2))
+    newest_first = numbers[:0:-1]
+    newest_first.insert(FAIR_EVERY - 1, 0)
+    for now, expected in ((STALE_S, numbers), (2 * STALE_S, newest_first)):
         queue = FairQueue(STALE_S)
-        for number in range(6):
+        for number in numbers:
             queue.add(Waiting(str(number), number), 0.0)
-        assert [queue.take(now).name for _ in range(6)] == expected
+        assert [queue.take(now).name for _ in numbers] == expected
 
 
 @pytest.mark.parametrize("clients", [["one"], ["one", "two", "three"]])

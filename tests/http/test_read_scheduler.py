@@ -101,7 +101,7 @@ def test_scheduler_runs_the_newest_read_first_when_reads_are_stale():
         recorder.now += 2 * STALE_S
         recorder.scheduler.schedule(recorder.reader(4))
 
-    assert run(scenario).read == [0, 4, 3, 2, 1]  # one turn in four is the oldest's
+    assert run(scenario).read == [0, 4, 3, 2, 1]
 
 
 def test_scheduler_keeps_the_place_of_a_rescheduled_reader():
@@ -326,9 +326,9 @@ def test_scheduler_starves_no_reader_beside_those_that_come_again_at_once():
                 self.recorder.scheduler.schedule(self)
 
     async def main() -> None:
-        for number in range(64):
+        for number in range(16):
             recorder.scheduler.schedule(Greedy(recorder, number, BUDGET_S / 4, None))
-        for victim in range(64, 74):
+        for victim in range(16, 24):
             began = len(recorder.read)
             recorder.now += 2 * STALE_S
             recorder.scheduler.schedule(recorder.reader(victim))
@@ -337,7 +337,7 @@ def test_scheduler_starves_no_reader_beside_those_that_come_again_at_once():
             victim_turns.append(recorder.read.index(victim) - began)
 
     asyncio.run(main())
-    assert max(victim_turns) <= (FAIR_EVERY + 1) * 65
+    assert max(victim_turns) <= (FAIR_EVERY + 1) * 17
 
 
 def test_scheduler_tells_of_a_crowd_that_lasts():
