@@ -53,6 +53,10 @@ MAX_DEPTH: Final = 32  # of the manifest and the card
 MAX_COUNT: Final = 1 << 24  # of tokens, words and outputs
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
+IMPORTED: Final = "Imported from "  # begins the summary of an imported model
+FOLDERS: Final = re.compile(  # of a path that begins a word
+    r"(?<![^\s'\"(=,])(?:~|\.{1,2}|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*(?=[^\s\\/])"
+)
 LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # a BCP 47 tag, such as en, ko or zh-Hant
 
 
@@ -151,6 +155,23 @@ class Artifact:
         if not isinstance(card, dict):
             raise ValueError("the document is not an object")  # noqa: TRY004  # one class for all errors
         return card
+
+    def public_card(self) -> dict[str, Any]:
+        """Returns the card for clients: of a path of the machine that made the artifact, only the last name is left."""
+        card = self.card()
+        if "directory" in self.manifest.source and str(card.get("summary", "")).startswith(IMPORTED):
+            card["summary"] = f"{IMPORTED}{self.manifest.source['directory']}."
+        public: dict[str, Any] = _without_paths(card)
+        return public
+
+
+def _without_paths(value: Any) -> Any:
+    """Returns a JSON value whose texts have the last name of an absolute path in its place, recursively."""
+    if isinstance(value, dict):
+        return {_without_paths(key): _without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in value]
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def open_artifact(path: Path) -> Artifact:

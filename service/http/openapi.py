@@ -138,7 +138,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
         labels=list(manifest.labels),
         languages=list(manifest.languages),
         mask=getattr(pipeline.model.task, "mask", None),
-        card=pipeline.model.artifact.card(),
+        card=pipeline.model.artifact.public_card(),
         versions=[
             VersionInfo(
                 version=one.version, state=one.state, reason=one.reason, aliases=list(one.aliases), share=one.share

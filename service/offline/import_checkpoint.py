@@ -9,7 +9,7 @@ from typing import Final
 
 from swiftlet_serve.models import checkpoint_card, convert
 from swiftlet_serve.models import sentence_transformers as sentences
-from swiftlet_serve.models.artifact import LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_serve.models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -102,7 +102,8 @@ def import_checkpoint(
         embedding=encoder.embedding if encoder else None,
         languages=languages,
     )
-    card = {"summary": f"Imported from {source}.", "ignored_tensors": list(converted.ignored)}
+    summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
+    card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
     draft = Draft(converted.model, tokenizer, manifest, card)
     artifact = release(
         draft,

@@ -10,11 +10,15 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from swiftlet_serve.models.artifact import seal
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
+from tests.support.artifacts import make_artifact
 from tests.support.dialects import dialect_routes
 from tests.support.fakes import ManualExecutor
 
@@ -30,6 +34,17 @@ def test_app_lists_models_with_their_cards(client):
     assert (listed[0]["engine"], listed[0]["runtime"]) == ("echo", "echo")
     assert [model["languages"] for model in listed] == [[], [], []]
     assert [model["mask"] for model in listed] == [None, None, "[MASK]"]
+
+
+def test_app_lists_no_paths_of_the_machine_that_made_a_model(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    seal(artifact.path, artifact.manifest, {"summary": "Imported from /home/me/secret/model."})
+    runtime = Runtime.load(Settings(models=(str(artifact.path),), engine="echo", cores=2))
+    with TestClient(create_app(runtime)) as client:
+        listed = client.get("/models")
+
+    assert listed.json()[0]["card"] == {"summary": "Imported from model."}
+    assert not any(part in listed.text for part in ("secret", str(tmp_path)))
 
 
 def test_app_keeps_a_safe_request_id_and_replaces_others(client):

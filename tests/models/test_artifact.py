@@ -27,6 +27,7 @@ from swiftlet_serve.models.artifact import (
     open_artifact,
     seal,
 )
+from tests.support.artifacts import make_artifact
 
 PARTS = {
     "tokenizer.json": b'{"model": {}}',
@@ -589,3 +590,30 @@ def test_manifest_rejects_sizes_that_no_network_has(path: Path, name: str, value
     edit(path, lambda document: document.update({name: value, "labels": [], "problem": None}))
 
     assert error_message(path) == f"manifest.json: the field '{name}' has a wrong value."
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Imported from /home/me/secret/model.", "Imported from model."),
+        ("runs (/data/secret/mine) and ~/secret/m", "runs (mine) and m"),
+        (r"C:\Users\secret\m", "m"),
+        ("../secret/m, --data=/secret/dev.tsv", "m, --data=dev.tsv"),
+        ("/secret", "secret"),
+        ("corpora/wiki.txt.xz of https://example.org/a/b, 3/4 and/or 1 / 2", None),
+    ],
+)
+def test_public_card_holds_no_paths(tmp_path, text, shown):
+    artifact = make_artifact(tmp_path, "classify")
+    seal(artifact.path, artifact.manifest, {"summary": text, "finetuning": {text: [text, 1, None]}})
+    shown = text if shown is None else shown
+
+    assert open_artifact(artifact.path).public_card() == {"summary": shown, "finetuning": {shown: [shown, 1, None]}}
+
+
+def test_public_card_of_an_earlier_import_names_the_directory_only(tmp_path):
+    artifact = make_artifact(tmp_path, "classify")
+    manifest = replace(artifact.manifest, source={"directory": "model"})
+    sealed = seal(artifact.path, manifest, {"summary": "Imported from private/folder/model."})
+
+    assert sealed.public_card() == {"summary": "Imported from model."}

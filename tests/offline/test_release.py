@@ -444,6 +444,7 @@ def test_import_command_writes_artifact(checkpoint, out, reviews):
     assert f"swiftlet serve --models {artifact.path}" in result.stdout
     assert artifact.manifest.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert artifact.manifest.source == {"directory": "Tiny_BERT"}
+    assert artifact.card()["summary"] == "Imported from Tiny_BERT."
     assert artifact.manifest.max_tokens == 64
     assert artifact.card()["scores"]["int8"]["accuracy"]["n"] == 30
     assert read_weights(onnx.load(artifact.file(ONNX)))["head.output.weight"].shape == (3, 48)
