@@ -115,4 +115,4 @@ def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Seque
             raise one.error
         return task.single(_decode(task, one, outcomes))
     except SwiftletError as error:
-        return tasks.Failure(error=error.detail, error_type=error.code, code=error.code).model_dump()
+        return tasks.failure(error).model_dump()

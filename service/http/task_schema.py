@@ -44,7 +44,11 @@ def answer_fields(response: Any) -> dict[str, type]:
     members = list(_members(response))
     for kind in members:
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Failure:
-            types = {name: next(_members(field.annotation)) for name, field in kind.model_fields.items()}
+            types = {
+                name: next(_members(field.annotation))
+                for name, field in kind.model_fields.items()
+                if not any(get_origin(each) is list for each in (field.annotation, *get_args(field.annotation)))
+            }
             return {name: one for name, one in types.items() if one in PLAIN}
     return {"embedding": float} if float in members else {}
 

@@ -29,7 +29,7 @@ from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.recipe import TrainingMethod
 from swiftlet_serve.service import plugins
-from swiftlet_serve.service.errors import FieldError, SetupError, Unprocessable
+from swiftlet_serve.service.errors import FieldError, SetupError, SwiftletError, Unprocessable
 from swiftlet_serve.service.types import BodyModel, Task
 
 MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: the work has limits of its own
@@ -286,6 +286,11 @@ class Failure(BaseModel):
     error: Annotated[str, Field(description="A sentence that describes the error.")]
     error_type: Annotated[str, Field(description="The same as code, for clients of text-embeddings-inference.")]
     code: Annotated[str, Field(description="The error code, as in problem details.")]
+
+
+def failure(error: SwiftletError) -> Failure:
+    """Returns the error of an input in a partial response."""
+    return Failure(error=error.detail, error_type=error.code, code=error.code)
 
 
 def characters(inputs: object) -> int:

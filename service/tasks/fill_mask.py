@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,7 +24,7 @@ from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, Tokenize
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict, Texts
-from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking
+from swiftlet_serve.service.topk import Ranked, Ranking
 from swiftlet_serve.service.types import Row
 
 HEAD: Final = "masked_lm"
@@ -36,6 +36,7 @@ MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of a response: decod
 USUAL_CHARACTERS: Final = 8  # per token, at most, in prose
 DEFAULT_TOP_K: Final = 5
 
+TARGETS: Final = "/parameters/targets"
 Target = Annotated[str, Field(max_length=200)]
 
 
@@ -47,7 +48,7 @@ class FillMaskParameters(Strict):
     )
     targets: Annotated[
         Target | Annotated[list[Target], Field(min_length=1, max_length=256)] | None,
-        Field(description="Words to choose from. A word of several tokens stands for its first token."),
+        Field(description="Words to choose from. A word of several tokens stands for its first token, which names it."),
     ] = None
     truncation: Annotated[
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
@@ -66,7 +67,7 @@ class FillMaskRequest(tasks.Request):
         Field(description="A text with at least one mask token, or a list of such texts."),
     ]
     parameters: Annotated[FillMaskParameters | None, Field(description="Optional parameters.")] = None
-    _targets: Ids | None = None  # token ids of the targets, set by `split` so that they are tokenised once
+    _targets: dict[int, list[str]] | None = None  # the targets by token, which are tokenised once
 
 
 class Token(BaseModel):
@@ -76,6 +77,13 @@ class Token(BaseModel):
     token: Annotated[int, Field(description="Id of the token.")]
     token_str: Annotated[str, Field(description="The token as text.")]
     sequence: Annotated[str, Field(description="The whole text with the token in place of the mask.")]
+    targets: Annotated[
+        list[str] | None,
+        Field(
+            description="With targets: those that the token stands for. One that is not the token is no token of this "
+            "model, and the token is its beginning."
+        ),
+    ] = None
 
 
 Tokens = list[Token] | list[list[Token]]
@@ -119,13 +127,13 @@ class FillMask:
         """Encodes each text as one sequence.
 
         Raises:
-            Unprocessable: a text has no mask or has one beyond the token limit, there are too many masks, no target is
-                a token, or the response would be too long.
+            Unprocessable: a text has no mask or has one beyond the token limit, there are too many masks, a target is
+                blank, or the response would be too long.
         """
         texts = _inputs(request)
         pointers = tasks.pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
-        targets = self._targets(request)
+        targets = np.array(sorted(self._targets(request)), np.int64)
         masks = self._count_masks(texts)
         for count, pointer in zip(masks, pointers, strict=True):
             if count == 0:
@@ -144,8 +152,8 @@ class FillMask:
 
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
         """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
-        del request
-        filled = [self._fill(encoding, Ranking.of(row)) for encoding, row in zip(encodings, rows, strict=True)]
+        targets = self._targets(request)
+        filled = [self._fill(encoding, Ranking.of(row), targets) for encoding, row in zip(encodings, rows, strict=True)]
         return filled[0] if len(filled) == 1 else filled
 
     def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
@@ -156,7 +164,7 @@ class FillMask:
         """
         texts = _inputs(request)
         self._count_masks(texts)
-        request._targets = self._targets(request)
+        self._targets(request)
         encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
         _check_written(texts, encodings, (request.parameters or FillMaskParameters()).top_k)
         return [request.model_copy(update={"inputs": text}) for text in texts]
@@ -174,13 +182,14 @@ class FillMask:
             raise Unprocessable("too_many_masks", detail, field_errors=[error])
         return masks
 
-    def _fill(self, encoding: Encoding, ranking: Ranking) -> list[Any]:
+    def _fill(self, encoding: Encoding, ranking: Ranking, targets: Mapping[int, list[str]]) -> list[Any]:
         """Returns the tokens for each mask of one text. A text with one mask has no outer list."""
         tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
         sequences = self._sequences(encoding, tokens)
         words = self.tokenizer.decode(tokens.reshape(-1, 1).tolist())
         proposals = [
             {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
+            | ({"targets": targets[int(token)]} if targets else {})
             for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
         ]
         top_k = tokens.shape[1]
@@ -198,29 +207,24 @@ class FillMask:
         # The remaining masks are special tokens too, and the pipeline shows them.
         return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
-    def _targets(self, request: FillMaskRequest) -> Ids:
-        """Returns the distinct token ids of the targets, or none if every token is allowed.
+    def _targets(self, request: FillMaskRequest) -> dict[int, list[str]]:
+        """Returns the targets by the token that they stand for, or none if every token is allowed.
 
         Raises:
-            Unprocessable: no target has a token.
+            Unprocessable: a target is blank.
         """
-        if request._targets is not None:
-            return request._targets
         targets = None if request.parameters is None else request.parameters.targets
-        if targets is None:
-            return NOTHING
-        words = [targets] if isinstance(targets, str) else targets
-        tokenized = self.tokenizer.tokenize(words)
-        whole = [self.tokenizer.token_to_id(word) for word in words]
-        found = {
-            int(tokens.ids[0]) if identity is None else identity
-            for identity, tokens in zip(whole, tokenized, strict=True)
-            if identity is not None or len(tokens)
-        }
-        if not found:
-            detail = "No target is a token of this model. Choose other targets."
-            raise invalid_value("/parameters/targets", "no_target", detail)
-        return np.array(sorted(found), np.int64)
+        if request._targets is None and targets is not None:
+            words = [targets] if isinstance(targets, str) else targets
+            found: dict[int, list[str]] = {}
+            for i, (word, tokens) in enumerate(zip(words, self.tokenizer.tokenize(words), strict=True)):
+                if tasks.is_blank(word) or not len(tokens):
+                    place = TARGETS if isinstance(targets, str) else f"{TARGETS}/{i}"
+                    raise invalid_value(place, "no_target", "A target is empty. Send targets that are not blank.")
+                identity = self.tokenizer.token_to_id(word)
+                found.setdefault(int(tokens.ids[0]) if identity is None else identity, []).append(word)
+            request._targets = found
+        return request._targets or {}
 
 
 def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: int) -> None:

@@ -93,7 +93,11 @@ class Answer(BaseModel):
     """A span of the context: context[start:end] == answer."""
 
     score: Annotated[
-        float, Field(description="Probability. Answers with equal text are merged and their scores added.")
+        float,
+        Field(
+            description="Probability of the span, or the sum of those of equal answers. The windows of a long context "
+            "overlap and each has probabilities of its own, so that a sum may exceed 1."
+        ),
     ]
     start: Annotated[int, Field(description="Start of the answer in the context, in code points.")]
     end: Annotated[int, Field(description="End of the answer, exclusive.")]

@@ -17,9 +17,10 @@ from swiftlet_serve.models import datasets, metrics
 from swiftlet_serve.models.artifact import Head, Manifest, Outputs
 from swiftlet_serve.models.bm25 import BM25
 from swiftlet_serve.models.metrics import Score
-from swiftlet_serve.models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
+from swiftlet_serve.models.tokenizer import Encoding, Text, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.tasks import Case, Grade, Strict
+from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict
 from swiftlet_serve.service.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.service.tasks.embed import cosine
 from swiftlet_serve.service.types import Row
@@ -34,6 +35,8 @@ CROSS_ENCODER: Final = True
 MAX_TEXTS: Final = 1000
 BEST: Final = 10  # texts that the mean reciprocal rank looks at
 QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
+QUERY: Final = "/inputs/query"
+TEXTS: Final = "/inputs/texts"
 TEXT_PROMPTS: Final = ("document", "passage", "corpus")  # as `encode_document`
 
 
@@ -84,6 +87,12 @@ class RankedText(BaseModel):
     text: Annotated[str | None, Field(description="The text, with return_documents.")] = None
 
 
+class UnrankedText(Failure):
+    """The error of a text of a request with `partial`. It comes after the ranked texts."""
+
+    index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
+
+
 def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
     """Makes the task of one artifact.
 
@@ -107,7 +116,7 @@ class Rerank:
     """One sequence for each text, with the query; or with an embedding model one for the query, then one for each."""
 
     Request = RerankRequest
-    Response = list[RankedText]
+    Response = list[RankedText | UnrankedText]
     max_sequences: ClassVar[int] = MAX_TEXTS + 1  # with the query
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
@@ -117,43 +126,70 @@ class Rerank:
         self._function = default_function(manifest.problem, 1)
 
     def encode(self, request: RerankRequest) -> list[Encoding]:
-        """Encodes the query and the texts.
+        """Encodes the query and the texts. With `partial`, texts that cannot be ranked have no sequence.
 
         Raises:
             Unprocessable: a text is empty, or is too long while truncation is off.
         """
         query, texts = request.inputs.query, request.inputs.texts
-        for text, pointer in zip([query, *texts], _pointers(request), strict=True):
-            if not text.strip():
-                raise tasks.empty_input(pointer)
-        sequences: list[Text]
-        if self.embedding is None:
-            sequences = [(query, text) for text in texts]
-        else:
-            prompt = self._prompt(TEXT_PROMPTS)
-            sequences = [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
-        truncate = (request.parameters or DEFAULTS).truncation
-        try:
-            return self.tokenizer.encode(sequences, self.max_tokens, truncate=truncate)
-        except TextTooLong as error:
-            raise tasks.too_many_tokens(self.text_pointers(request)[error.index], self.max_tokens) from None
+        (tokens,) = self.tokenizer.tokenize([query])
+        if tasks.is_blank(query) or not len(tokens):
+            raise tasks.empty_input(QUERY)
+        encodings = self.tokenizer.encode(self._sequences(query, texts), self.max_tokens)
+        partial, found = request.partial and len(texts) > 1, []
+        for encoding in encodings:
+            error = self._error(request, encoding)
+            if error is None:
+                found.append(encoding)
+            elif self._number(encoding) < 0 or not partial:
+                raise error
+        return found
 
     def decode(
         self, request: RerankRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
     ) -> list[dict[str, Any]]:
-        """Returns the texts, best first. Equal scores keep the order of the request."""
-        del encodings
-        parameters = request.parameters or DEFAULTS
+        """Returns the texts, best first. Equal scores keep the order of the request.
+
+        With `partial`, the errors of texts that could not be ranked follow.
+        """
+        parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
+        numbers = [number for number in map(self._number, encodings) if number >= 0]
         if self.embedding is None:
             apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
             scores = apply([float(row[0, 0]) for row in rows])
         else:
             scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
-        ranked: list[dict[str, Any]] = [{"index": i, "score": scores[i]} for i in best]
+        ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
-            return [one | {"text": request.inputs.texts[one["index"]]} for one in ranked]
-        return ranked
+            ranked = [one | {"text": texts[one["index"]]} for one in ranked]
+        return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
+
+    def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
+        if self.embedding is None:
+            return [(query, text) for text in texts]
+        prompt = self._prompt(TEXT_PROMPTS)
+        return [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
+
+    def _number(self, encoding: Encoding) -> int:
+        """Returns the number of a text in the request, or -1 for the query."""
+        return encoding.text_index - (self.embedding is not None)
+
+    def _error(self, request: RerankRequest, encoding: Encoding) -> Unprocessable | None:
+        """Returns the reason why a text or the query cannot be read."""
+        number = self._number(encoding)
+        place = f"{TEXTS}/{number}" if number >= 0 else QUERY
+        if number >= 0 and not request.inputs.texts[number].strip():
+            return tasks.empty_input(place)
+        if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
+            return tasks.too_many_tokens(place, self.max_tokens)
+        return None
+
+    def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
+        """Returns the error of a text that has no sequence: it is empty, or else too long."""
+        place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
+        error = tasks.too_many_tokens(place, self.max_tokens) if text.strip() else tasks.empty_input(place)
+        return {"index": number, **tasks.failure(error).model_dump()}
 
     def text_pointers(self, request: RerankRequest) -> list[str]:
         """Returns the JSON Pointer of the text of each sequence. A cross-encoder reads the query with each text."""
@@ -175,7 +211,7 @@ class Rerank:
 
 
 def _pointers(request: RerankRequest) -> list[str]:
-    return ["/inputs/query", *(f"/inputs/texts/{i}" for i in range(len(request.inputs.texts)))]
+    return [QUERY, *(f"{TEXTS}/{i}" for i in range(len(request.inputs.texts)))]
 
 
 class Evaluator(tasks.Evaluator):

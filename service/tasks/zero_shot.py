@@ -161,6 +161,19 @@ class _Shared:
         """Returns the labels of the only text."""
         return response
 
+    def _checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str]]:
+        """Returns the texts and the labels of a request.
+
+        Raises:
+            Unprocessable: a text or a label is empty, or there are no labels or too many.
+        """
+        texts, labels = _checked(request)
+        for i, (label, tokens) in enumerate(zip(labels, self.tokenizer.tokenize(labels), strict=True)):
+            if tasks.is_blank(label) or not len(tokens):
+                place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
+                raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
+        return texts, labels
+
     def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
         """Returns the error of a text, or of a hypothesis, whose indices follow those of the texts."""
         pointers = tasks.pointers(request.inputs)
@@ -185,7 +198,7 @@ class ZeroShot(_Shared):
             Unprocessable: a text is empty or too long, there are no labels or too many, a label is too long, or the
                 template has no place for a label.
         """
-        texts, labels = _checked(request)
+        texts, labels = self._checked(request)
         template = request.parameters.hypothesis_template
         hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
         truncate = request.parameters.truncation
@@ -223,7 +236,7 @@ class EmbeddingZeroShot(_Shared):
         Raises:
             Unprocessable: as with an NLI model.
         """
-        texts, labels = _checked(request)
+        texts, labels = self._checked(request)
         template = request.parameters.hypothesis_template
         if template is not None:
             labels = [fill(template, label) for label in labels]

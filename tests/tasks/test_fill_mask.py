@@ -43,6 +43,24 @@ def test_fill_mask_returns_one_list_for_each_mask(filler: fill_mask.FillMask) ->
     assert isinstance(several[1][0], dict)
 
 
+def test_answer_names_the_targets_that_each_token_stands_for(filler: fill_mask.FillMask) -> None:
+    """A target that is no token of the model is scored by its first token."""
+    first = filler.tokenizer.token(int(filler.tokenizer.tokenize(["zzqxv"])[0].ids[0]))
+    found = fill(filler, "a [MASK]", "river", targets=["river", "zzqxv", first, "river"], top_k=50)
+
+    asked = {one["token"]: one["targets"] for one in found}
+    assert sorted(asked.values()) == sorted([["river", "river"], ["zzqxv", first]])
+    assert asked[filler.tokenizer.token_to_id(first)] == ["zzqxv", first]
+    assert "targets" not in fill(filler, "a [MASK]", "river")[0]
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\u200b", "\x00", "\u2060\ufeff"])
+def test_blank_target_is_refused(filler: fill_mask.FillMask, blank: str) -> None:
+    place = "/parameters/targets"
+    assert rejection(filler, filler.mask, targets=["a", blank]) == ("validation_failed", f"{place}/1", None)
+    assert rejection(filler, filler.mask, targets=blank) == ("validation_failed", place, None)
+
+
 def test_fill_mask_scores_targets_over_whole_vocabulary(filler: fill_mask.FillMask) -> None:
     found = fill(filler, "a [MASK]", "river", targets=["the", "bread", "the"], top_k=50)
     assert 1 <= len(found) <= 2
@@ -60,7 +78,7 @@ def test_fill_mask_rejects_invalid_requests(filler: fill_mask.FillMask) -> None:
     assert rejection(filler, ["[MASK]", f"[MASK] {far}"]) == ("input_too_long", "/inputs/1", MAX_TOKENS)
     assert rejection(filler, "a " * 100_000 + "[MASK]") == ("input_too_long", "/inputs", MAX_TOKENS)
     assert rejection(filler, "[MASK] " + "a " * 99, truncation=False) == ("input_too_long", "/inputs", MAX_TOKENS)
-    assert rejection(filler, "[MASK]", targets=["", ""]) == ("validation_failed", "/parameters/targets", None)
+    assert rejection(filler, "[MASK]", targets=["a", ""]) == ("validation_failed", "/parameters/targets/1", None)
     assert len(encode(filler, "[MASK] " + "a " * 99)[0].input_ids) == MAX_TOKENS
 
 

@@ -17,6 +17,7 @@ from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.sentence_transformers import cross_encoder_problem
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.errors import Unprocessable
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
@@ -168,7 +169,33 @@ def test_evaluator_computes_the_mean_reciprocal_rank(task: rerank.Rerank, tmp_pa
     rows = [("q", "a", "0"), ("q", "b", "1"), ("no answer", "a", "0"), ("r", "c", "1")]
     data.write_text("".join(json.dumps(dict(zip(("query", "text", "label"), r, strict=True))) + "\n" for r in rows))
     cases = list(rerank.Evaluator(task).cases(data, 0, None))
-    response = task.decode(task.Request.model_validate(cases[0].body), [], [np.array([[x]]) for x in (0.2, 0.1)])
+    request = task.Request.model_validate(cases[0].body)
+    response = task.decode(request, task.encode(request), [np.array([[x]]) for x in (0.2, 0.1)])
 
     assert [case.body["inputs"]["query"] for case in cases] == ["q", "r"]
     assert cases[0].grade(response)[0].scores == {"mrr_10": 0.5}
+
+
+def test_partial_request_ranks_the_texts_that_can_be_ranked(task: rerank.Rerank) -> None:
+    texts = ["a", " ", "b", "a " * 99, "c"]
+    body = {"inputs": {"query": "q", "texts": texts}, "partial": True, "parameters": {"truncation": False, "top_n": 2}}
+    request = task.Request.model_validate(body)
+    encodings = task.encode(request)
+
+    assert [one.text_index for one in encodings] == [0, 2, 4]
+    found = task.decode(request, encodings, [np.array([[x]]) for x in (0.1, 0.3, 0.2)])
+    assert [(one["index"], one.get("code")) for one in found] == [
+        (2, None), (4, None), (1, "empty_input"), (3, "input_too_long")
+    ]  # fmt: skip
+    alone = task.encode(task.Request.model_validate(body | {"inputs": {"query": "q", "texts": ["b"]}}))
+    assert np.array_equal(alone[0].input_ids, encodings[1].input_ids)
+    with pytest.raises(Unprocessable, match="empty") as caught:
+        task.encode(task.Request.model_validate(body | {"partial": False}))
+    assert caught.value.field_errors[0].pointer == "/inputs/texts/1"
+
+
+@pytest.mark.parametrize("query", ["", " ", "\u200b", "\x00\x01"])
+def test_blank_query_fails_a_partial_request_too(task: rerank.Rerank, query: str) -> None:
+    request = task.Request.model_validate({"inputs": {"query": query, "texts": ["a", "b"]}, "partial": True})
+    with pytest.raises(Unprocessable, match="empty"):
+        task.encode(request)

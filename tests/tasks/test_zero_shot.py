@@ -368,3 +368,14 @@ def test_embedding_model_answers_one_text_with_as_many_labels_as_pairs_are_allow
     assert found.status_code == 200
     assert len(found.json()) == zero_shot.MAX_PAIRS
     assert sum(label["score"] for label in found.json()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("blank", [" ", "", "\t\n", "\u200b", "\x00\x1f", "\u2060\ufeff"])
+@pytest.mark.parametrize("partial", [False, True])
+def test_blank_label_is_refused_by_both_kinds_of_models(task: Any, embedder: Any, blank: str, partial: bool) -> None:
+    for one in (task, embedder):
+        body = {"inputs": ["a", "b"], "parameters": {"candidate_labels": ["x", blank]}, "partial": partial}
+        with pytest.raises(Unprocessable, match="A label is empty") as caught:
+            one.encode(one.Request.model_validate(body))
+        assert caught.value.code == "validation_failed"
+        assert caught.value.field_errors[0].pointer == "/parameters/candidate_labels/1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
@@ -15,6 +16,7 @@ from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import Wording, renamed, sentence
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks import empty_input
 from swiftlet_serve.service.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
@@ -78,7 +80,11 @@ def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
         )
     if given.rank_fields not in (None, ["text"]):
         _refuse("/rank_fields", "Only the text of a document is ranked. Omit rank_fields.")
-    texts = [one if isinstance(one, str) else one.text for one in given.documents]
+    documents = [one if isinstance(one, str) else one.text for one in given.documents]
+    chosen = [i for i, text in enumerate(documents) if text.strip()]
+    if not chosen:
+        raise empty_input("/documents/0")
+    texts = [documents[i] for i in chosen]
     if given.truncate == "START":
         _refuse("/truncate", "Documents can only be truncated at their end. Set truncate to END, or omit it.")
     parameters: dict[str, Any] = {
@@ -88,23 +94,42 @@ def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
     if given.top_n is not None:
         parameters["top_n"] = min(given.top_n, max(1, len(texts)))  # Cohere's clients may ask for more than there are
     fields = {"inputs": {"query": given.query, "texts": texts}, "parameters": parameters}
-    return translation(pipeline, fields, partial(_render, pipeline, version), WORDING)
+    blank = sorted(set(range(len(documents))).difference(chosen))
+    wording = WORDING._replace(place=partial(_place, chosen))
+    return translation(pipeline, fields, partial(_render, pipeline, version, wording, chosen, blank), wording)
+
+
+def _place(chosen: Sequence[int], pointer: str) -> str:
+    """Returns the place of a part of our request, which has only the chosen documents."""
+    place = WORDING.place(pointer)
+    documents, _, number = place.rpartition("/")
+    return f"{documents}/{chosen[int(number)]}" if documents == "/documents" else place
 
 
 def _refuse(pointer: str, detail: str) -> None:
     raise invalid_value(pointer, "unsupported", detail)
 
 
-def _render(pipeline: Pipeline, version: str, ranked: list[dict[str, Any]], record: RequestRecord) -> TaskResponse:
-    results = [{"index": one["index"], "relevance_score": one["score"]} | _document(one) for one in ranked]
+def _render(
+    pipeline: Pipeline,
+    version: str,
+    places: Wording,
+    chosen: Sequence[int],
+    blank: Sequence[int],
+    ranked: list[dict[str, Any]],
+    record: RequestRecord,
+) -> TaskResponse:
+    """Returns the response. The ranked texts are the `chosen` documents, and the `blank` ones are named."""
+    results = [{"index": chosen[one["index"]], "relevance_score": one["score"]} | _document(one) for one in ranked]
     meta: dict[str, Any] = {"api_version": {"version": version}, "tokens": {"input_tokens": record.tokens}}
+    warnings = []
+    if blank:
+        warnings.append(f"Blank and not ranked: {_named([f'/documents/{i}' for i in blank])}.")
     if record.truncated:
-        places = ", ".join(map(WORDING.place, record.truncated[:MAX_NAMED]))
-        more = ", and others" if len(record.truncated) > MAX_NAMED else ""
-        limit = pipeline.model.manifest.max_tokens
-        meta["warnings"] = [
-            f"Truncated to the model's {limit} tokens: {places}{more}. To refuse, set truncate to NONE."
-        ]
+        cut, limit = _named(list(map(places.place, record.truncated))), pipeline.model.manifest.max_tokens
+        warnings.append(f"Truncated to the model's {limit} tokens: {cut}. To refuse, set truncate to NONE.")
+    if warnings:
+        meta["warnings"] = warnings
     return TaskResponse.of(
         {
             "id": record.id,
@@ -114,6 +139,11 @@ def _render(pipeline: Pipeline, version: str, ranked: list[dict[str, Any]], reco
             "usage": {"total_tokens": record.tokens},
         }
     )
+
+
+def _named(places: Sequence[str]) -> str:
+    """Returns the first of some places in words."""
+    return ", ".join(places[:MAX_NAMED]) + (", and others" if len(places) > MAX_NAMED else "")
 
 
 def _document(one: dict[str, Any]) -> dict[str, Any]:

@@ -42,12 +42,25 @@ def test_top_n_may_exceed_the_documents(search_client):
     assert len(search_client.post("/v2/rerank", json=body).json()["results"]) == 3
 
 
+def test_blank_documents_are_named_and_the_others_ranked(search_client, own):
+    documents = [" ", *DOCUMENTS[:1], "", *DOCUMENTS[1:]]
+    places = [1, 3, 4]  # of the documents that are not blank
+
+    response = search_client.post("/v2/rerank", json={"query": QUERY, "documents": documents}).json()
+    assert response["results"] == [{"index": places[one["index"]], "relevance_score": one["score"]} for one in own]
+    assert response["meta"]["warnings"] == ["Blank and not ranked: /documents/0, /documents/2."]
+    long = {"query": QUERY, "documents": [" ", "film " * 99], "truncate": "NONE"}
+    assert "(At /documents/1.)" in search_client.post("/v2/rerank", json=long).json()["message"]
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "code"),
     [
         ({"documents": []}, 422, "validation_failed"),
         ({"documents": [SECRET] * 1001}, 422, "validation_failed"),
         ({"documents": [" "]}, 422, "empty_input"),
+        ({"documents": [" ", ""]}, 422, "empty_input"),
+        ({"truncate": "START"}, 422, "validation_failed"),
         ({"documents": [{"title": SECRET}]}, 422, "validation_failed"),
         ({"documents": SECRET}, 422, "validation_failed"),
         ({"query": " "}, 422, "empty_input"),

@@ -255,3 +255,28 @@ def test_invalid_request_is_refused(body, status, code, client):
 
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert SECRET not in response.text
+
+
+@pytest.mark.parametrize("blank", [" ", "\u200b"])
+def test_blank_parts_of_questions_are_named(blank, every_client):
+    value = {"value": "a"}
+    questions = [
+        ({"type": "predicate", "instructions": blank}, "/questions/1/instructions"),
+        ({"type": "choice", "instructions": "Which?", "choices": [value, {"value": blank}]}, "/questions/1/choices/1"),
+        (
+            {"type": "choice", "instructions": "Which?", "choices": [value, {"value": "b", "description": blank}]},
+            "/questions/1/choices/1",
+        ),
+        (
+            {"type": "score", "instructions": "How?", "levels": [{"label": blank}, {"label": "a"}]},
+            "/questions/1/levels/0",
+        ),
+    ]
+    first = {"type": "predicate", "instructions": "Is it good?"}
+    for question, place in questions:
+        body = {"model": "zero-shot", "input": "a", "questions": [first, question]}
+        response = every_client.post("/v1/decisions", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (422, place)
+    levels = {"q": {"type": "score", "instructions": "How?", "criteria": ["a", blank]}}
+    response = every_client.post("/v1/systemone", json={"model": "zero-shot", "state": "a", "questions": levels})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "/questions/0/criteria/1")
