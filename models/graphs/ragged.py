@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_serve.models.folding import Folded, FoldingError, Product
+from swiftlet_serve.models.folding import Folded, FoldingError, Matrix, Product, blocks
 from swiftlet_serve.models.graphs.reader import ZERO, block_of, pack
 from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
 
@@ -69,7 +69,7 @@ def in_int8(graph: Graph, name: str, product: Product, x: str, zeros: str) -> st
     Both are unsigned. If weights are signed, ONNX Runtime adds two products in 16 bits on a CPU that has no more than
     AVX2. 16 bits cannot hold 255 * 127 twice: on trained networks that cost more than one bit of all weights.
     """
-    weight, scale = _by_output(product.weight.astype(np.float32))
+    weight, scale = _by_output(product.matrix)
     largest = graph.add("ReduceMax", [graph.add("Abs", [x]), _last(graph)], keepdims=0)  # (T,)
     step = graph.add("Mul", [largest, graph.array("step", np.array(1 / 127, np.float32))])
     # A token of zeros has step 0. Its quantised values are undefined, but they are multiplied by 0.
@@ -97,10 +97,16 @@ def of_int8(folded: Folded) -> Multiply:
     return in_mixed if folded.traits.norm == "no_norm" else in_int8
 
 
-def _by_output(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def _by_output(matrix: Matrix) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Returns a matrix (N, K) in 8 bits around ZERO, and its N scales."""
-    packed, scale = pack(weight, weight.shape[1])
+    packed, scale = _packed(matrix, matrix.shape[1])
     return packed[:, 0], scale[:, 0]
+
+
+def _packed(matrix: Matrix, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Returns a matrix as `pack` does, a few rows at a time."""
+    packed, scales = zip(*(pack(matrix[rows].astype(np.float32), block) for rows in blocks(matrix)), strict=True)
+    return np.concatenate(packed), np.concatenate(scales)
 
 
 def _floats(graph: Graph, name: str, product: Product) -> tuple[str, str]:
@@ -181,11 +187,11 @@ class Network:
 
     def words(self) -> str:
         """The words' rows of the word table. The table is in int8 if the products are."""
-        g, table = self.graph, np.asarray(self.folded.words)
+        g, table = self.graph, self.folded.words
         block = block_of(table.shape[1])
         if self.multiply is in_fp32 or block is None:
-            return g.add("Gather", [g.array("words", table.astype(np.float32)), "input_ids"])
-        packed, scale = pack(table.astype(np.float32), block)
+            return g.add("Gather", [g.array("words", np.asarray(table, np.float32)), "input_ids"])
+        packed, scale = _packed(table, block)
         values = g.add("Cast", [g.add("Gather", [g.array("words.int8", packed), "input_ids"])], to=1)
         centred = g.add("Sub", [values, g.array("words.zero", np.array(ZERO, np.float32))])
         scales = g.add("Gather", [g.array("words.scale", scale[:, :, None]), "input_ids"])

@@ -6,7 +6,7 @@ An ONNX file is a protobuf message. `models/graphs/reader.py` reads such files a
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
@@ -62,20 +62,24 @@ class Graph:
 
     def content(self) -> bytes:
         """Returns the graph as a protobuf message."""
-        return b"".join(
-            (
-                *(_field(1, node) for node in self._nodes),
-                _field(2, b"swiftlet"),
-                *(_field(5, array) for array in self._arrays.values()),
-                *(_field(11, value) for value in self._inputs),
-                *(_field(12, value) for value in self._outputs),
-            )
-        )
+        return b"".join(self._parts())
 
     def file(self) -> bytes:
         """Returns the content of an ONNX file with this graph."""
         opsets = (_field(1, domain.encode()) + _number(2, version) for domain, version in _OPSETS)
-        return _number(1, IR_VERSION) + _field(7, self.content()) + b"".join(_field(8, opset) for opset in opsets)
+        parts = list(self._parts())  # joined once, because the arrays are large
+        head = _number(1, IR_VERSION) + _key(7, 2) + _varint(sum(map(len, parts)))
+        return b"".join((head, *parts, *(_field(8, opset) for opset in opsets)))
+
+    def _parts(self) -> Iterator[bytes]:
+        """Yields the parts of the message."""
+        yield from (_field(1, node) for node in self._nodes)
+        yield _field(2, b"swiftlet")
+        for array in self._arrays.values():
+            yield _key(5, 2) + _varint(len(array))
+            yield array
+        yield from (_field(11, value) for value in self._inputs)
+        yield from (_field(12, value) for value in self._outputs)
 
     def _next(self) -> int:
         """Returns a new node number."""

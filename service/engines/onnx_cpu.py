@@ -27,7 +27,7 @@ from swiftlet_serve.models import architectures
 from swiftlet_serve.models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_serve.models.folding import Folded, FoldingError, fold_artifact
 from swiftlet_serve.models.graphs.ragged import Multiply, in_fp32, of_int8, ragged
-from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.models.graphs.reader import WeightsError, open_weights
 from swiftlet_serve.service.types import Batch, Cost, Engine, PaddedBatch, Row
 
 
@@ -98,8 +98,9 @@ def create(artifact: Artifact, threads: int) -> Engine:
     """
     manifest, file = artifact.manifest, artifact.file(ONNX)
     try:
-        folded = fold_artifact(artifact, read_weights(file), 1)
-        return RaggedOnnx(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
+        with open_weights(file) as weights:
+            folded = fold_artifact(artifact, weights, 1)
+            return RaggedOnnx(folded, of_int8(folded) if manifest.precision == "int8" else in_fp32, threads)
     except WeightsError as error:
         if manifest.architecture in architectures.names():
             raise ArtifactError(f"{artifact.path.name}: {error}") from None
