@@ -35,7 +35,19 @@ EXAMPLES = [
     if "login page" not in example.body  # the tutorial's own model; tests/docs/test_tutorial.py asks it
 ]
 README_MAX_LINES = 150
-FOREIGN_NAMES = {"from_pretrained", "save_pretrained"}  # of transformers
+TRANSFORMERS = {"from_pretrained", "save_pretrained"}
+CLIENTS = {
+    "base_url",
+    "chunk_size",
+    "feature_extraction",
+    "fill_mask",
+    "question_answering",
+    "sentence_similarity",
+    "text_classification",
+    "token_classification",
+    "zero_shot_classification",
+}
+FOREIGN_NAMES = TRANSFORMERS | CLIENTS
 
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 code_page = pytest.mark.parametrize("path", CODE_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
