@@ -151,8 +151,8 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
     """Returns the difference of the means of two lists for the same cases in order.
 
     The values lie between 0 and 1, or are the parts of a correlation. The interval is the normal approximation for
-    paired samples with two more cases, one of which each list wins (Bonett and Price 2012): it holds with few cases,
-    and has a width if no case differs. The difficulty of the cases does not widen it.
+    paired samples. Values between 0 and 1 get two more cases, one of which each list wins (Bonett and Price 2012): so
+    it holds with few cases, and has a width if no case differs. The difficulty of the cases does not widen it.
 
     Raises:
         ValueError: there are no values, or the lists differ in length.
@@ -160,9 +160,9 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
     if not values:
         raise ValueError("there are no values to compare.")
     differences = [one - other for one, other in zip(values, others, strict=True)]
-    value, more = sum(differences) / len(differences), [*differences, 1.0, -1.0]
-    middle, margin = sum(differences) / len(more), _margin(more)
-    largest = 1.0 if all(0 <= one <= 1 for one in (*values, *others)) else 2.0  # of correlations
+    are_shares = all(0 <= one <= 1 for one in (*values, *others))
+    largest, more = (1.0, [*differences, 1.0, -1.0]) if are_shares else (2.0, differences)
+    value, middle, margin = sum(differences) / len(differences), sum(more) / len(more), _margin(more)
     low, high = max(-largest, min(value, middle - margin)), min(largest, max(value, middle + margin))
     return Score(100 * value, 100 * low, 100 * high, len(differences))
 

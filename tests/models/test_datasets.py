@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import lzma
+import random
 import tarfile
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -499,3 +501,26 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"{}" * 99)[:-9])
     with pytest.raises(DatasetError, match=r"^b\.jsonl\.gz cannot be read: EOFError"):
         labelled(tmp_path / "b.jsonl.gz")
+
+
+def test_readers_raise_no_other_error(tmp_path):
+    """Random files of the characters that formats give a meaning to."""
+    chance = random.Random(5)
+    parts = [
+        *'\t,;\n"{}[]:1 \0\ufeff\u2028',
+        "\r\n",
+        "label",
+        "text",
+        "query",
+        "good",
+        '{"label":1,"text":"x"}',
+        "B-X",
+        "NaN",
+    ]
+    for _ in range(100):
+        file = tmp_path / chance.choice(["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.json"])
+        content = "".join(chance.choice(parts) for _ in range(chance.randint(0, 25)))
+        file.write_bytes(content.encode(chance.choice(["utf-8", "utf-16"])))
+        for name in ("labelled", "similar", "named", "inferences", "ranked", "tagged", "questions", "documents"):
+            with suppress(DatasetError):
+                list(getattr(datasets, name)(file))
