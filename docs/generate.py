@@ -41,7 +41,7 @@ from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_s
 from swiftlet_serve.service.telemetry import prometheus
 from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
-from swiftlet_serve.service.types import BodyModel
+from swiftlet_serve.service.types.body_model import BodyModel
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent

@@ -27,7 +27,7 @@ from swiftlet_serve.service.errors import (
     invalid_value,
 )
 from swiftlet_serve.service.http import json_items
-from swiftlet_serve.service.types import BodyModel
+from swiftlet_serve.service.types.body_model import BodyModel
 
 MAX_NAME_CHARACTERS: Final = 32
 

@@ -17,7 +17,7 @@ from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.tasks import NullIsDefault, Request
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import BodyModel
+from swiftlet_serve.service.types.body_model import BodyModel
 
 
 class Call(NamedTuple):

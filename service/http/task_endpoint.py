@@ -26,6 +26,9 @@ from swiftlet_serve.service.telemetry.request_record import RequestRecord, Stage
 MAX_RESPONSE_RATIO: Final = 16
 """The maximum size of a response, as a multiple of the body. 64 texts in fill-mask need seven or eight."""
 
+MARGIN: Final = 4
+"""How many times the maximum size a response may have whose least size is within it, so that no answer is lost."""
+
 MAX_INLINE_SEQUENCES: Final = 64
 """The number of sequences of a request from which on the response is written on a thread: 64 vectors take 2 ms."""
 
@@ -112,6 +115,7 @@ class ModelEndpoint(ABC):
             context = context._replace(deadline=sooner)
             deadline = context.response_deadline
         try:
+            max_bytes = self._max_response_bytes(pipeline, request, len(body))
             answer = await pipeline.answer(request, deadline, context.priority, record)
         except Unprocessable as error:
             wording.apply(error)
@@ -122,12 +126,24 @@ class ModelEndpoint(ABC):
             response = render(answer, record)
         else:
             response = await pipeline.run_in_thread(render, answer, record)
-        expected = getattr(pipeline.model.task, "max_response_bytes", 0)  # of a task whose responses are always long
-        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * len(body), expected)
-        _check_response_size(len(response.body), max_bytes)
+        _check_response_size(len(response.body), MARGIN * max_bytes)
         context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
         return response
+
+    def _max_response_bytes(self, pipeline: Pipeline, request: tasks.Request, body_bytes: int) -> int:
+        """Returns the size up to which responses are allowed.
+
+        Raises:
+            Unprocessable: the response would be larger in any case. The engine must not run in vain.
+        """
+        task = pipeline.model.task
+        expected = getattr(task, "max_response_bytes", 0)  # of a task whose responses are always long
+        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
+        least = getattr(task, "least_response_bytes", None)
+        if least is not None:
+            _check_response_size(least(request), max_bytes)
+        return max_bytes
 
     async def _wait_for_model(self, missing: ModelLoading, context: RequestContext, record: RequestRecord) -> None:
         """Waits for a model that is not in memory. Such requests must not count as queued work.

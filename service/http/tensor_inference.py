@@ -30,7 +30,7 @@ from swiftlet_serve.service.http.wording import Wording
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import BodyModel
+from swiftlet_serve.service.types.body_model import BodyModel
 
 Scalar = bool | int | float | str | None
 """The value of a parameter. None means its default."""

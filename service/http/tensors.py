@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from swiftlet_serve.service.errors import InvalidRequest, invalid_value
-from swiftlet_serve.service.types import BodyModel
+from swiftlet_serve.service.types.body_model import BodyModel
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),

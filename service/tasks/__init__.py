@@ -30,8 +30,10 @@ from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.recipe import TrainingMethod
 from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import FieldError, SetupError, SwiftletError, Unprocessable
-from swiftlet_serve.service.types import BodyModel, Task
+from swiftlet_serve.service.types import Task
+from swiftlet_serve.service.types.body_model import BodyModel
 
+LEAST_ITEM_BYTES: Final = 24  # of a label, token or answer with its score, in a response
 MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: the work has limits of its own
 TRUNCATION: Final = "set truncation to true"
 """What to do about a text that is too long, in errors. Other protocols have other words for it."""

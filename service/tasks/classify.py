@@ -140,6 +140,12 @@ class Classify:
             return encodings
         return [replace(one, focus=np.array([len(one.input_ids) - 1])) for one in encodings]
 
+    def least_response_bytes(self, request: ClassifyRequest) -> int:
+        """Returns a lower bound of the size of the response."""
+        top_k = (request.parameters or DEFAULTS).top_k or len(self.labels)
+        texts = len(request.inputs) if isinstance(request.inputs, list) else 1
+        return texts * min(top_k, len(self.labels)) * tasks.LEAST_ITEM_BYTES
+
     def decode(
         self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
     ) -> list[list[dict[str, Any]]]:

@@ -150,6 +150,17 @@ class FillMask:
         _check_written(texts, encodings, parameters.top_k)
         return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
 
+    def least_response_bytes(self, request: FillMaskRequest) -> int:
+        """Returns a lower bound of the size of the response.
+
+        Raises:
+            Unprocessable: there are too many masks.
+        """
+        parameters = request.parameters or FillMaskParameters()
+        targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
+        masks = sum(self._count_masks(_inputs(request)))
+        return masks * min(parameters.top_k, targets or parameters.top_k) * tasks.LEAST_ITEM_BYTES
+
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
         """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
         targets = self._targets(request)

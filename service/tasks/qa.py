@@ -33,6 +33,7 @@ TRAINING: Final = "span"
 
 MAX_CHARACTERS: Final = 1 << 18  # of all distinct texts of a request: tokenising them takes about 0.25 s
 MAX_WINDOWS: Final = 256  # in one request
+FEW_WORDS: Final = 15  # have more spans than a request may ask for
 DEFAULT_MAX_SEQ_LEN: Final = 384
 DEFAULT_DOC_STRIDE: Final = 128
 
@@ -160,6 +161,14 @@ class Qa:
             windows += self.tokenizer.windows(question, context, index, size, stride)
         return windows
 
+    def least_response_bytes(self, request: QaRequest) -> int:
+        """Returns a lower bound of the size of the response: how many answers are distinct is not known before."""
+        answers = (request.parameters or QaParameters()).answers
+        if answers == 1:
+            return 0
+        spans = [_least_spans(one.context) for one in list_samples(request)]
+        return sum([min(answers, each) for each in spans]) * tasks.LEAST_ITEM_BYTES
+
     def decode(self, request: QaRequest, encodings: Sequence[Window], rows: Sequence[Row]) -> object:
         """Returns one answer for each question, or a list of answers if `top_k` is above 1.
 
@@ -260,6 +269,12 @@ def list_samples(request: QaRequest) -> list[LocatedSample]:
         LocatedSample(question, context, f"/inputs/question/{i}", "/inputs/context" + ("" if shared else f"/{i}"))
         for i, (question, context) in enumerate(zip(inputs.question, contexts, strict=True))
     ]
+
+
+def _least_spans(context: str) -> int:
+    """Returns how many spans the first words of a context have."""
+    words = len(context.split(maxsplit=FEW_WORDS))
+    return words * (words + 1) // 2
 
 
 def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters: QaParameters) -> list[dict[str, Any]]:

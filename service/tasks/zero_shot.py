@@ -147,6 +147,10 @@ class _Shared:
         self.manifest = manifest
         self.max_tokens = manifest.max_tokens
 
+    def least_response_bytes(self, request: ZeroShotRequest) -> int:
+        """Returns a lower bound of the size of the response, which repeats the labels for each text."""
+        return len(_texts(request)) * sum([tasks.LEAST_ITEM_BYTES + len(label) for label in _labels(request)])
+
     def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
         """Returns one request for each text.
 

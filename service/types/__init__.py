@@ -1,7 +1,6 @@
 """The data types and protocols that the packages of the service share."""
 
 from swiftlet_serve.service.types.batch import Batch, PaddedBatch, Row
-from swiftlet_serve.service.types.body_model import BodyModel
 from swiftlet_serve.service.types.engine import EARLIER_WRONG_SUMS, Cost, Engine, TimedCall
 from swiftlet_serve.service.types.executor import BatchResult, Executor, Outcome, WorkerLost
 from swiftlet_serve.service.types.request import Deadline, Priority
@@ -11,7 +10,6 @@ __all__ = [
     "EARLIER_WRONG_SUMS",
     "Batch",
     "BatchResult",
-    "BodyModel",
     "Cost",
     "Deadline",
     "EncodingT",
