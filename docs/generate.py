@@ -223,7 +223,7 @@ def connection_limits() -> str:
         ["Time until the client has read the response", f"{limits.write_timeout_s:g} s"],
         ["Keep-alive time without a request", f"{limits.idle_timeout_s:g} s"],
         ["Requests processed at the same time", "1; pipelined requests are answered in order"],
-        ["Pages (all requests that run no model) and pipelined requests", "half of the event loop's time, in turns"],
+        ["Pages (all requests that run no model) and pipelined requests", "a fifth of the event loop's time, in turns"],
         ["Connections of the server", f"{limits.connections:,}, and half of the open file limit (`ulimit -n`)"],
     ]
     return table(["Of a connection", "At most"], rows)

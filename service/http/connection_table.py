@@ -147,7 +147,7 @@ class ConnectionTable:
         now = time.monotonic()
         if now >= self._next_crowded_log:
             log.warning(
-                "Pages and pipelined requests fill their half of the event loop, and wait: %d since the last such "
+                "Pages and pipelined requests fill their fifth of the event loop, and wait: %d since the last such "
                 "line, now one of %s. Requests that run a model go first.",
                 self._crowded,
                 client if isinstance(client, str) else "a trusted proxy",

@@ -272,7 +272,7 @@ class SnapshotCollector(Collector):
         yield gauge("connections", "Open connections of clients on the public port.", self._snapshot.connections)
         yield total(
             "crowded_requests",
-            "Total pages and pipelined requests that waited because such requests had filled their half of the event "
+            "Total pages and pipelined requests that waited because such requests had filled their fifth of the event "
             "loop for a second or longer. Requests that run a model do not wait for them.",
             self._snapshot.stats.crowded,
         )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.service.http.fair_queue import FAIR_EVERY
-from swiftlet_serve.service.http.read_scheduler import BUDGET_S, CROWDED_S, REST_AFTER_S, STALE_S, ReadScheduler
+from swiftlet_serve.service.http.read_scheduler import BUDGET_S, CROWDED_S, REST, REST_AFTER_S, STALE_S, ReadScheduler
 
 
 class Recorder:
@@ -248,7 +248,7 @@ def test_scheduler_runs_one_page_in_an_iteration():
     assert recorder.read == list(range(5))
 
 
-@pytest.mark.parametrize(("takes_s", "rests"), [(REST_AFTER_S / 4, False), (REST_AFTER_S, True)])
+@pytest.mark.parametrize(("takes_s", "rests"), [(REST_AFTER_S / REST / 2, False), (REST_AFTER_S / REST * 2, True)])
 def test_scheduler_rests_from_pages_that_fill_their_share(takes_s, rests):
     recorder = Recorder()
 
