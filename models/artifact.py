@@ -34,6 +34,7 @@ Problem = Literal["single_label", "multi_label", "regression"]
 Precision = Literal["fp32", "int8"]
 Pooling = Literal["cls", "mean", "max"]
 Dense = Literal["identity", "tanh"]
+Side = Literal["left", "right"]
 
 MANIFEST: Final = "manifest.json"
 TOKENIZER: Final = "tokenizer.json"
@@ -43,7 +44,7 @@ GOLDEN: Final = "golden.npz"
 CARD: Final = "card.json"
 
 FORMAT: Final = 1
-LATER: Final = ("embedding", "decisions", "languages")  # fields that manifests of older versions lack
+LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
 REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
 OPTIONAL: Final = frozenset({SAFETENSORS})
 MAX_MANIFEST_BYTES: Final = 1 << 20
@@ -91,6 +92,14 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How texts are read, beyond what `tokenizer.json` says."""
+
+    truncation_side: Side = "right"  # the side from which a long text loses tokens, and windows are counted
+    special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
+
+
+@dataclass(frozen=True)
 class Decisions:
     """How a model answers typed questions.
 
@@ -128,6 +137,7 @@ class Manifest:
     files: Mapping[str, File] = field(default_factory=dict)
     embedding: Embedding | None = None  # for the head "embedding", and only for it
     decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
+    reading: Reading = Reading()
     languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
     format: int = FORMAT
 
@@ -346,6 +356,7 @@ def _parse(document: object) -> Manifest:
         "files": {name: File(**entry) for name, entry in files.items()},
         "embedding": embedding,
         "decisions": _parse_decisions(document["decisions"], labels),
+        "reading": _parse_reading(document["reading"]),
         "languages": tuple(languages),
     }
     return Manifest(**document | parsed)
@@ -388,6 +399,20 @@ def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | Non
         if not good:
             raise ValueError(f"the field 'decisions/{key}' has a wrong value.")
     return Decisions(**document)
+
+
+def _parse_reading(document: object) -> Reading:
+    """Raises ValueError if the field `reading` has a wrong value."""
+    if document is None:
+        return Reading()
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Reading)}:
+        raise ValueError("the field 'reading' has a wrong value.")
+    side, tokens = document["truncation_side"], document["special_tokens"]
+    if side not in get_args(Side):
+        raise ValueError("the field 'reading/truncation_side' has a wrong value.")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
+        raise ValueError("the field 'reading/special_tokens' has a wrong value.")
+    return Reading(side, tuple(tokens))
 
 
 def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:

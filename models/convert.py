@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from swiftlet_serve.models import architectures
+from swiftlet_serve.models import architectures, sources
 from swiftlet_serve.models.artifact import Embedding, Head, Outputs, Problem
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.models.heads import Model, build
@@ -32,6 +32,7 @@ TOKENIZER_FILES: Final = (
     "merges.txt",
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
+    "added_tokens.json",
 )
 # The only files that are downloaded from a hub repository.
 HUB_FILES: Final = (
@@ -65,6 +66,17 @@ _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of 
 
 # Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
+
+# The tasks whose models may have a head, as `sources.seems_for` names them.
+_TASKS: Final[Mapping[Head, Sequence[str]]] = {
+    "classification": ("classify", "zero-shot", "rerank"),
+    "token": ("qa", "entities"),
+    "masked_lm": ("fill-mask",),
+    "causal_lm": ("score",),
+    "embedding": (),
+}
+
+MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
     "single_label_classification": "single_label",
@@ -140,26 +152,32 @@ def convert(
         ConversionError: a setting, tensor or shape is not supported, or a tensor that the head needs is missing.
     """
     settings = read_object(directory / "config.json")
-    model_type = settings.get("model_type")
-    architecture = model_type.replace("-", "_") if isinstance(model_type, str) else ""
-    if architecture not in architectures.names():
-        known = ", ".join(name.replace("_", "-") for name in architectures.names())
-        raise ConversionError(f"config.json: model_type {model_type!r} is not supported; supported are {known}.")
+    if refusal := architectures.refusal(settings.get("model_type")):
+        raise ConversionError(refusal)
+    architecture = str(settings["model_type"]).replace("-", "_")
     config = _translate_config(architecture, settings)
     labels, problem = _labels(settings) if outputs == "labels" else ((), None)
     if outputs == "labels" and not encoder_only:
         _check_kind(settings, head)
+    width = outputs if isinstance(outputs, int) else len(labels)
+    if parameters:
+        width = len(parameters["head.output.weight"])
     try:
-        width = outputs if isinstance(outputs, int) else len(labels)
-        if parameters:
-            width = len(parameters["head.output.weight"])
-        model = build(architecture, config, head, width, embedding)
+        with torch.device("meta"):  # takes no memory, whatever sizes the configuration claims
+            shapes = build(architecture, config, head, width, embedding)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
-    if model.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
+    except (RuntimeError, TypeError, OverflowError):  # torch raises any of them for a size beyond 64 bits
+        raise ConversionError("config.json: the sizes are too large for any network.") from None
+    if shapes.encoder.config.traits().embedding.token_types and config["type_vocab_size"] < 2:
         raise ConversionError("config.json: type_vocab_size 1 has no token type for the second text of a pair.")
     names = _TOKEN_LABELS if (head, outputs) == ("token", "labels") else ()
     tensors = {**read_tensors(directory), **(parameters or {})}
+    try:
+        _load(shapes, architecture, head, names, tensors, encoder_only=encoder_only)
+    except _NoHead:
+        raise ConversionError(_missing_head(settings, head, outputs)) from None
+    model = build(architecture, config, head, width, embedding)
     ignored = _load(model, architecture, head, names, tensors, encoder_only=encoder_only)
     return ConvertedCheckpoint(
         model=model.eval(),
@@ -169,6 +187,24 @@ def convert(
         problem=problem if head == "classification" else None,
         ignored=ignored,
         source=source or {"directory": directory.resolve().name},
+    )
+
+
+class _NoHead(Exception):  # `convert` says which task the checkpoint fits
+    """Raised when a parameter of the head is not in the checkpoint."""
+
+
+def _missing_head(settings: Mapping[str, Any], head: Head, outputs: Outputs) -> str:
+    """Returns what to do with a checkpoint that has no head of this kind."""
+    found = sources.seems_for(settings)
+    if found:
+        name = settings["architectures"][0]
+        if found in _TASKS[head] and (head != "token" or (found == "qa") == (outputs == 2)):
+            return f"the head of {name} is not in the checkpoint. Save the whole model, and import that."
+        return f"the checkpoint has no head for this task: config.json names {name}, which fits --task {found}."
+    return (
+        "the checkpoint has no trained head for this task. Fine-tune it for the task first, or make an embedding model "
+        "of it: --task embed --pooling mean."
     )
 
 
@@ -220,7 +256,7 @@ def _labels(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], Problem]:
     transformers writes neither for two labels with default names.
     """
     count = settings.get("num_labels", 2)
-    if type(count) is not int or count < 1:
+    if type(count) is not int or not 1 <= count <= MAX_LABELS:
         raise ConversionError("config.json: num_labels has an invalid value.")
     id2label = settings.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     try:
@@ -303,6 +339,7 @@ def _load(
 ) -> tuple[str, ...]:
     """Copies the tensors into the model. Returns the sorted names of the ignored ones.
 
+    A model without memory, on the device `meta`, is only compared with the names and shapes of the tensors.
     `own_names` are patterns of this head, which apply before those of the architecture.
     """
     module = architectures.load(architecture)
@@ -325,9 +362,10 @@ def _load(
                 raise ConversionError(f"the tensor {name} has shape {found}, not {expected}.")
             if not tensor.is_floating_point():
                 raise ConversionError(f"the tensor {name} holds {tensor.dtype}, not floating-point numbers.")
-            state[parameter].copy_(tensor)
-            if not torch.isfinite(state[parameter]).all():  # a finite float64 may overflow float32
-                raise ConversionError(f"the tensor {name} holds values that are not finite.")
+            if not state[parameter].is_meta:
+                state[parameter].copy_(tensor)
+                if not torch.isfinite(state[parameter]).all():  # a finite float64 may overflow float32
+                    raise ConversionError(f"the tensor {name} holds values that are not finite.")
             placed[parameter] = name
         elif (
             not tensor.numel()
@@ -339,11 +377,17 @@ def _load(
             raise ConversionError(f"the tensor {name} is not part of {architecture}.")
     found_or_zero = placed.keys() | omitted
     for parameter in state:
-        if parameter not in found_or_zero and not (encoder_only and parameter.startswith("head.")):
+        if parameter.startswith("head.") and parameter not in found_or_zero and not encoder_only:
+            raise _NoHead
+        if parameter not in found_or_zero and not parameter.startswith("head."):
             raise ConversionError(f"the parameter {parameter} is not in the checkpoint.")
     for name in ignored:
         tied = _TIED.get(_rename(name, head, names))
-        if tied is not None and not torch.equal(tensors[name].to(state[tied].dtype), state[tied]):
+        if (
+            tied is not None
+            and not state[tied].is_meta
+            and not torch.equal(tensors[name].to(state[tied].dtype), state[tied])
+        ):
             raise ConversionError(f"the tensor {name} is not tied to {placed.get(tied, tied)}.")
     return tuple(ignored)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from swiftlet_serve.models.artifact import Dense, Embedding, Pooling, Problem
+from swiftlet_serve.models.checkpoint_tokenizer import read_limits
 from swiftlet_serve.models.convert import ConversionError, read_object, read_tensors
 
 MODULES: Final = "modules.json"
@@ -70,7 +71,7 @@ def read_encoder(directory: Path, pooling: Pooling | None = None) -> SentenceEnc
     if not is_encoder(directory):
         if pooling is None:
             raise ConversionError(f"the directory has no {MODULES}; choose a pooling with --pooling.")
-        return SentenceEncoder(directory, Embedding(pooling))
+        return SentenceEncoder(directory, Embedding(pooling), read_limits(directory).max_tokens)
     if pooling is not None:
         raise ConversionError(f"{MODULES} sets the pooling, so --pooling is not allowed.")
     modules = _modules(directory)
@@ -165,12 +166,12 @@ def _max_tokens(checkpoint: Path) -> int | None:
     tokenizer = _optional(checkpoint / "tokenizer_config.json")
     if settings.get("do_lower_case") and not tokenizer.get("do_lower_case"):
         raise ConversionError("do_lower_case is not supported, because the tokenizer keeps capital letters.")
-    limit = settings.get("max_seq_length") or tokenizer.get("model_max_length")
+    limit = settings.get("max_seq_length")
     if limit is None:
-        return None
+        return read_limits(checkpoint).max_tokens
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
         raise ConversionError("max_seq_length has an invalid value.")
-    return int(min(limit, 1 << 31))  # transformers writes 1e30 for no limit
+    return int(min(limit, 1 << 31))
 
 
 def _optional(file: Path) -> dict[str, Any]:

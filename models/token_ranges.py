@@ -18,6 +18,11 @@ def window_ranges(length: int, size: int, stride: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, length)) for start in starts]
 
 
+def mirrored(ranges: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """Returns the same ranges of `length` tokens, counted from the end: the last tokens come first."""
+    return [(length - stop, length - start) for start, stop in ranges]
+
+
 def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
     """Returns the lengths to which a pair of texts is truncated, so that both fit `limit` tokens.
 

@@ -17,19 +17,25 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
 from swiftlet_serve.models import tokenizer_json, tokenizer_safety
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError, library_calls, read_directory
-from swiftlet_serve.models.token_ranges import first_length, pair_lengths, window_ranges
+from swiftlet_serve.models.added_tokens import TokenizerError
+from swiftlet_serve.models.artifact import Reading
+from swiftlet_serve.models.checkpoint_tokenizer import library_calls, read_directory, read_limits
+from swiftlet_serve.models.token_ranges import first_length, mirrored, pair_lengths, window_ranges
 from swiftlet_serve.models.word_pieces import WordPieces
+
+RIGHT: Final = Reading()
+RESERVED: Final = re.compile(r"\[unused\d+\]|.*NOTUSED|<extra_id_\d+>")  # tokens that no text is meant to contain
 
 Ids = NDArray[np.int64]
 Text = str | tuple[str, str]
@@ -72,7 +78,7 @@ class TokenizedText:
     ids: Ids  # (n,)
     offsets: Ids  # (n, 2): start and end of each token in code points of the original text
     word_ids: Ids  # (n,): index of the word that each token is part of, in ascending order
-    left_out: int = 0  # tokens of the text that follow these
+    left_out: int = 0  # tokens of the text that were cut
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -101,13 +107,20 @@ class TemplateSlot:
 class Tokenizer:
     """Tokenises single texts, pairs of texts and long contexts as a `tokenizer.json` describes."""
 
-    def __init__(self, document: dict[str, Any]):
+    def __init__(self, document: dict[str, Any], reading: Reading = RIGHT):
+        """Builds the tokenizer of a `tokenizer.json`.
+
+        Raises:
+            ValueError: `reading` names a token that is not special.
+        """
         tokenizer_safety.check(document)
         # This class truncates and the engine pads, so the settings of the file are dropped.
         self._document = document | {"truncation": None, "padding": None}
         self._whole = tokenizer_json.build(tokenizer_json.without_model(self._document))
-        self._text = tokenizer_json.build(tokenizer_json.without_specials(self._document, keep=None))
-        self._word_pieces = WordPieces.of(self._document)
+        self.reading = reading
+        self._from_left = reading.truncation_side == "left"
+        self._text = tokenizer_json.build(tokenizer_json.without_specials(self._document, reading.special_tokens))
+        self._word_pieces = None if reading.special_tokens else WordPieces.of(self._document)
         self._templates = {False: self._derive_template(pair=False), True: self._derive_template(pair=True)}
         self._special_counts = {
             pair: sum(slot.special is not None for slot in template) for pair, template in self._templates.items()
@@ -117,6 +130,9 @@ class Tokenizer:
         processor = self._document["post_processor"] or {}
         self._first_space_kept = bool(processor.get("trim_offsets") and processor.get("add_prefix_space"))
         self.special_ids = frozenset(token["id"] for token in self._document["added_tokens"] if token["special"])
+        for token in reading.special_tokens:
+            if self._whole.token_to_id(token) not in self.special_ids:
+                raise ValueError(f"{token!r} is not a special token of the tokenizer.")
         self.mask = self._first_known("[MASK]", "<mask>")
         self.mask_id = None if self.mask is None else self._whole.token_to_id(self.mask)
         pad = self._first_known("[PAD]", "<pad>")
@@ -127,14 +143,14 @@ class Tokenizer:
         self.vocab_size: int = self._whole.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Reads the `tokenizer.json` of an artifact.
+    def load(cls, path: Path, reading: Reading = RIGHT) -> Tokenizer:
+        """Reads the `tokenizer.json` of an artifact. Its manifest has the `reading`.
 
         Raises:
             TokenizerError: the file cannot be read as a tokenizer.
         """
         try:
-            return cls(json.loads(path.read_text("utf-8")))
+            return cls(json.loads(path.read_text("utf-8")), reading)
         except (TokenizerError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises bare Exception for any invalid file, or panics
@@ -147,7 +163,25 @@ class Tokenizer:
         Raises:
             TokenizerError: the directory holds no usable tokenizer.
         """
-        return cls(json.loads(read_directory(path).to_str()))
+        return cls(json.loads(read_directory(path).to_str()), Reading(read_limits(path).truncation_side))
+
+    def recognising(self, special_tokens: Sequence[str]) -> Tokenizer:
+        """Returns the same tokenizer, which finds these special tokens in texts.
+
+        Raises:
+            ValueError: one is not a special token.
+        """
+        return Tokenizer(self._document, replace(self.reading, special_tokens=tuple(special_tokens)))
+
+    def separating(self, token: str) -> Tokenizer:
+        """Returns the same tokenizer, with a token between the texts of a pair.
+
+        Raises:
+            ValueError: the vocabulary lacks the token, or the tokenizer puts tokens around a text.
+        """
+        if self.special_count(pair=True):
+            raise ValueError("the tokenizer has a separator of its own.")
+        return Tokenizer(tokenizer_json.with_separator(self._document, token), self.reading)
 
     def save(self, path: Path) -> None:
         """Writes a `tokenizer.json`, from which `load` restores the same tokenizer."""
@@ -173,7 +207,7 @@ class Tokenizer:
             if left_out:
                 if not truncate:
                     raise TextTooLong(index)
-                ids = _truncate(ids, limit)
+                ids = self._truncate(ids, limit)
             encodings.append(self._encoding(ids, index, left_out, mask=mask))
         return encodings
 
@@ -200,7 +234,7 @@ class Tokenizer:
             left_out = max(0, len(ids) - room)
             if left_out and not truncate:
                 raise TextTooLong(index)
-            input_ids = _array([*start, *ids[:room], *stop])
+            input_ids = _array([*start, *(self._cut(ids, room) if left_out else ids), *stop])
             zeros = np.zeros_like(input_ids)
             encodings.append(Encoding(input_ids, zeros, zeros[:1], text_index=index, left_out=left_out))
         return encodings
@@ -225,14 +259,14 @@ class Tokenizer:
                     raise TextTooLong(other)
                 if length < len(first) and not truncate:
                     raise TextTooLong(text)
-                encodings.append(self._encoding([first[:length], second], text, len(first) - length))
+                encodings.append(self._encoding([self._cut(first, length), second], text, len(first) - length))
         return encodings
 
     def tokenize(self, texts: Sequence[str], max_tokens: int | None = None) -> list[TokenizedText]:
-        """Tokenises texts with offsets, and returns the first `max_tokens` tokens of each, or all of them."""
+        """Tokenises texts with offsets, and returns `max_tokens` tokens of each, or all of them."""
         with library_calls():
             encodings = self._text.encode_batch(list(texts), add_special_tokens=False)
-        return [_first_tokens(encoding, max_tokens) for encoding in encodings]
+        return [_tokens(encoding, max_tokens, from_left=self._from_left) for encoding in encodings]
 
     def max_context_tokens(self, question: TokenizedText, max_tokens: int) -> int:
         """Returns how many context tokens fit beside a question. The result may be negative."""
@@ -246,7 +280,7 @@ class Tokenizer:
         Raises:
             ValueError: `stride` is not less than `size`.
         """
-        ranges = window_ranges(len(context), size, stride)
+        ranges = self._ranges(len(context), size, stride)
         return [self._window(question, context, question_index, start, stop) for start, stop in ranges]
 
     def sequence(self, text: TokenizedText) -> tuple[Ids, Ids, int]:
@@ -261,7 +295,7 @@ class Tokenizer:
             ValueError: `stride` is not less than `size`.
         """
         chunks = []
-        for start, stop in window_ranges(len(text), size, stride):
+        for start, stop in self._ranges(len(text), size, stride):
             tokens = text.part(start, stop)
             input_ids, token_type_ids, first = self.sequence(tokens)
             focus = np.arange(first, first + len(tokens))
@@ -318,7 +352,37 @@ class Tokenizer:
     @functools.cached_property
     def _masked(self) -> tokenizers.Tokenizer:
         """The tokenizer that recognises the mask. Built on first use, because only fill-mask needs it."""
-        return tokenizer_json.build(tokenizer_json.without_specials(self._document, keep=self.mask))
+        return tokenizer_json.build(
+            tokenizer_json.without_specials(self._document, (*self.reading.special_tokens, self.mask or ""))
+        )
+
+    def other_specials(self) -> list[str]:
+        """Returns the special tokens that are for the inside of a text, such as the markers of entities.
+
+        Not the mask, those for padding and unknown text, those around a text, and reserved ones.
+        """
+        around = {slot.special for template in self._templates.values() for slot in template}
+        usual = {self.mask_id, self.pad_id, self.unknown_id, *around}
+        others = [self.token(number) for number in sorted(self.special_ids - usual)]
+        return [token for token in others if not RESERVED.fullmatch(token)]
+
+    def may_hold(self, number: int) -> bool:
+        """Returns whether a sequence of a text may contain a token."""
+        around = {slot.special for template in self._templates.values() for slot in template}
+        found = {self.mask_id, self.unknown_id, *map(self.token_to_id, self.reading.special_tokens), *around}
+        return number < self.vocab_size and (number not in self.special_ids or number in found)
+
+    def _ranges(self, length: int, size: int, stride: int) -> list[tuple[int, int]]:
+        ranges = window_ranges(length, size, stride)
+        return mirrored(ranges, length) if self._from_left else ranges
+
+    def _cut(self, ids: list[int], length: int) -> list[int]:
+        return ids[len(ids) - length :] if self._from_left else ids[:length]
+
+    def _truncate(self, ids: Sequence[list[int]], limit: int) -> list[list[int]]:
+        """Cuts the ids of a text, or of a pair of texts, to `limit` tokens."""
+        lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
+        return [self._cut(part, length) for part, length in zip(ids, lengths, strict=True)]
 
     def _first_known(self, *tokens: str) -> str | None:
         """Returns the first of these tokens that is special, or else that the vocabulary has.
@@ -401,21 +465,17 @@ class Tokenizer:
         return input_ids, token_type_ids, starts
 
 
-def _first_tokens(encoding: Any, max_tokens: int | None) -> TokenizedText:
-    """Returns the first tokens of an encoding of the library."""
+def _tokens(encoding: Any, max_tokens: int | None, *, from_left: bool) -> TokenizedText:
+    """Returns the tokens of an encoding of the library: all, or as many as are left of a cut."""
     if max_tokens is None or len(encoding) <= max_tokens:
         ids, offsets, word_ids, left_out = encoding.ids, encoding.offsets, encoding.word_ids, 0
     else:  # the library's lists of offsets and words hold Python objects for all tokens of a long text
-        kept, left_out = range(max_tokens), len(encoding) - max_tokens
-        ids = encoding.ids[:max_tokens]
+        left_out = len(encoding) - max_tokens
+        first = left_out if from_left else 0
+        kept = range(first, first + max_tokens)
+        ids = encoding.ids[first : first + max_tokens]
         offsets, word_ids = map(encoding.token_to_chars, kept), map(encoding.token_to_word, kept)
     return TokenizedText(_array(ids), _array([*offsets]).reshape(-1, 2), _array([*word_ids]), left_out)
-
-
-def _truncate(ids: Sequence[list[int]], limit: int) -> list[list[int]]:
-    """Cuts the ids of a text, or of a pair of texts, to `limit` tokens."""
-    lengths = (limit,) if len(ids) == 1 else pair_lengths(len(ids[0]), len(ids[1]), limit)
-    return [part[:length] for part, length in zip(ids, lengths, strict=True)]
 
 
 def _array(values: Any) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Collection
 from typing import Any
 
 import tokenizers
@@ -51,8 +52,27 @@ def without_model(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"model": words, "normalizer": None, "pre_tokenizer": None, "post_processor": None}
 
 
-def without_specials(document: dict[str, Any], keep: str | None) -> dict[str, Any]:
-    """Returns the same tokenizer, except that text never yields a special token other than `keep`.
+def with_separator(document: dict[str, Any], token: str) -> dict[str, Any]:
+    """Returns the same tokenizer, which puts nothing around a text, with a token between the texts of a pair.
+
+    Raises:
+        ValueError: the vocabulary lacks the token.
+    """
+    number = tokenizers.Tokenizer.from_str(json.dumps(document)).token_to_id(token)
+    if number is None:
+        raise ValueError(f"the vocabulary has no token {token!r}.")
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first],
+        "pair": [first, {"SpecialToken": {"id": token, "type_id": 0}}, second],
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+    }
+    return document | {"post_processor": template}
+
+
+def without_specials(document: dict[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the same tokenizer, except that text never yields a special token other than those to `keep`.
 
     `encode_special_tokens` turns marked special tokens into text. A Unigram model would still find a piece such as
     `<pad>` in a text, and a BPE could merge to one, so those pieces get a space in their name. A space never matches,
@@ -61,7 +81,7 @@ def without_specials(document: dict[str, Any], keep: str | None) -> dict[str, An
     document = copy.deepcopy(document)
     added, model = document["added_tokens"], document["model"]
     for token in added:
-        token["special"] = token["special"] and token["content"] != keep
+        token["special"] = token["special"] and token["content"] not in keep
     if model["type"] in ("Unigram", "BPE"):
         specials = {token["content"] for token in added if token["special"]}
         pieces = model["vocab"] if model["type"] == "BPE" else [piece for piece, _ in model["vocab"]]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
+from swiftlet_serve.models.added_tokens import TokenizerError
 
 MAX_STEPS: Final = 64
 MAX_GROWTH: Final = 8.0

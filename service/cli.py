@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 from pydantic import ValidationError
 
+from swiftlet_serve.models import sources
 from swiftlet_serve.models.artifact import ArtifactError, Pooling, Precision
 from swiftlet_serve.models.errors import ModelError
 from swiftlet_serve.service import extras, summaries, tasks
@@ -155,12 +156,29 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     multiple=True,
     help="Language of the model's texts as a BCP 47 tag, such as en. Repeatable. Default: those of the model card.",
 )
+@click.option(
+    "--special-token",
+    "special_tokens",
+    multiple=True,
+    metavar="TOKEN",
+    help="Special token that texts may contain, such as the marker of an entity. Repeatable. Default: none.",
+)
+@click.option(
+    "--pair-separator",
+    metavar="TOKEN",
+    help="Token between the two texts of a pair, for tokenizers that put none there. Empty: nothing.",
+)
+@click.option(
+    "--accept-tokenizer", is_flag=True, help="Do not check the tokenizer on built-in texts, for models of other texts."
+)
 def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
     """Converts a checkpoint of transformers or sentence-transformers into an artifact.
 
     SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
     downloaded again. Needs the extra `models`.
     """
+    if refusal := sources.refusal(source, options["task"]):  # before torch is imported, which takes seconds
+        raise SetupError(refusal)
     extras.require("models")
     from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
     from swiftlet_serve.service.offline.release import Measure

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import swiftlet_serve.models
+from swiftlet_serve.models import sources
+from swiftlet_serve.models.added_tokens import TokenizerError
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -110,8 +111,8 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     Args:
         path: the artifact directory.
         engine_name: the name of the engine that will run it.
-        tokenizers: tokenizers of other models by their SHA-256. Models share an equal tokenizer, which saves 15 MB and
-            0.1 s for each.
+        tokenizers: tokenizers of other models by their SHA-256 and reading. Models share an equal tokenizer, which
+            saves 15 MB and 0.1 s for each.
 
     Raises:
         ArtifactError: the directory is not a valid artifact.
@@ -119,11 +120,11 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
     """
     artifact = open_artifact(path)
     manifest, name = artifact.manifest, artifact.path.name
-    digest = manifest.files[TOKENIZER].sha256
+    digest = f"{manifest.files[TOKENIZER].sha256} {manifest.reading}"
     known: MutableMapping[str, Tokenizer] = {} if tokenizers is None else tokenizers
     try:
         if (tokenizer := known.get(digest)) is None:
-            known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER))
+            known[digest] = tokenizer = Tokenizer.load(artifact.file(TOKENIZER), manifest.reading)
         task: Task[Any, Any] = tasks.load(manifest.task).create(tokenizer, manifest)
     except (TokenizerError, ValueError) as error:
         raise ArtifactError(f"{name}: {error}") from error
@@ -147,6 +148,9 @@ def locate(names: Sequence[str]) -> list[Path]:
             "There are no models to serve. Name one with --models: this installation has no bundled models."
         )
     for name, path in zip(names, paths, strict=False):
+        found = sources.identify(str(bundled.get(name, name)))
+        if found.next_step:
+            raise SetupError(f"{name} is {found.what}. {found.next_step}")
         if not path.is_dir():
             known = ", ".join(bundled) or "none"
             raise SetupError(f"There is no model {name!r}. Give a directory, or one of the bundled models: {known}.")

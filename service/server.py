@@ -23,7 +23,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from swiftlet_serve.service import build_info, memory
+from swiftlet_serve.service import build_info, extras, memory
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.fronts.coordinator import Coordinator
 from swiftlet_serve.service.fronts.sockets import bind_public
@@ -171,7 +171,7 @@ def _create_grpc_port(
     try:
         from swiftlet_serve.service.grpc.port import GrpcPort
     except ModuleNotFoundError as error:
-        message = f"grpc_port needs the package {error.name!r}. Install it with: pip install 'swiftlet-serve[grpc]'."
+        message = f"grpc_port needs the package {error.name!r}. Run: {extras.installation('grpc')}"
         raise SetupError(message) from None
     return GrpcPort(runtime, keys, observers, certificate)
 

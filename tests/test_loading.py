@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from swiftlet_serve.models.artifact import GOLDEN, TOKENIZER, ArtifactError
 from swiftlet_serve.service import loading
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model, locate
+from swiftlet_serve.service.loading import load_model, locate, open_model
 from tests.support.artifacts import make_artifact, reseal
 
 
@@ -88,6 +89,32 @@ def test_load_model_shares_equal_tokenizers(artifact_dir):
 
     assert first.task.tokenizer is second.task.tokenizer
     assert len(tokenizers) == 1
+
+
+def with_reading(source, folder, side="right", tokens=()):
+    """Copies an artifact, whose manifest then says how texts are read."""
+    path = shutil.copytree(source, folder / source.name)
+    manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+    manifest["reading"] = {"truncation_side": side, "special_tokens": list(tokens)}
+    (path / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    return path
+
+
+def test_models_that_read_texts_otherwise_share_no_tokenizer(artifact_dir, tmp_path):
+    tokenizers = {}
+    source = artifact_dir / "tiny-classify"
+    first = open_model(source, "echo", tokenizers)
+    second = open_model(with_reading(source, tmp_path, "left", ["[SEP]"]), "echo", tokenizers)
+    texts = ["a [SEP] b " * 2000]
+
+    ours, others = (model.task.tokenizer.encode(texts, 9)[0].input_ids.tolist() for model in (first, second))
+    separator = first.task.tokenizer.token_to_id("[SEP]")
+    assert (ours.count(separator), others.count(separator)) == (1, 3)
+
+
+def test_special_tokens_of_a_manifest_must_exist(artifact_dir, tmp_path):
+    with pytest.raises(ArtifactError, match=r"tiny-classify: .*'\[E9\]' is not a special token"):
+        open_model(with_reading(artifact_dir / "tiny-classify", tmp_path, tokens=["[E9]"]), "echo")
 
 
 def test_locate_finds_bundled_models_and_directories(artifact_dir, tmp_path, monkeypatch):

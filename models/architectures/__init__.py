@@ -62,6 +62,14 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
 
 
+def refusal(model_type: object) -> str | None:
+    """Returns why checkpoints of this `model_type` cannot be converted; None if they can."""
+    if isinstance(model_type, str) and model_type.replace("-", "_") in names():
+        return None
+    known = ", ".join(name.replace("_", "-") for name in names())
+    return f"config.json: model_type {model_type!r} is not supported; supported are {known}."
+
+
 def describe(name: str) -> Description:
     """Imports an architecture without its network, and therefore without torch.
 

@@ -9,9 +9,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from swiftlet_serve.models.artifact import TOKENIZER
 from swiftlet_serve.models.operations import Operations
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.benchmark.baselines import ENGINES
 from swiftlet_serve.service.benchmark.networks import (
     Network,
@@ -150,7 +149,7 @@ def texts_of(model: ServedModel, data: Path) -> list[Encoding]:
     if data.is_dir():
         found = encodings(model, data / DATA[task], REQUESTS[task])
         return [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in found]
-    return golden_encodings(Tokenizer.load(model.artifact.file(TOKENIZER)), model.manifest)
+    return golden_encodings(model.tokenizer, model.manifest)
 
 
 def batches_of_similar_length(texts: Iterable[Encoding], max_tokens: int = BATCH_TOKENS) -> Iterator[list[Encoding]]:

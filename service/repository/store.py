@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from swiftlet_serve.models.artifact import MANIFEST, NAME, OPTIONAL, REQUIRED, Artifact
+from swiftlet_serve.service import extras
 from swiftlet_serve.service.errors import SetupError
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class RemoteStore:
         try:
             from fsspec.core import url_to_fs
         except ModuleNotFoundError:
-            message = "This model repository needs fsspec. Install it with: pip install 'swiftlet-serve[repository]'."
+            message = f"This model repository needs the package 'fsspec'. Run: {extras.installation('repository')}"
             raise SetupError(message) from None
         try:
             self._fs, self._root = url_to_fs(url)

@@ -324,9 +324,13 @@ def best_spans(starts: Floats, ends: Floats, count: int, longest: int) -> Iterat
 
 
 def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:
-    """Returns the overlap of two windows in tokens: as requested, or the pipeline's default if the question fits it."""
+    """Returns the overlap of two windows in tokens: as requested, or the pipeline's default.
+
+    Beside a long question, the default would leave less than a quarter of a window for new tokens. Then it is half.
+    """
     if parameters.doc_stride is None:
-        return min(DEFAULT_DOC_STRIDE, max_seq_len // 2, size // 2)
+        default = min(DEFAULT_DOC_STRIDE, max_seq_len // 2)
+        return default if 4 * default <= 3 * size else size // 2
     if parameters.doc_stride >= size:
         detail = "doc_stride is too large: beside the question, a window has no room for new tokens. Lower it."
         raise _invalid("doc_stride", detail, size - 1)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from swiftlet_serve.service import extras
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.telemetry import access_log
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
@@ -62,9 +63,9 @@ def _create_tracer(endpoint: str | None, version: str) -> Tracer | None:
     try:
         from swiftlet_serve.service.telemetry.tracing import Tracer
     except ModuleNotFoundError as error:
-        message = f"Traces need the package {error.name!r}. Install it with: pip install 'swiftlet-serve[otel]'."
+        message = f"Traces need the package {error.name!r}. Run: {extras.installation('otel')}"
         if endpoint is not None:
             raise SetupError(message) from None
-        log.warning("%s Tracing is disabled.", message)  # the variables may be meant for another program
+        log.warning("Tracing is disabled. %s", message)  # the variables may be meant for another program
         return None
     return Tracer.over_http(endpoint, version)

@@ -243,7 +243,7 @@ def test_missing_package_is_named_with_its_extra(source, model, out, monkeypatch
 
     sentence = refusal(given, *model, "--out", out, *arguments)
 
-    assert f"{purpose} needs the package '{package}'. Run: pip install 'swiftlet-serve[bulk]'" in sentence
+    assert f"{purpose} needs the package '{package}'. Run: pip install fsspec==" in sentence
 
 
 def test_input_and_model_are_needed(out):

@@ -23,6 +23,7 @@ from swiftlet_serve.models.artifact import (
     Decisions,
     Embedding,
     Manifest,
+    Reading,
     find_artifacts,
     open_artifact,
     seal,
@@ -239,6 +240,7 @@ def files_with(name: str, **changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["files"].setdefault(name, {"size": 1, "sha256": "0" * 64}).update(changes)
 
 
+READING = {"truncation_side": "left", "special_tokens": ["[E1]"]}
 WRONG_VALUES: dict[str, list[Any]] = {
     "name": ["", "Upper", "a b", "../x", "a/b", ".hidden", "a" * 65, "name\n", 3, None, ["a"]],
     "version": [1, None, ["1"]],
@@ -256,6 +258,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "source": [None, [], "x", 3],
     "files": [None, [], "x", [{"name": "model.onnx"}]],
     "embedding": ["mean", [], {}, {"pooling": "mean"}, EMBEDDING | {"more": 1}],
+    "reading": [1.5, [], {}, "left", {"truncation_side": "left"}, READING | {"more": 1}],
     "languages": [None, "en", [1], ["English"], ["EN"], ["en_GB"], ["multilingual"], [""]],
     "decisions": [1.5, [], {}, {"temperature": 1.5}, DECISIONS | {"more": 1}],
 }
@@ -282,6 +285,24 @@ def test_manifest_of_an_older_version_lacks_later_fields(path: Path) -> None:
     edit(path, lambda document: [document.pop(key) for key in LATER])
     manifest = open_artifact(path).manifest
     assert (manifest.embedding, manifest.decisions, manifest.languages) == (None, None, ())
+    assert manifest.reading == Reading("right", ())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("truncation_side", side) for side in (None, "Left", "middle", ["left"])]
+    + [("special_tokens", tokens) for tokens in (None, "[E1]", [1], [""], {"[E1]": 1})],
+)
+def test_manifest_rejects_wrong_value_of_reading(path: Path, key: str, value: Any) -> None:
+    edit(path, settings_of(reading=READING | {key: value}))
+    assert error_message(path) == f"manifest.json: the field 'reading/{key}' has a wrong value."
+
+
+def test_manifest_has_reading(path: Path) -> None:
+    edit(path, settings_of(reading=READING))
+    assert open_artifact(path).manifest.reading == Reading("left", ("[E1]",))
+    edit(path, settings_of(reading=None))
+    assert open_artifact(path).manifest.reading == Reading()
 
 
 def test_manifest_has_languages(path: Path) -> None:
@@ -560,7 +581,7 @@ def test_manifest_rejects_or_keeps_arbitrary_value(path: Path, key: str, value: 
         assert str(error).startswith("model: manifest.json")  # noqa: PT017  # either outcome is right
     else:
         kept = getattr(opened.manifest, key)
-        assert (list(kept) if isinstance(kept, tuple) else kept) == value  # JSON has no tuples
+        assert (list(kept) if isinstance(kept, tuple) else kept) == value or (key, value) == ("reading", None)
     finally:
         (path / MANIFEST).write_bytes(original)
 

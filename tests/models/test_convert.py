@@ -210,7 +210,7 @@ def test_convert_reads_pretraining_checkpoint_as_masked_lm(tmp_path: Path, name:
     ignored = convert(tmp_path, *HEADS["fill-mask"]).ignored
     assert ignored
     assert all("pooler" in key or "seq_relationship" in key or "sop_classifier" in key for key in ignored)
-    assert "head.output.weight is not in the checkpoint" in error_message(tmp_path, "qa")
+    assert "ForPreTraining, which fits --task fill-mask." in error_message(tmp_path, "qa")
 
 
 # Heads
@@ -227,14 +227,50 @@ def test_convert_rejects_checkpoint_of_another_task(tmp_path: Path, name: str, t
     elif task == other:
         convert(tmp_path, *HEADS[task])
     else:
-        assert error_message(tmp_path, other).startswith("the parameter head.")
+        assert error_message(tmp_path, other).endswith(f", which fits --task {task}.")
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_convert_rejects_encoder_without_head(tmp_path: Path, task: Task) -> None:
     """Names without the prefix are accepted, so the error is about the missing head."""
     transformers.BertModel(SMALL["bert"].config()).save_pretrained(tmp_path)
-    assert error_message(tmp_path, task).startswith("the parameter head.")
+    assert error_message(tmp_path, task).startswith("the checkpoint has no trained head for this task. Fine-tune it")
+
+
+@pytest.mark.parametrize("size", [10**9, 10**30])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("bert", "hidden_size"),
+        ("bert", "num_hidden_layers"),
+        ("bert", "intermediate_size"),
+        ("bert", "vocab_size"),
+        ("bert", "max_position_embeddings"),
+        ("albert", "num_hidden_layers"),
+        ("albert", "num_hidden_groups"),
+        ("albert", "inner_group_num"),
+        ("albert", "embedding_size"),
+        ("mobilebert", "num_feedforward_networks"),
+        ("mobilebert", "intra_bottleneck_size"),
+    ],
+)
+def test_convert_rejects_sizes_that_the_tensors_do_not_have(tmp_path: Path, name: str, setting: str, size: int) -> None:
+    """At once, and without memory for them."""
+    save(tmp_path, name)
+    edit_config(tmp_path, **{setting: size, "num_attention_heads": 1})
+    error_message(tmp_path)
+
+
+def test_convert_rejects_more_labels_than_a_network_has(tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_config(tmp_path, id2label=None, num_labels=10**12)
+    assert error_message(tmp_path) == "config.json: num_labels has an invalid value."
+
+
+def test_convert_rejects_a_head_that_was_not_saved(tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: [tensors.pop(f"classifier.{name}") for name in ("weight", "bias")])
+    assert error_message(tmp_path).startswith("the head of BertForSequenceClassification is not in the checkpoint.")
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "mobilebert", "mobilebert-tiny"])

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
+from swiftlet_serve.models.added_tokens import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
 from tests.goldens import cases, families
 

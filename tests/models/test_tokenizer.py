@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
+from swiftlet_serve.models.added_tokens import TokenizerError
 from swiftlet_serve.models.token_ranges import pair_lengths, window_ranges
 from swiftlet_serve.models.tokenizer import TextTooLong, Tokenizer
 from tests.goldens import cases, families

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from swiftlet_serve.models.added_tokens import TokenizerError
 from swiftlet_serve.models.artifact import find_artifacts
-from swiftlet_serve.models.checkpoint_tokenizer import TokenizerError
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.tokenizer_safety import check
 from swiftlet_serve.service.loading import BUNDLED

@@ -182,6 +182,7 @@ def test_import_rejects_fill_mask_without_a_mask_token(tmp_path: Path) -> None:
     write_checkpoint(family, tmp_path / "source")
     (tmp_path / "source" / "sentencepiece.bpe.model").unlink()
     write_letters(tmp_path / "source")
+    (tmp_path / "source" / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     command = ["import", str(tmp_path / "source"), "--task", "fill-mask", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, command)
 

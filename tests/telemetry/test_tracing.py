@@ -82,7 +82,7 @@ def test_setting_an_endpoint_without_the_extra_fails_at_startup(artifact_dir):
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert done.returncode == 1
-    assert "pip install 'swiftlet-serve[otel]'" in done.stderr.splitlines()[-1]
+    assert "Run: pip install opentelemetry-exporter-otlp-proto-http==" in done.stderr.splitlines()[-1]
 
 
 def test_endpoint_in_the_environment_without_the_extra_is_a_warning(artifact_dir, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from swiftlet_serve.service import plugins
+from swiftlet_serve.service import extras, plugins
 from swiftlet_serve.service.bulk.durable import HashedStream
 from swiftlet_serve.service.bulk.lines import Piece
 from swiftlet_serve.service.bulk.records import Chunk, Header, Layout, Outcome
@@ -76,7 +76,7 @@ def load(name: str) -> Format:
 
 def missing_package(purpose: str, package: str) -> SetupError:
     """Returns the error for a package of the extra `bulk` that is not installed."""
-    return SetupError(f"{purpose} needs the package {package!r}. Run: pip install 'swiftlet-serve[bulk]'")
+    return SetupError(f"{purpose} needs the package {package!r}. Run: {extras.installation('bulk')}")
 
 
 def changed(name: str) -> SetupError:

@@ -1,0 +1,181 @@
+"""Sources are recognised by their files and names, and each refusal ends with the next command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from swiftlet_serve.models import sources
+from swiftlet_serve.service.cli import main
+
+BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+
+
+def write(path: Path, **files: Any) -> Path:
+    """Writes files, whose names have `__` for a full stop. Content that is no text becomes JSON."""
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name.replace("__", ".")).write_text(text, "utf-8")
+    return path
+
+
+def make(path: Path, kind: str) -> str:
+    """Writes a source of this kind, and returns its name."""
+    files: dict[str, dict[str, Any]] = {
+        "checkpoint": {"config__json": BERT, "model__safetensors": ""},
+        "checkpoint of words": {
+            "config__json": {"architectures": ["BertForTokenClassification"]},
+            "pytorch_model__bin": "",
+        },
+        "shards": {"config__json": BERT, "model__safetensors__index__json": {}},
+        "sentence-transformers": {"config__json": BERT, "modules__json": [], "model__safetensors": ""},
+        "old sentence-transformers": {"modules__json": []},
+        "adapter": {"adapter_config__json": {"task_type": "SEQ_CLS"}, "adapter_model__safetensors": ""},
+        "setfit": {"config__json": BERT, "modules__json": [], "config_setfit__json": {}, "model_head__pkl": ""},
+        "onnx": {"config__json": BERT, "model__onnx": ""},
+        "onnx alone": {"model__onnx": ""},
+        "tensorflow": {"config__json": BERT, "tf_model__h5": ""},
+        "weights alone": {"model__safetensors": ""},
+        "artifact": {"manifest__json": {}},
+        "nothing": {},
+        "text": {"notes__txt": "x"},
+    }
+    if kind in files:
+        return str(write(path / "it", **files[kind]))
+    if kind == "trainer":
+        for step in (500, 1000, 90):
+            write(path / f"it/checkpoint-{step}", **files["checkpoint"])
+    elif kind == "cache":
+        write(path / "it/snapshots/0123", **files["checkpoint"])
+    elif kind == "folder":
+        for name in ("a", "b"):
+            write(path / "it" / name, **files["artifact"])
+    elif kind == "onnx folder":
+        write(path / "it/onnx", **files["onnx alone"])
+    elif kind == "onnx file":
+        return str(write(path / "it", **files["onnx alone"]) / "model.onnx")
+    elif kind == "weights file":
+        return str(write(path / "it", **files["checkpoint"]) / "model.safetensors")
+    return str(path / "it")
+
+
+IMPORT = "swiftlet import {0} --task classify"
+SERVED = {  # what `swiftlet serve` says of each kind, and the command that it ends with
+    "checkpoint": ("a checkpoint of transformers, not an artifact", IMPORT),
+    "checkpoint of words": ("a checkpoint of transformers", "swiftlet import {0} --task entities"),
+    "shards": ("a checkpoint of transformers", IMPORT),
+    "sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
+    "old sentence-transformers": ("a model of sentence-transformers", "swiftlet import {0} --task embed"),
+    "adapter": ("an adapter of PEFT", "swiftlet import NEW --task TASK"),
+    "setfit": ("a SetFit model", "swiftlet import {0} --task embed"),
+    "onnx": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
+    "onnx alone": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
+    "onnx folder": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
+    "onnx file": ("a model in ONNX", "swiftlet import SOURCE --task TASK"),
+    "tensorflow": ("a checkpoint whose weights are tf_model.h5", "swiftlet import NEW --task TASK"),
+    "weights alone": ("a directory of weights without config.json", "and import that."),
+    "trainer": ("the output directory of a Trainer", "swiftlet import {0}/checkpoint-1000 --task classify"),
+    "cache": ("a repository in the cache of the hub", "swiftlet import {0}/snapshots/0123 --task classify"),
+    "folder": ("a folder of artifacts", "swiftlet serve --models {0}/a,{0}/b"),
+    "weights file": ("a file of weights", "Make an artifact of it: swiftlet import {1} --task classify"),
+}
+
+
+def run(*command: str) -> str:
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    return result.output.strip()
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_serve_names_the_next_command(tmp_path: Path, kind: str) -> None:
+    source = make(tmp_path, kind)
+    output = run("serve", "--models", source, "--port", "0")
+    what, command = SERVED[kind]
+
+    assert f"{source} is {what}" in output
+    assert output.endswith(command.format(source, Path(source).parent))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if "checkpoint" not in kind and kind != "shards"])
+def test_import_names_the_next_command(tmp_path: Path, kind: str) -> None:
+    if "sentence" in kind:
+        assert sources.refusal(make(tmp_path, kind), "embed") is None
+        return
+    source = make(tmp_path, kind)
+    what, command = SERVED[kind]
+    output = run("import", source, "--task", "classify", "--out", str(tmp_path / "out"))
+
+    assert f"{source} is {what}" in output
+    assert output.endswith(command.format(source, Path(source).parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name", "swiftlet import org/name --task TASK"),
+        ("https://huggingface.co/org/name/tree/main", "swiftlet import org/name --task TASK"),
+    ],
+)
+def test_names_of_the_hub_are_recognised(name: str, expected: str) -> None:
+    assert run("serve", "--models", name, "--port", "0").endswith(expected)
+
+
+@pytest.mark.parametrize("name", ["./gone", "/gone/a", "../a/b", "gone", "a/b/c", "a b/c", "https://example.com/a/b"])
+def test_other_names_are_no_models(name: str) -> None:
+    assert f"There is no model '{name}'." in run("serve", "--models", name, "--port", "0")
+
+
+def test_artifacts_are_not_imported(tmp_path: Path) -> None:
+    source = make(tmp_path, "artifact")
+    assert run("import", source, "--task", "qa").endswith(f"Serve it: swiftlet serve --models {source}")
+    assert sources.identify(source).kind == "artifact"
+
+
+@pytest.mark.parametrize("kind", ["nothing", "text"])
+def test_other_directories_are_left_to_the_reader(tmp_path: Path, kind: str) -> None:
+    source = make(tmp_path, kind)
+    assert "manifest.json is missing" in run("check", source)
+    assert "config.json is missing." in run("import", source, "--task", "classify", "--out", str(tmp_path / "out"))
+
+
+def test_setfit_serves_vectors(tmp_path: Path) -> None:
+    source = make(tmp_path, "setfit")
+    assert [sources.refusal(source, task) for task in ("embed", "rerank", "zero-shot")] == [None] * 3
+
+
+@pytest.mark.parametrize("model_type", ["deberta-v2", "modernbert", "roformer", None])
+def test_other_networks_are_refused_before_torch(tmp_path: Path, model_type: str | None) -> None:
+    source = str(write(tmp_path / "it", config__json={"model_type": model_type}, model__safetensors=""))
+    refusal = sources.refusal(source, "classify")
+    assert refusal is not None
+    assert refusal.startswith(f"config.json: model_type {model_type!r} is not supported; supported are albert, bert,")
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "task"),
+    [
+        ("BertForSequenceClassification", ["a", "b"], "classify"),
+        ("BertForSequenceClassification", ["LABEL_0"], "rerank"),
+        ("BertForSequenceClassification", ["CONTRADICTION", "entailment"], "zero-shot"),
+        ("RobertaForTokenClassification", ["O"], "entities"),
+        ("DistilBertForQuestionAnswering", [], "qa"),
+        ("AlbertForMaskedLM", [], "fill-mask"),
+        ("GPT2LMHeadModel", [], "score"),
+        ("BertModel", [], None),
+    ],
+)
+def test_heads_tell_the_task(name: str, labels: list[str], task: str | None) -> None:
+    config = {"architectures": [name], "id2label": dict(enumerate(labels))}
+    assert sources.seems_for(config) == task
+
+
+@pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": [3]}, {"architectures": "Bert"}])
+def test_other_configurations_tell_no_task(config: dict[str, Any]) -> None:
+    assert sources.seems_for(config) is None
