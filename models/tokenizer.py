@@ -407,7 +407,7 @@ class Tokenizer:
 
     def _ids(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
         """Returns the ids of each text, without special tokens. Texts that are equal are tokenised once."""
-        distinct = list(dict.fromkeys(texts))
+        distinct = list(dict.fromkeys(texts)) if len(texts) > 1 else texts
         if len(distinct) == len(texts):
             return self._ids_of_each(texts, mask=mask)
         found = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
