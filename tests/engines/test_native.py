@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,25 +25,26 @@ from swiftlet_serve.service.loading import BUNDLED
 from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.hosted_model import host_model
+from tests.support.artifact_fuzz import fuzz, sanitizer_environment
 from tests.support.artifacts import make_artifact
 from tests.support.native_kernels import (
     ACTIVATIONS,
     CONFIGS,
     NETWORKS,
     POSITIONS,
+    SANITIZE,
     VOCABULARY,
     Pair,
     best,
-    compile_library,
     encoding,
     folded,
     kernels,
     network,
     plain,
     plain_tiles,
+    sanitized,
     torch_rows,
 )
-from tests.support.paths import ROOT
 from tests.support.remote import EXTENSIONS, Remote, compile_program, emulator
 
 TOLERANCE = 0.08  # relative RMS error of int8 on networks whose activations are near 1; measured: 0.02 to 0.04
@@ -202,6 +201,8 @@ def test_attend_computes_scaled_dot_product_attention(pair, queries, keys, heads
     assert out[pair.library].tobytes() == out[pair.plain].tobytes()
 
 
+# The least shares of hostile artifacts that each part of the code refuses, and that run.
+PARTS = {"refused: ": 0.3, "refused by the engine": 0.01, "refused by C++": 0.05, "loaded": 0.25, "files": 0.04}
 BATCH = Batch.of([encoding(11, [0, 3, 10], 1), encoding(1, [0], 2), encoding(24, [23, 5, 5], 3)])
 
 
@@ -620,30 +621,30 @@ for path, rounds in zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True):
 """
 
 
-def test_native_passes_the_sanitizers(tmp_path):
+@pytest.fixture(scope="module")
+def own_sanitized(tmp_path_factory) -> Path:
+    return sanitized(tmp_path_factory.mktemp("sanitized"))
+
+
+def test_native_passes_the_sanitizers(own_sanitized, tmp_path):
     """Runs valid and corrupted batches in kernels under the sanitizers: those of this CPU, and those with tiles."""
-    flags = {
-        "avx2": ["-mavx2", "-mfma"],
-        "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
-        **{kernel: [f"-march=armv8.2-a+{extension}"] for kernel, extension in EXTENSIONS.items()},
-    }.get(best().kernel)
-    source = f"{best().kernel}.cpp" if flags else "plain.cpp"
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *(flags or [])]
-    library = compile_library(source, tmp_path / "sanitized.so", *sanitize)
-    tiles = plain_tiles(tmp_path, *sanitize[:2])
-    compiler = shutil.which("c++") or shutil.which("g++")
-    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    environment = os.environ | {
-        "LD_PRELOAD": runtime.stdout.strip(),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks
-        "PYTHONPATH": str(ROOT),
-    }
+    tiles = plain_tiles(tmp_path, *SANITIZE)
     result = subprocess.run(
-        [sys.executable, "-c", FUZZ, str(library), "30", str(tiles), "10"],
-        env=environment,
+        [sys.executable, "-c", FUZZ, str(own_sanitized), "30", str(tiles), "10"],
+        env=sanitizer_environment(),
         capture_output=True,
         text=True,
         timeout=500,
     )
 
-    assert result.stdout == f"{library} passed\n{tiles} passed\n", result.stderr
+    assert result.stdout == f"{own_sanitized} passed\n{tiles} passed\n", result.stderr
+
+
+def test_native_refuses_or_runs_hostile_artifacts(own_sanitized):
+    """Without a sanitizer's report, an undocumented exception, a hang, or memory out of proportion."""
+    report = fuzz(own_sanitized, first=0, count=2000)
+
+    assert report.failures == []
+    assert report.count == 2000
+    shares = {part: sum(n for name, n in report.outcomes.items() if part in name) / 2000 for part in PARTS}
+    assert all(share > PARTS[part] for part, share in shares.items()), shares

@@ -21,58 +21,16 @@ from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import TASKS, Task, randomise, untrained
+from tests.support.network_sizes import CONFIGS as CONFIGS
+from tests.support.network_sizes import POSITIONS as POSITIONS
+from tests.support.network_sizes import VOCABULARY as VOCABULARY
+from tests.support.remote import EXTENSIONS
 
-VOCABULARY: Final = 83
-POSITIONS: Final = 40
-SIZES: Final = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": POSITIONS,
-    "num_attention_heads": 2,
-    "hidden_dropout_prob": 0.0,
-}
-# The widths are not multiples of a tile, but for BERT. ALBERT has both shared layers and layers of its own.
-CONFIGS: Final[dict[str, dict[str, Any]]] = {
-    "albert": SIZES
-    | {
-        "embedding_size": 48,
-        "hidden_size": 96,
-        "intermediate_size": 112,
-        "num_hidden_layers": 4,
-        "num_hidden_groups": 2,
-    },
-    "mobilebert": SIZES
-    | {
-        "embedding_size": 48,
-        "hidden_size": 80,
-        "intra_bottleneck_size": 64,
-        "intermediate_size": 112,
-        "num_hidden_layers": 2,
-        "num_feedforward_networks": 3,
-    },
-    # All widths are multiples of an AMX tile.
-    "bert": SIZES | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2},
-    "mpnet": SIZES
-    | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
-    "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
-    | {"n_head": 2, "resid_pdrop": 0.0},
-    "roberta": SIZES
-    | {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": POSITIONS + 2},
-    "electra": SIZES
-    | {"embedding_size": 48, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "hidden_act": "relu"},
-    "distilbert": {
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": POSITIONS,
-        "n_heads": 2,
-        "dim": 96,
-        "hidden_dim": 112,
-        "n_layers": 2,
-        "dropout": 0.0,
-    },
-}
 NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     *((architecture, task) for architecture in CONFIGS for task in TASKS),
     ("gpt2", "score"),
 )
+SANITIZE: Final = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 SOURCES: Final = Path(native.LIBRARIES)
 EMULATION: Final = Path(__file__).parent / "emulation"
 
@@ -122,6 +80,18 @@ def emulated(kernel: str, directory: Path) -> Library:
         pytest.skip("SIMDe, which emulates instructions, is not installed (Debian's package libsimde-dev)")
     options = "-I", str(EMULATION), "-DSWIFTLET_TILE_MODEL"
     return Library(compile_library(f"{kernel}.cpp", directory / f"{kernel}.so", *options))
+
+
+def sanitized(directory: Path) -> Path:
+    """Compiles kernels that this CPU can run, with the sanitizers for addresses and undefined behaviour."""
+    flags = {
+        "avx2": ["-mavx2", "-mfma"],
+        "avxvnni": ["-mavx2", "-mfma", "-mavxvnni"],
+        **{kernel: [f"-march=armv8.2-a+{extension}"] for kernel, extension in EXTENSIONS.items()},
+    }
+    # A CPU with AVX-512 has AVX2 as well.
+    kernel = best().kernel if best().kernel in flags else "avx2"
+    return compile_library(f"{kernel}.cpp", directory / "sanitized.so", *SANITIZE, *flags[kernel])
 
 
 def plain_tiles(directory: Path, *options: str) -> Path:

@@ -36,6 +36,7 @@ from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
+from tests.torture.artifacts import hostile_artifacts
 from tests.torture.dialects import hostile_dialects
 from tests.torture.outcome import Outcome, scaled
 from tests.torture.ray_cluster import killed_node
@@ -480,6 +481,7 @@ def overload(artifact_dir: Path, scale: float) -> list[Outcome]:  # the signatur
 CASES: Final[dict[str, Case]] = {
     "hostile": hostile_requests,
     "hostile-dialects": hostile_dialects,
+    "hostile-artifacts": hostile_artifacts,
     "deliveries": deliveries,
     "restarts": restarts,
     "slow-clients": slow_clients,

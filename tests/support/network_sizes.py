@@ -1,0 +1,53 @@
+"""The configurations of small networks of every family. They need no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+VOCABULARY: Final = 83
+POSITIONS: Final = 40
+SIZES: Final = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "num_attention_heads": 2,
+    "hidden_dropout_prob": 0.0,
+}
+# The widths are not multiples of a tile, but for BERT. ALBERT has both shared layers and layers of its own.
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "albert": SIZES
+    | {
+        "embedding_size": 48,
+        "hidden_size": 96,
+        "intermediate_size": 112,
+        "num_hidden_layers": 4,
+        "num_hidden_groups": 2,
+    },
+    "mobilebert": SIZES
+    | {
+        "embedding_size": 48,
+        "hidden_size": 80,
+        "intra_bottleneck_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_feedforward_networks": 3,
+    },
+    # All widths are multiples of an AMX tile.
+    "bert": SIZES | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2},
+    "mpnet": SIZES
+    | {"max_position_embeddings": POSITIONS + 2, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2},
+    "gpt2": {"vocab_size": VOCABULARY, "n_positions": POSITIONS, "n_embd": 96, "n_inner": 112, "n_layer": 2}
+    | {"n_head": 2, "resid_pdrop": 0.0},
+    "roberta": SIZES
+    | {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "max_position_embeddings": POSITIONS + 2},
+    "electra": SIZES
+    | {"embedding_size": 48, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "hidden_act": "relu"},
+    "distilbert": {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "n_heads": 2,
+        "dim": 96,
+        "hidden_dim": 112,
+        "n_layers": 2,
+        "dropout": 0.0,
+    },
+}
