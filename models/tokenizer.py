@@ -5,9 +5,9 @@ insert a [SEP] into a sequence. The mask token is recognised only if the caller 
 
 Texts are tokenised whole and then cut, because no number of characters bounds a number of tokens: blanks, control
 characters and combining marks may give no token, and a word of any length gives one. The whole length is known, too.
-The library takes linear time. A text of 1 MB takes 10 to 400 ms on one core, and 1.3 s if each character is a token,
-as it is in "!?!?" and in a ligature of 18 letters (WordPiece, Unigram and byte-level BPE; prose, one word, blanks,
-ideographs, jamo, combining marks, flags, emoji). 64 texts of 16,000 characters take as long.
+The library takes linear time. A text of 1 MB takes 10 to 500 ms on one core (prose, one word, blanks, ideographs, jamo,
+combining marks, flags, emoji; WordPiece, Unigram, byte-level BPE), 1 to 2 s if each character is a token, as in "!?!?",
+and 4 s if it consists of a ligature of 18 letters (Unigram). 64 texts of 16,000 characters take as long.
 
 A `Tokenizer` is immutable, so threads may share it. All calls use `encode_batch` of the tokenizers library, which
 releases the GIL; `encode` does not. Only the texts that `word_pieces` can split do not need the library.
