@@ -42,6 +42,7 @@ from tests.torture.outcome import Outcome, scaled
 from tests.torture.ray_cluster import killed_node
 from tests.torture.ray_serving import changed_replicas
 from tests.torture.scoring import killed_jobs
+from tests.torture.shares import shares, stalls
 from tests.torture.switches import switch_latency, switches
 
 ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
@@ -492,6 +493,8 @@ CASES: Final[dict[str, Case]] = {
     "ray-data": killed_node,
     "ray-serve": changed_replicas,
     "scoring": killed_jobs,
+    "stalls": stalls,
+    "shares": shares,
     "switches": switches,
     "switch-latency": switch_latency,
 }
