@@ -14,7 +14,7 @@ CANARY: Final = re.compile(r"zqx[0-9a-f]{8}")
 MAX_ERROR_BYTES: Final = 2048
 MAX_ANSWER_BYTES: Final = 1 << 16
 ANSWER_SHARE: Final = 16  # of the body's bytes
-ECHOED: Final = frozenset({"answer", "sequence"})  # fields of a response that contain text by definition
+ECHOED: Final = frozenset({"answer", "sequence", "targets"})  # fields of a response that contain text by definition
 
 
 def canary(number: int) -> str:
