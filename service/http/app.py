@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from fastapi import FastAPI
@@ -13,7 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import Scope
 
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import MethodNotAllowed, NotFound
@@ -82,12 +85,20 @@ def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequenc
     app.add_middleware(RequestMiddleware, tracker=tracker)
     if origins := runtime.settings.cors_origins:  # outermost, so that pages of these origins can read errors too
         app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
-        app.state.refuse = lambda scope: None if "origin" in Headers(scope=scope) else tracker.begin(scope)
+        app.state.refuse = partial(_refuse_own, tracker, table)
     app.state.task_routes = TaskRoutes(tracker, runtime.settings.max_body_bytes)
     _add_routes(app, runtime, table)
     schemas = [dialect_endpoint.install(app, runtime, name, dialect, table) for name, dialect in spoken.items()]
     openapi.install(app, runtime, schemas)
     return app
+
+
+def _refuse_own(tracker: RequestTracker, table: RouteTable, scope: Scope) -> Response | None:
+    """Begins a request that no page of another origin sends. For the others, only the route is noted."""
+    if "origin" not in Headers(scope=scope):
+        return tracker.begin(scope)
+    scope.setdefault("state", {})["match"] = table.match(scope["path"])  # one that runs a model is no page
+    return None
 
 
 def create_admin_app(runtime: Runtime, control: RepositoryControl | None = None) -> Starlette:

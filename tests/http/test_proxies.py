@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.http.proxies import client_address, client_of
+from swiftlet_serve.service.http.request_guard import runs_model
 from swiftlet_serve.service.settings import Settings
 from tests.support.apps import assert_problem, make_runtime, record_clients
 
@@ -137,6 +138,9 @@ def test_cors_allows_the_configured_origins_and_their_errors(artifact_dir):
     scope = {"type": "http", "method": "GET", "path": "/models", "headers": [(b"origin", b"https://page.example")]}
     assert client.app.state.refuse(scope) is None  # CORS middleware must add its headers
     assert client.app.state.refuse(scope | {"headers": []}).status_code == 401
+    posted = scope | {"method": "POST", "path": "/classify"}
+    assert client.app.state.refuse(posted) is None
+    assert runs_model(posted)  # so that it does not wait as pages do
     assert (allowed.status_code, refused.status_code) == (200, 400)
     for response in (allowed, answered, error):
         assert response.headers["access-control-allow-origin"] == "https://page.example"
