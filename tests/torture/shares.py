@@ -60,7 +60,7 @@ def shares(_: Path, scale: float) -> list[Outcome]:
     """One client floods the server over 50 connections with long texts, another sends one short request at a time."""
     seconds = max(3.0, 30 * scale)
     with serving(locate([MODEL]), "native", "--log-level", "error") as server:
-        host, _, port = server.url.removeprefix("http://").partition(":")
+        host, port = server.url.removeprefix("http://").split(":")
         statuses = uvloop.run(_share(host, int(port), seconds))
     total, answered = statuses.total(), statuses[200]
     share = answered / max(1, total)
