@@ -182,7 +182,9 @@ def test_import_rejects_fill_mask_without_a_mask_token(tmp_path: Path) -> None:
     write_checkpoint(family, tmp_path / "source")
     (tmp_path / "source" / "sentencepiece.bpe.model").unlink()
     write_letters(tmp_path / "source")
-    (tmp_path / "source" / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / "source" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "GPT2Tokenizer", "pad_token": "<pad>"}'
+    )
     command = ["import", str(tmp_path / "source"), "--task", "fill-mask", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, command)
 
@@ -192,8 +194,9 @@ def test_import_rejects_fill_mask_without_a_mask_token(tmp_path: Path) -> None:
 
 
 def write_letters(directory: Path) -> None:
-    """Writes a byte-level BPE without special tokens, which is smaller than the network's vocabulary."""
+    """Writes a byte-level BPE without a mask token, which is smaller than the network's vocabulary."""
     vocab = json.loads((cases.HERE / "vocab.json").read_text("utf-8"))
-    letters = [token for token in vocab if len(token) == 1]
+    first, *others = [token for token in vocab if len(token) == 1]
+    letters = [first, "<pad>", *others]  # the padding token of the network
     (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(letters)}), "utf-8")
     (directory / "merges.txt").write_text("#version: 0.2\n", "utf-8")
