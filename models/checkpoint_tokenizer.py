@@ -40,6 +40,7 @@ _ROBERTA: Final = {
 _MPNET: Final = _ROBERTA | {"unk": "[UNK]"}
 _ALBERT: Final = _BERT | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 _GPT2: Final = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
+_AS_WRITTEN: Final = {"normalized": False}
 _CAMEMBERT_MORE: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 
 # Other classes whose fast form in transformers takes `tokenizer.json` as it is.
@@ -138,7 +139,9 @@ class _Class:
     def defaults(self) -> Declared:
         """Returns the special tokens of the class."""
         named = {
-            role: AddedToken(token, special=True, normalized=False, **(self.mask if role == "mask" else {}))
+            role: AddedToken(
+                token, special=True, **({"normalized": False, **self.mask} if role == "mask" else _AS_WRITTEN)
+            )
             for role, token in self.specials.items()
         }
         return Declared(named, [AddedToken(token, special=True, normalized=False) for token in self.more], {})
@@ -520,7 +523,7 @@ CLASSES: Final[Mapping[str, _Class]] = {
     "Albert": _Class("spiece.model", _from_sentencepiece, _ALBERT, _SPACE_BEFORE),
     "Roberta": _Class("vocab.json", _from_roberta, _ROBERTA, _SPACE_BEFORE),
     "GPT2": _Class("vocab.json", _from_gpt2, _GPT2),
-    "XLMRoberta": _Class("sentencepiece.bpe.model", _from_fairseq, _ROBERTA, _SPACE_BEFORE),
+    "XLMRoberta": _Class("sentencepiece.bpe.model", _from_fairseq, _ROBERTA, _SPACE_BEFORE | {"normalized": True}),
     "Camembert": _Class("sentencepiece.bpe.model", _from_camembert, _ROBERTA, _SPACE_BEFORE, _CAMEMBERT_MORE),
 }
 _BY_FILE: Final = {
