@@ -173,9 +173,9 @@ class DeadlineTooShort(SwiftletError):
     codes = frozenset({"deadline_too_short"})
 
 
-def rate_limit_exceeded(wait_s: float) -> TooManyRequests:
-    """Returns the error of a request beyond its client's rate limit, which admits the next one in `wait_s`."""
-    detail = "This client exceeds its rate limit. Retry after the time in the Retry-After header."
+def rate_limit_exceeded(wait_s: float, limit: str = "rate limit") -> TooManyRequests:
+    """Returns the error of a request beyond a rate limit of its client, which admits the next one in `wait_s`."""
+    detail = f"This client exceeds its {limit}. Retry after the time in the Retry-After header."
     return TooManyRequests("quota_exceeded", detail, retry_after=wait_s)
 
 

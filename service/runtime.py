@@ -22,7 +22,7 @@ from swiftlet_serve.service.pipeline import Pipeline, Scheduler
 from swiftlet_serve.service.scheduling.admission import AdmissionController
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.scheduling.model_scheduler import ModelScheduler
-from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
+from swiftlet_serve.service.scheduling.rate_limit import ClientRateLimiter
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.event_loop_lag import EventLoopLag
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
@@ -55,8 +55,8 @@ class Runtime:
         self.stats = RequestStats({})
         self.dispatcher = Dispatcher(executor, stats=self.stats)
         self.admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
-        rate = settings.client_rate_limit
-        self.rate_limiter = None if rate is None else RateLimiter(rate)  # of the requests on all ports
+        rates = settings.client_rate_limit, settings.client_token_rate_limit
+        self.rate_limiter = ClientRateLimiter(*rates) if any(rates) else None  # of the requests on all ports
         self.catalog = Catalog()
         self.count_connections: Callable[[], int] = lambda: 0  # of clients; a server sets it
         # Adds what other processes know. A server with fronts sets it.
@@ -81,7 +81,7 @@ class Runtime:
         manifest = model.manifest
         self.dispatcher.add_model(key, manifest.name)
         self.stats.add_model(manifest.name, manifest.task, version)
-        scheduler = ModelScheduler(key, self.admission, self.dispatcher, self.stats)
+        scheduler = ModelScheduler(key, self.admission, self.dispatcher, self.stats, self.rate_limiter)
         return Pipeline(model, scheduler, self._threads, self.settings.max_queued_tokens, key, version)
 
     @property

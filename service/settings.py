@@ -162,6 +162,12 @@ class Settings(BaseSettings):
         description="Rate limit per client, in requests per second. Allows bursts of up to one second's quota. "
         "Requests beyond the limit get status 429. Unset: no limit.",
     )
+    client_token_rate_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Rate limit per client, in tokens per second, as the models read them. Allows bursts of up to one "
+        "second's quota and one request more, of any size. Requests beyond the limit get status 429. Unset: no limit.",
+    )
     max_body_bytes: int = Field(1 << 20, ge=1, description="Maximum size of a request body, in bytes.")
     max_response_bytes: int = Field(
         1 << 16,

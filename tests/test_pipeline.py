@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.errors import DeadlineExceeded, Internal, Unprocessable
+from swiftlet_serve.service.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
 from swiftlet_serve.service.loading import load_model
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
@@ -47,6 +47,27 @@ def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
         assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
         assert next(iter(runtime.stats.copy().models.values())).accepted == 1
         assert runtime.draining
+
+    asyncio.run(scenario())
+
+
+def test_tokens_are_checked_again_once_a_request_is_encoded(artifact_dir):
+    """Of requests whose heads were admitted together, those after a large one do not run."""
+
+    async def scenario():
+        models = (str(artifact_dir / "tiny-classify"),)
+        runtime = Runtime.load(Settings(models=models, cores=1, client_token_rate_limit=0.01))
+        pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
+        first, second, other = (RequestRecord(model="tiny-classify", account=client) for client in "aab")
+        runtime.rate_limiter.begin("a", time.monotonic())
+        runtime.rate_limiter.begin("a", time.monotonic())
+        await pipeline.answer(body, soon(), record=first)
+        with pytest.raises(TooManyRequests):
+            await pipeline.answer(body, soon(), record=second)
+        await pipeline.answer(body, soon(), record=other)
+        await runtime.close()
+
+        assert [one.accepted for one in (first, second, other)] == [True, False, True]
 
     asyncio.run(scenario())
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from swiftlet_serve.service.errors import Internal, SwiftletError, TooManyRequests, rate_limit_exceeded
+from swiftlet_serve.service.errors import Internal, SwiftletError, TooManyRequests
 from swiftlet_serve.service.fronts import messages
 from swiftlet_serve.service.fronts.messages import Kind
 from swiftlet_serve.service.runtime import Runtime
@@ -55,8 +55,10 @@ class FrontRequests:
         name, record = self._models[model], RequestRecord(account=client)
         lengths = [len(encoding.input_ids) for encoding in encodings]
         try:
-            self._take(client)
+            self._begin(client)
             self._runtime.admission.commit(None, name, lengths, deadline - time.monotonic(), priority, client)
+            if client and self._runtime.rate_limiter is not None:
+                self._runtime.rate_limiter.charge_tokens(client, time.monotonic(), sum(lengths))
             rows = self._runtime.dispatcher.submit(name, encodings, deadline, priority, record)
         except SwiftletError as error:
             self._send(messages.pack_error(number, error))
@@ -80,7 +82,7 @@ class FrontRequests:
             ValueError: the message is invalid.
         """
         try:
-            self._take(bytes(body).decode())
+            self._begin(bytes(body).decode())
         except TooManyRequests as error:
             self._send(messages.pack_error(number, error))
 
@@ -89,12 +91,10 @@ class FrontRequests:
         for number in list(self._running):
             self.cancel(number)
 
-    def _take(self, client: str) -> None:
-        """Raises TooManyRequests if the client exceeds its rate limit."""
+    def _begin(self, client: str) -> None:
+        """Counts a request. Raises TooManyRequests if the client exceeds its rate limits."""
         if client and self._runtime.rate_limiter is not None:
-            wait_s = self._runtime.rate_limiter.take(client, time.monotonic())
-            if wait_s:
-                raise rate_limit_exceeded(wait_s)
+            self._runtime.rate_limiter.begin(client, time.monotonic())
 
     def _on_row(self, request: RunningRequest, row: asyncio.Future[Row]) -> None:
         request.unfinished -= 1

@@ -55,7 +55,8 @@ class FrontRuntime(Runtime):
         self.settings = settings
         self.leaving = False
         self.stats = RequestStats({model.manifest.name: model.manifest.task for model in served})
-        self.rate_limiter = limiter = None if (rate := settings.client_rate_limit) is None else RemoteRateLimiter(rate)
+        is_limited = any((settings.client_rate_limit, settings.client_token_rate_limit))
+        self.rate_limiter = limiter = RemoteRateLimiter() if is_limited else None
         self.requests = CoordinatorRequests(self._send, self.stats, limiter)
         charge = None if limiter is None else self.requests.charge
         admission = RemoteAdmission(costs, load.read, charge, settings.max_queued_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn
@@ -16,7 +17,7 @@ from swiftlet_serve.service.fronts.load_page import LoadState
 from swiftlet_serve.service.fronts.messages import Kind, Result, Submission
 from swiftlet_serve.service.scheduling.admission import AdmissionController, admissible
 from swiftlet_serve.service.scheduling.latency_model import LatencyModel
-from swiftlet_serve.service.scheduling.rate_limit import MAX_CLIENTS, RateLimiter
+from swiftlet_serve.service.scheduling.rate_limit import MAX_CLIENTS, ClientRateLimiter
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.types import Cost, Deadline, Priority, Row
@@ -25,23 +26,28 @@ Send = Callable[[bytes], None]
 CHARGES: Final = 1 << 63  # from here on, numbers are of charges
 
 
-class RemoteRateLimiter(RateLimiter):
+class RemoteRateLimiter(ClientRateLimiter):
     """Knows which clients the coordinator has refused, and until when.
 
-    The coordinator takes a token when a request is submitted, or at its end if it never was. A client that was refused
-    gets no token before the time in its Retry-After, in any front, so that its requests can be refused here.
+    The coordinator counts a request when it is submitted, or at its end if it never was. A client that was refused
+    is refused until the time in its Retry-After, in any front, so that its requests can be refused here.
     """
 
-    def take(self, client: str, now: float) -> float:
-        """Returns the seconds until the client's next token, as far as it is known, or 0."""
-        return max(0.0, self._full.get(client, now) - now)
+    def __init__(self) -> None:
+        super().__init__()
+        self._refused: OrderedDict[str, tuple[float, TooManyRequests]] = OrderedDict()
 
-    def refuse(self, client: str, until: float) -> None:
-        """Notes that a client has no token until a time."""
-        self._full[client] = until
-        self._full.move_to_end(client)
-        if len(self._full) > self._max_clients:
-            self._full.popitem(last=False)
+    def begin(self, client: str, now: float) -> None:
+        until, error = self._refused.get(client, (now, None))
+        if error is not None and until > now:
+            raise TooManyRequests(error.code, error.detail, retry_after=until - now)
+
+    def refuse(self, client: str, error: TooManyRequests, now: float) -> None:
+        """Notes that the coordinator has refused a client."""
+        self._refused[client] = now + (error.retry_after or 0.0), error
+        self._refused.move_to_end(client)
+        if len(self._refused) > MAX_CLIENTS:
+            self._refused.popitem(last=False)
 
 
 class RemoteAdmission(AdmissionController):
@@ -179,7 +185,7 @@ class CoordinatorRequests:
         if self._rate_limiter is not None and isinstance(error, TooManyRequests):
             charged = self._charged.pop(number, "")
             client = charged if request is None or request.record is None else request.record.account
-            self._rate_limiter.refuse(client, time.monotonic() + (error.retry_after or 0.0))
+            self._rate_limiter.refuse(client, error, time.monotonic())
         for row in [] if request is None else request.rows:
             if not row.done():
                 row.set_exception(error)

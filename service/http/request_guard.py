@@ -14,13 +14,12 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from swiftlet_serve.service.catalog import ANY, Route
-from swiftlet_serve.service.errors import Unauthorized, deadline_exceeded, invalid_value, rate_limit_exceeded
+from swiftlet_serve.service.errors import Unauthorized, deadline_exceeded, invalid_value
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.proxies import client_address, client_of, is_trusted
 from swiftlet_serve.service.http.route_table import Match, RouteTable
 from swiftlet_serve.service.runtime import Runtime
-from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Deadline, Priority
 
@@ -122,7 +121,7 @@ class RequestGuard:
         record.bulk = context.priority == "bulk"
         record.timeout_s = timeout_s if TIMEOUT_HEADER in headers else None
         if self._runtime.rate_limiter is not None:
-            _check_rate(self._runtime.rate_limiter, record.account, now)
+            self._runtime.rate_limiter.begin(record.account, now)
         context.check_deadline(now)
         return context
 
@@ -222,9 +221,3 @@ def _route(headers: Mapping[str, str]) -> Route:
         detail = "X-Model-Version is invalid. Send a whole number: one of the versions in /models."
         raise invalid_value("", "version_header", detail)
     return Route(int(version))
-
-
-def _check_rate(rate_limiter: RateLimiter, client: str, now: float) -> None:
-    wait_s = rate_limiter.take(client, now)
-    if wait_s:
-        raise rate_limit_exceeded(wait_s)

@@ -101,6 +101,7 @@ PLACED: Values = {
         "shutdown_timeout_s": 30,
         "max_queued_tokens": 13_107_200,
         "client_rate_limit": 1.5,
+        "client_token_rate_limit": 5000,
         "access_log": True,
         "log_format": "json",
         "cors_origins": ["https://a.example", "https://b.example"],

@@ -152,6 +152,22 @@ def test_rate_limit_holds_over_all_fronts(artifact_dir):
     assert (unread.status, after.status) == (400, 429)
 
 
+def test_rate_limit_of_tokens_holds_over_all_fronts(artifact_dir):
+    """One token in a thousand seconds: the first request leaves a debt."""
+
+    async def scenario():
+        return await ask(server.port, "/classify", b"{"), await ask_all(server)
+
+    with serving(artifact_dir, *TWO, "--client-token-rate-limit", "0.001") as server:
+        invalid, answers = run(scenario())
+
+    assert invalid.status == 400  # it has no tokens
+    assert [one.status for one in answers] == [200] + [429] * (CONNECTIONS - 1)
+    owed = 1000 * (int(answers[0].headers["x-compute-tokens"]) - 1)
+    assert all(owed - 100 < int(one.headers["retry-after"]) <= owed for one in answers[1:])
+    assert all("rate limit of tokens" in json.loads(one.body)["detail"] for one in answers[1:])
+
+
 def test_full_queue_refuses_in_every_front(artifact_dir):
     options = (*TWO, "--cores", "1", "--max-queued-tokens", "8", "--timeout-ms", "600000")
 

@@ -165,6 +165,20 @@ def test_rate_limit_is_that_of_all_ports(artifact_dir):
     assert 999_000 <= int(metadata["grpc-retry-pushback-ms"]) <= 1_000_000
 
 
+def test_rate_limit_of_tokens_admits_one_of_several_calls(artifact_dir):
+    runtime = make_runtime(artifact_dir, grpc_port=0, client_token_rate_limit=0.001)
+
+    async def scenario():
+        async with serving(runtime) as (_, client):
+            calls = [client.call("ModelInfer", FINE) for _ in range(8)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    refused = [one for one in run(scenario()) if isinstance(one, grpc.RpcError)]
+    assert len(refused) == 7
+    assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all("rate limit of tokens" in one.details() for one in refused)
+
+
 def test_deadline_of_the_call_is_that_of_the_request(gated):
     """The engine never answers. The client's library ends the call, and the server forgets its request."""
     runtime, engine = gated

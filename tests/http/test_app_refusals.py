@@ -92,6 +92,28 @@ def test_app_responds_429_with_retry_after_above_the_rate_limit(artifact_dir):
         assert client.get("/health/ready").status_code == 200
 
 
+def test_app_counts_the_tokens_of_admitted_requests(artifact_dir):
+    """The quota is one token in a hundred seconds, so only a client that has sent no tokens is admitted."""
+    runtime = make_runtime(artifact_dir, client_token_rate_limit=0.01, trusted_proxies="10.0.0.1")
+    with TestClient(create_app(runtime), client=("10.0.0.1", 5)) as client:
+
+        def post(address, inputs):
+            return client.post("/classify", json={"inputs": inputs}, headers={"X-Forwarded-For": address})
+
+        invalid, full = post("192.0.2.1", 3), runtime.admission.max_queued_tokens
+        runtime.admission.max_queued_tokens = 1
+        overloaded = post("192.0.2.1", "a")
+        runtime.admission.max_queued_tokens = full
+        large, small = post("192.0.2.1", ["a " * 9] * 9), post("192.0.2.1", "a")
+        other = post("192.0.2.2", "a")
+
+    assert (invalid.status_code, overloaded.status_code) == (422, 503)  # they have run nothing, and cost no tokens
+    assert (large.status_code, other.status_code) == (200, 200)
+    assert "rate limit of tokens" in assert_problem(small, 429, "quota_exceeded")["detail"]
+    owed = 100 * (int(large.headers["x-compute-tokens"]) - 1)
+    assert owed - 60 <= int(small.headers["retry-after"]) <= owed
+
+
 @pytest.mark.parametrize(
     ("first", "second", "limited"),
     [
