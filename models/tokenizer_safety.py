@@ -1,7 +1,7 @@
 """Proves that a tokenizer takes linear time and memory, from its document alone: a `tokenizer.json` may be hostile.
 
 The steps of the tokenizers library are linear, but for what the document brings along: regular expressions, which may
-backtrack without end, and replacements, which may multiply a text, and the next step its result.
+backtrack without end, replacements, which may multiply a text, and long words, pieces and prefixes of the model.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ MAX_STEPS: Final = 64
 MAX_GROWTH: Final = 8.0
 """The factor by which all replacements together may lengthen a text. Unicode's normal forms may add a factor of 18."""
 LONGEST_FORM: Final = 18  # characters of a normal form: that of U+FDFA
-MAX_PREFIX: Final = 64  # characters
+MAX_PREFIX: Final = 64  # characters, that are put before a text, or at an end of each part of a word
 MAX_WORD: Final = 1000  # characters: the library tries all parts of a word, in WordPiece models
+MAX_PIECE: Final = 128  # characters: the library compares all pieces at each place, in Unigram models
 MAX_PATTERN: Final = 1000  # characters
-BYTE_GROWTH: Final = 4.0  # bytes of a character, each of which becomes a character
+BYTE_GROWTH: Final = 4.0  # bytes of a character, which become a character each
 
-# A match is a fixed number of atoms, of which the first may be missing and the last may repeat. Nothing follows what
-# repeats, so there is nothing to go back for.
+# A match is a fixed number of atoms. The first may be missing and the last may repeat. Nothing follows what repeats,
+# and there is nothing to go back for.
 _ATOM: Final = r"(?:\\[sSdDwWnrt]|\\[pP]\{\^?\w+\}|\\[^A-Za-z0-9]|\[(?:\\.|[^\\\[\]])+\]|[^\\\[\](){}|*+?^$])"
 _BRANCH: Final = rf"(?:(?:{_ATOM}\?)?{_ATOM}+(?:\+|\{{[1-9]\d?(?:,\d*)?\}})?|\\s\+\(\?!\\S\))"
 LINEAR: Final = re.compile(rf"{_BRANCH}(?:\|{_BRANCH})*", re.DOTALL)
@@ -64,9 +65,17 @@ def check(document: Mapping[str, Any]) -> None:
                 f"The tokenizer {what} with replacements that may lengthen a text by a factor of {growth:.3g}. "
                 f"At most {MAX_GROWTH:g} is allowed."
             )
-    model = document["model"]
+    _check_model(document["model"])
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
     if model["type"] == "WordPiece" and model.get("max_input_chars_per_word", 0) > MAX_WORD:
         raise TokenizerError(f"The tokenizer's max_input_chars_per_word exceeds {MAX_WORD}.")
+    for mark in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(model.get(mark) or "") > MAX_PREFIX:
+            raise TokenizerError(f"The tokenizer's {mark} exceeds {MAX_PREFIX} characters.")
+    if model["type"] == "Unigram" and any(len(piece) > MAX_PIECE for piece, _ in model["vocab"]):
+        raise TokenizerError(f"The tokenizer has a piece of more than {MAX_PIECE} characters.")
 
 
 def _growth(document: Mapping[str, Any], part: str) -> float:
@@ -120,7 +129,7 @@ def _least_match(pattern: Mapping[str, str], part: str) -> int:
     if regex not in KNOWN and (len(regex) > MAX_PATTERN or not LINEAR.fullmatch(regex)):
         raise TokenizerError(
             f"The tokenizer's {part} has a regular expression that is not known to take linear time: {regex!r:.100}. "
-            "Only alternatives of characters and classes are allowed, of which the last one may repeat."
+            "Only alternatives of characters and classes are allowed. The last one of each may repeat."
         )
     return 1
 

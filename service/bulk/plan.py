@@ -15,7 +15,7 @@ from swiftlet_serve.service.bulk.records import Header, Layout
 from swiftlet_serve.service.bulk.sources import Source, reading
 from swiftlet_serve.service.errors import SetupError
 
-VERSION: Final = 1
+VERSION: Final = 2  # of the plan and the manifest
 SHARD_ROWS: Final = 10_000
 
 

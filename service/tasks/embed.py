@@ -94,7 +94,7 @@ def has_ids(inputs: Any) -> bool:
 
 
 class TokenIdsRequest(tasks.Request):
-    """An embedding request with token ids in the place of texts, which only other protocols have."""
+    """An embedding request with token ids instead of texts, which only other protocols have."""
 
     inputs: Ids
     whole: bool = False

@@ -64,7 +64,7 @@ class ZeroShotParameters(Strict):
     hypothesis_template: Annotated[
         str | None,
         Field(
-            description=f"The hypothesis, with {{}} in the place of the label. Default: {DEFAULT_TEMPLATE} "
+            description=f"The hypothesis, with {{}} for the label. Default: {DEFAULT_TEMPLATE} "
             "An embedding model has no default, and reads the label alone.",
             max_length=1000,
         ),

@@ -110,6 +110,9 @@ def test_replacements_that_multiply_a_text_are_refused(parts):
         ({"pre_tokenizer": {"type": "Lowercase"}}, "unknown type: 'Lowercase'"),
         ({"normalizer": normalizers(*[{"type": "NFC"}] * 65)}, "more than 64 steps"),
         ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9}}, "max_input_chars_per_word"),
+        ({"model": {"type": "WordPiece", "continuing_subword_prefix": "#" * 65}}, "continuing_subword_prefix"),
+        ({"model": {"type": "BPE", "end_of_word_suffix": "h" * 65}}, "end_of_word_suffix"),
+        ({"model": {"type": "Unigram", "vocab": [["h", 0.0], ["h" * 129, 0.0]]}}, "a piece of more than 128"),
     ],
 )
 def test_other_steps_without_a_bound_are_refused(parts, reason):
