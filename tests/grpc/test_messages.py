@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from swiftlet_serve.service.errors import InvalidRequest, Unprocessable
+from swiftlet_serve.service.grpc import messages
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.runtime import Runtime
 from tests.support.apps import SECRET, make_runtime
@@ -112,6 +117,60 @@ def make_runtime_like(runtime: Runtime) -> Runtime:
     return Runtime.load(runtime.settings)
 
 
+PIECES = {
+    "input": b"\x2a\x00",
+    "input with a tag of three bytes": b"\xaa\x80\x00\x00",
+    "output": b"\x32\x00",
+    "packed value": b"\x3a\x01*",
+    "parameter": b"\x22\x00",
+    "unknown number": b"\x50\xff\x01",
+    "unknown fixed number": b"\x51" + bytes(8),
+    "unknown short number": b"\x55" + bytes(4),
+}
+
+
+@pytest.mark.parametrize("parent", ["", "input", "output"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_message_with_too_many_fields_is_refused_before_it_is_parsed(piece, parent, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_FIELDS", 99)
+
+    def parse(fields: int) -> pb.ModelInferRequest:
+        data = PIECES[piece] * (fields - bool(parent))
+        if parent:
+            data = PIECES[parent][:1] + bytes([len(data) & 127 | 128, len(data) >> 7]) + data
+        return messages.parse(pb.ModelInferRequest, data)
+
+    if not (parent and piece.startswith(("packed", "input", "output"))):
+        parse(99)
+    monkeypatch.setattr(pb.ModelInferRequest, "ParseFromString", None)  # it is not called
+    with pytest.raises(Unprocessable) as raised:
+        parse(100)
+    assert raised.value.field_errors[0].code == "too_many_items"
+
+
+def test_call_with_too_many_fields_is_refused(artifact_dir):
+    async def scenario():
+        async with serving(make_runtime(artifact_dir, 1 << 20, grpc_port=0)) as (_, client):
+            return await client.fail("ModelInfer", b"\x2a\x00" * 500_000)
+
+    error = run(scenario())
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.trailing_metadata()["error-code"] == "validation_failed"
+
+
+def test_values_of_tensors_are_no_fields():
+    message = valid_request()
+    message.inputs[0].contents.bytes_contents[:] = [b"a"] * (2 * messages.MAX_FIELDS)
+
+    assert messages.parse(pb.ModelInferRequest, message.SerializeToString()) == message
+
+
+@given(st.lists(st.sampled_from([*PIECES.values(), b"\x2a\x04", b"\x2b", b"\xff"]) | st.binary(max_size=9)))
+def test_any_bytes_are_a_message_or_refused(pieces):
+    with suppress(InvalidRequest, Unprocessable):
+        messages.parse(pb.ModelInferRequest, b"".join(pieces) * 99)
+
+
 def test_parameter_without_a_value_is_left_out(runtime):
     message = changed(lambda message: message.parameters["nothing"].SetInParent())
 
@@ -124,7 +183,7 @@ def test_parameter_without_a_value_is_left_out(runtime):
 
 def test_no_damaged_message_fails_in_the_server(runtime, caplog):
     pick = random.Random(7)
-    messages = [damage(pick.choice(damaged_sources()), pick) for _ in range(DAMAGES)]
+    damaged = [damage(pick.choice(damaged_sources()), pick) for _ in range(DAMAGES)]
 
     async def ask(client: Any, message: bytes) -> grpc.StatusCode:
         call = client.call("ModelInfer", message)
@@ -135,7 +194,7 @@ def test_no_damaged_message_fails_in_the_server(runtime, caplog):
     async def scenario():
         live = make_runtime_like(runtime)
         async with serving(live) as (_, client):
-            codes = [await ask(client, message) for message in messages]
+            codes = [await ask(client, message) for message in damaged]
             return codes, live
 
     codes, live = run(scenario())
