@@ -72,8 +72,8 @@ def test_rank_propagates_non_finite_logits(wrong, candidates):
 
 def test_batch_ranks_only_ranked_sequences():
     plain = Encoding(*(np.array(part, np.int64) for part in ([1, 2, 3], [0, 0, 0], [0, 2])))
-    ranked = Ranked(*vars(plain).values(), 2, NOTHING)
-    chosen = Ranked(*vars(plain).values(), 9, np.array([4, 1]))
+    ranked = Ranked(**vars(plain), top_k=2, candidates=NOTHING)
+    chosen = Ranked(**vars(plain), top_k=9, candidates=np.array([4, 1]))
     batch = Batch.of([plain, ranked, chosen, plain])
     rows = numbers(8, 10, seed=1, coarse=False)
     split = batch.split_rows(rows)

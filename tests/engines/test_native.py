@@ -398,7 +398,9 @@ def test_native_selects_top_k_of_the_same_outputs(architecture, task):
     one, other = encoding(11, [0, 3, 10], 1), encoding(24, [23, 5, 5], 3)
     outputs = network.run(Batch.of([one]))[0].shape[1]
     among = np.arange(outputs)[::-2].copy()
-    batch = Batch.of([one, Ranked(*vars(one).values(), 5, NOTHING), other, Ranked(*vars(other).values(), 2, among)])
+    batch = Batch.of(
+        [one, Ranked(**vars(one), top_k=5, candidates=NOTHING), other, Ranked(**vars(other), top_k=2, candidates=among)]
+    )
     rows = network.run(batch)
 
     assert rows[0].tobytes() == network.run(Batch.of([one]))[0].tobytes()
