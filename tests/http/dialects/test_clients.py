@@ -1,6 +1,6 @@
 """Unmodified clients of other servers, each in a process and an environment of its own.
 
-`tests/http/clients/shown.json` tells what they did, and the documentation shows it. To write it anew:
+`tests/http/clients/shown.json` tells what they did, and the documentation shows it. To write it again:
 
     SWIFTLET_WRITE_CLIENTS=1 pytest tests/http/dialects/test_clients.py
 """
@@ -256,7 +256,7 @@ def test_openai(server, servers, own):
                 [
                     "validation_failed",
                     "/questions/0",
-                    "The model's manifest maps no label to this predicate. Ask a zero-shot model.",
+                    "The model's manifest maps no label to this predicate. Ask a zero-shot model. (At /questions/0.)",
                 ],
             ],
         }
