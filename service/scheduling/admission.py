@@ -91,7 +91,10 @@ class AdmissionController:
         load = self._open_load()
         wait = len(self._reserved) * self.mean_request_s / load.cores + wait_s(load, priority)
         if not self._accepts(load, wait, 0.0, left_s, priority):
-            self._check(load, min(wait, self.wait_of(client, priority)), 0.0, left_s, priority)
+            # A client that is alone waits for all that is queued. Its refusals stay cheap.
+            if load.has_others(client) or any(name != client for name in self._reserved.values()):
+                wait = min(wait, self.wait_of(client, priority))
+            self._check(load, wait, 0.0, left_s, priority)
         if complete:
             self._reserved[request] = client
 
@@ -163,7 +166,8 @@ class AdmissionController:
         wait = wait_s(load, priority, queue, own_s)
         # Under fair shares, at most as much comes before the request as was queued and as arrives until it is done.
         if not self._accepts(load, 2 * wait + own_s if wait else 0.0, own_s, left_s, priority):
-            wait = wait_s(load, priority, queue, own_s, client)
+            if load.has_others(client):
+                wait = wait_s(load, priority, queue, own_s, client)
             self._check(load, wait, own_s, left_s, priority)
         if not self._has_room(load, sum(lengths), client):
             raise self._overloaded(wait)

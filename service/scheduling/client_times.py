@@ -37,7 +37,7 @@ class ClientTimes:
         return 0.0 if rate is None else rate.share(now)
 
     def charge(self, client: str, seconds: float, now: float) -> None:
-        """Adds the engine time of a sequence that starts now."""
+        """Adds the engine time of sequences that start now."""
         self._times[client] = self.of(client) + seconds
         rate = self._rates.get(client)
         if rate is None:

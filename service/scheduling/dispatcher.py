@@ -258,9 +258,12 @@ class Dispatcher:
             batch = [others[i] for i in chosen]
         if batch:
             queue.times.serve(batch[0].client)
+        used_s: dict[str, float] = {}
         for item in batch:
             queue.discard(item)
-            queue.times.charge(item.client, model.sequence_s(item.length), load.now)
+            used_s[item.client] = used_s.get(item.client, 0.0) + model.sequence_s(item.length)
+        for client, seconds in used_s.items():
+            queue.times.charge(client, seconds, load.now)
         return batch
 
     def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:

@@ -60,6 +60,10 @@ class Load(NamedTuple):
                 tokens[client] += lane.tokens
         return [client for client, _ in tokens.most_common(count)]
 
+    def has_others(self, client: str) -> bool:
+        """Returns whether clients other than this one have queued sequences."""
+        return any(len(queue.lanes) > (client in queue.lanes) for queue in self.queues)
+
     def queued_tokens_of(self, client: str) -> int:
         """Returns the tokens of all queued sequences of a client."""
         return sum([queue.lanes[client].tokens for queue in self.queues if client in queue.lanes])
@@ -121,38 +125,52 @@ def _drain_s(
     if request.priority == "bulk":
         before_s += sum([model.backlog_s("interactive", request.arrival) for model in models])
         share *= max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
-    wait = before_s / cores + _ahead_s(request, models, load.now, 0.0) / share
-    if request.client is None or not wait:
+    if request.client is None:
+        return before_s / cores + _queued_s(request, models) / share
+    ahead = _ahead(request, models, load.now)
+    wait = before_s / cores + ahead.seconds(0.0) / share
+    if not ahead.others or not wait:
         return wait
-    return before_s / cores + _ahead_s(request, models, load.now, wait + request.own_s / share) / share
+    return before_s / cores + ahead.seconds(wait + request.own_s / share) / share
 
 
-def _ahead_s(request: Request, models: Collection[ModelQueue], now: float, during_s: float) -> float:
-    """Predicts one core's seconds for the sequences of the same priority that go before the last one of a request.
+class Ahead(NamedTuple):
+    """One core's seconds for the sequences of the same priority that go before the last one of a request."""
+
+    certain_s: float
+    others: Sequence[tuple[float, float, float]] = ()  # of other clients: queued, lately used per second, and at most
+
+    def seconds(self, during_s: float) -> float:
+        """Returns the sum if the request waits so long. Other clients are expected to send as much as lately."""
+        return self.certain_s + sum([min(queued + during_s * rate, most) for queued, rate, most in self.others])
+
+
+def _queued_s(request: Request, models: Collection[ModelQueue], client: str | None = None) -> float:
+    return sum([model.backlog_s(request.priority, request.arrival, client) for model in models])
+
+
+def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahead:
+    """Predicts the work that goes before the last sequence of a request.
 
     Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
-    time is that at which the last sequence starts, or until it has no more work. In the `during_s` seconds until then,
-    it is expected to send as much as lately.
+    time is that at which the last sequence starts, or until it has no more work.
     """
-    priority, client, arrival, own_s, reserved_s = request
-    everything_s = sum(reserved_s.values()) + sum([model.backlog_s(priority, arrival) for model in models])
-    if client is None:
-        return everything_s
-    before_s = reserved_s.get(client, 0.0) + sum([model.backlog_s(priority, arrival, client) for model in models])
+    priority, client, _, own_s, reserved_s = request
+    assert client is not None  # noqa: S101  # for the type checker
+    before_s = reserved_s.get(client, 0.0) + _queued_s(request, models, client)
     queues = [model.by_priority[priority] for model in models]
     times = queues[0].times
     until = times.of(client) + before_s + own_s
     count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
     if count > MANY_CLIENTS:  # a bound
-        return min(everything_s, before_s + count * (until - times.served))
+        everything_s = sum(reserved_s.values()) + _queued_s(request, models)
+        return Ahead(min(everything_s, before_s + count * (until - times.served)))
     others_s = dict(reserved_s)
     for model in models:
         for name, seconds in model.lanes_s(priority):
             others_s[name] = others_s.get(name, 0.0) + seconds
     others_s.pop(client, None)
-    return before_s + sum(
-        [
-            min(seconds + during_s * times.rate(name, now), max(0.0, until - times.of(name)))
-            for name, seconds in others_s.items()
-        ]
+    return Ahead(
+        before_s,
+        [(queued, times.rate(name, now), max(0.0, until - times.of(name))) for name, queued in others_s.items()],
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.service.scheduling.client_times import KEPT, ClientTimes
-from tests.support.simulation import LONG, SHORT, Client, Executor, Result, capacity, simulate
+from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.service.scheduling.load import wait_s
+from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from tests.support.simulation import LONG, SHORT, Client, Executor, Result, capacity, encoding, simulate
 
 SLOW = {"fixed_s": 9.6e-3, "token_s": 4e-4, "square_s": 4e-7}
 LONG_PEAK = capacity(Executor(**SLOW), {LONG: 1.0})  # sequences per second
@@ -97,3 +102,22 @@ def test_times_of_many_clients_are_forgotten_once_they_have_no_effect():
         times.serve(f"{number}")
 
     assert len(times) <= 2 * KEPT
+
+
+@given(st.lists(st.integers(1, LONG), max_size=9), st.sampled_from(["interactive", "bulk"]), st.floats(0, 3))
+def test_a_client_alone_waits_for_all_that_is_queued(lengths, priority, own_s):
+    """Admission control then needs no prediction of shares, which takes several times as long."""
+
+    async def main() -> None:
+        dispatcher = Dispatcher(Executor(size=1))
+        model, sequences = dispatcher.add_model("m"), [encoding(length) for length in lengths]
+        rows = dispatcher.submit("m", sequences, math.inf, priority, RequestRecord(account="one"))
+        load = dispatcher.load()
+        assert not load.has_others("one")
+        assert load.has_others("two") == bool(lengths)
+        alone = wait_s(load, priority, model, own_s, "one")
+        assert alone == pytest.approx(wait_s(load, priority, model, own_s))
+        for row in rows:
+            row.cancel()
+
+    asyncio.run(main())
