@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
@@ -61,7 +61,8 @@ class PlainRoute(APIRoute):
 def paced(endpoint: Endpoint) -> Endpoint:
     """Answers one request at a time, and rests after it as long as it took: a thread or another process does the work.
 
-    Without a limit, many scrapes at a time would compete with the requests that run a model.
+    Without a limit, many scrapes at a time would compete with the requests that run a model. A request whose client has
+    gone meanwhile gives up its turn, so that clients who ask and leave keep nobody waiting.
     """
     lock, rest_end = asyncio.Lock(), 0.0
 
@@ -70,6 +71,8 @@ def paced(endpoint: Endpoint) -> Endpoint:
         nonlocal rest_end
         async with lock:
             await asyncio.sleep(max(0.0, rest_end - time.monotonic()))
+            if await request.is_disconnected():
+                raise ClientDisconnect
             started = time.monotonic()
             try:
                 return await endpoint(request)

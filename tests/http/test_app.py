@@ -8,12 +8,15 @@ import re
 
 import httpx2
 import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from swiftlet_serve.models.artifact import seal
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.routes import paced
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
@@ -187,3 +190,27 @@ def test_openapi_describes_no_head(client):
 def test_responses_of_other_servers_forbid_sniffing_too(path, client):
     for method in ("GET", "HEAD", "POST"):
         assert client.request(method, path).headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+def test_scrapes_of_clients_that_have_gone_give_up_their_turn():
+    """Otherwise clients that ask and leave would keep the monitoring waiting."""
+
+    def scrape(message: str) -> Request:
+        async def receive():
+            return {"type": message}
+
+        return Request({"type": "http", "message": message}, receive)
+
+    answered = []
+
+    @paced
+    async def endpoint(request):
+        answered.append(request.scope["message"])
+        return Response()
+
+    async def main():
+        scrapes = map(scrape, ["http.request", "http.disconnect", "http.disconnect", "http.request"])
+        return await asyncio.gather(*map(endpoint, scrapes), return_exceptions=True)
+
+    assert [type(one) for one in asyncio.run(main())] == [Response, ClientDisconnect, ClientDisconnect, Response]
+    assert answered == ["http.request"] * 2
