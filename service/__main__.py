@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    # The signals come first, because each import takes time. SIGHUP waits until the server can read its files anew.
+    # The signals come first, because each import takes time. SIGHUP waits until the server can reload its files.
     # SIGINT ends the process without a traceback, as SIGTERM does.
     serves = sys.argv[1:2] == ["serve"]
     if serves:

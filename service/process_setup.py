@@ -27,7 +27,7 @@ def open_standard_streams() -> None:
 
 
 def hold_signals() -> None:
-    """Blocks signals that are for the server in this thread, and so in the processes that it starts, from the first."""
+    """Blocks signals that are for the server in this thread, and in the processes that it starts, from the first."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
 
 

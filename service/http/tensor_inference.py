@@ -241,7 +241,7 @@ def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dic
 
 
 def _list(text: str) -> Any:
-    """Returns the list of which a parameter is the JSON.
+    """Returns the list that a parameter holds as JSON.
 
     Raises:
         Unprocessable: it is not JSON, or has too many items.
