@@ -35,16 +35,16 @@ class RemoteRateLimiter(ClientRateLimiter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._refused: OrderedDict[str, tuple[float, TooManyRequests]] = OrderedDict()
+        self._refused: OrderedDict[str, tuple[float, str, str]] = OrderedDict()  # until when, and the error's words
 
     def begin(self, client: str, now: float) -> None:
-        until, error = self._refused.get(client, (now, None))
-        if error is not None and until > now:
-            raise TooManyRequests(error.code, error.detail, retry_after=until - now)
+        until, code, detail = self._refused.get(client, (now, "", ""))
+        if until > now:
+            raise TooManyRequests(code, detail, retry_after=until - now)
 
     def refuse(self, client: str, error: TooManyRequests, now: float) -> None:
-        """Notes that the coordinator has refused a client."""
-        self._refused[client] = now + (error.retry_after or 0.0), error
+        """Notes that the coordinator has refused a client. Does not keep the error, whose trace holds its request."""
+        self._refused[client] = now + (error.retry_after or 0.0), error.code, error.detail
         self._refused.move_to_end(client)
         if len(self._refused) > MAX_CLIENTS:
             self._refused.popitem(last=False)
