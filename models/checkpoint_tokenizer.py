@@ -210,8 +210,9 @@ def read_limits(path: Path) -> Limits:
         TokenizerError: a limit has an invalid value.
     """
     config = _read_config(path / "tokenizer_config.json")
-    truncation = _read_config(path / TOKENIZER_JSON).get("truncation") or {}
-    side = config.get("truncation_side", str(truncation.get("direction", "right")).lower())
+    truncation = _read_config(path / TOKENIZER_JSON).get("truncation")
+    direction = truncation.get("direction", "right") if isinstance(truncation, dict) else "right"
+    side = config.get("truncation_side", str(direction).lower())
     if side not in get_args(Side):
         raise TokenizerError(f"tokenizer_config.json: truncation_side {side!r} is neither left nor right.")
     limit = config.get("model_max_length", config.get("max_len"))

@@ -118,6 +118,12 @@ def test_side_of_tokenizer_json_counts_if_no_other_is_set(tmp_path: Path) -> Non
     assert read_limits(tmp_path).truncation_side == "right"
 
 
+@pytest.mark.parametrize("truncation", ["Left", ["Left"], 1, None, {}])
+def test_side_of_a_damaged_tokenizer_json_does_not_count(tmp_path: Path, truncation: object) -> None:
+    write(tmp_path, "vocab", tokenizer={"truncation": truncation})
+    assert read_limits(tmp_path).truncation_side == "right"
+
+
 @pytest.mark.parametrize(
     "config",
     [
