@@ -14,7 +14,7 @@ from typing import Any, Final
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.architectures import Config
 from swiftlet_serve.models.architectures.traits import SIZE, Traits
-from swiftlet_serve.models.artifact import Artifact, ArtifactError, Embedding, Head
+from swiftlet_serve.models.artifact import Artifact, ArtifactError, Embedding, Head, Manifest
 from swiftlet_serve.models.errors import ModelError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -92,6 +92,21 @@ def check_parameters(
     if sizes.inner % traits.heads:
         raise ParametersError(f"{traits.heads} heads do not divide the width {sizes.inner}")
     return sizes
+
+
+def token_types(manifest: Manifest) -> int | None:
+    """Returns the number of token types that a network tells apart; None if it ignores them or is unknown.
+
+    Raises:
+        ArtifactError: the configuration is invalid.
+    """
+    if manifest.architecture not in architectures.names():
+        return None
+    try:
+        config = configure(manifest.architecture, manifest.config)
+    except ParametersError as error:
+        raise ArtifactError(f"{manifest.name}: {error}.") from error
+    return getattr(config, "type_vocab_size", None) if config.traits().embedding.token_types else None
 
 
 def check_artifact(artifact: Artifact, shapes: Shapes) -> None:

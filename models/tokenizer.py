@@ -308,6 +308,11 @@ class Tokenizer:
         """Returns the number of special tokens that surround a text, or a pair."""
         return self._special_counts[pair]
 
+    @property
+    def token_types(self) -> int:
+        """The number of token types that its sequences have."""
+        return 1 + max(slot.token_type for template in self._templates.values() for slot in template)
+
     def token_to_id(self, token: str) -> int | None:
         """Returns the id of a token, or None if the vocabulary lacks it."""
         identity: int | None = self._whole.token_to_id(token)

@@ -12,6 +12,7 @@ import swiftlet_serve.models
 from swiftlet_serve.models import sources
 from swiftlet_serve.models.added_tokens import TokenizerError
 from swiftlet_serve.models.artifact import TOKENIZER, Artifact, ArtifactError, Manifest, find_artifacts, open_artifact
+from swiftlet_serve.models.parameters import token_types
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
@@ -130,6 +131,11 @@ def open_model(path: Path, engine_name: str, tokenizers: MutableMapping[str, Tok
         raise ArtifactError(f"{name}: {error}") from error
     if tokenizer.vocab_size > manifest.vocab_size:
         raise ArtifactError(f"{name}: the tokenizer has more tokens than the network, so it belongs to another model.")
+    if max(tokenizer.special_count(pair=pair) for pair in (False, True)) >= manifest.max_tokens:
+        raise ArtifactError(f"{name}: the tokenizer's special tokens leave no room for a text.")
+    types = token_types(manifest)
+    if types and tokenizer.token_types > types:
+        raise ArtifactError(f"{name}: the tokenizer has more token types than the network.")
     return ServedModel(artifact, tokenizer, task, manifest.task, engine_name)
 
 

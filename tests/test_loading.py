@@ -91,6 +91,23 @@ def test_load_model_shares_equal_tokenizers(artifact_dir):
     assert len(tokenizers) == 1
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ([{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 600, "leave no room"),
+        ([{"SpecialToken": {"id": "[CLS]", "type_id": 2}}], "more token types"),
+    ],
+)
+def test_open_model_rejects_sequences_that_no_network_reads(tmp_path, template, reason):
+    artifact = make_artifact(tmp_path, "classify")
+    tokenizer = json.loads(artifact.file(TOKENIZER).read_text("utf-8"))
+    tokenizer["post_processor"]["single"] = [*template, {"Sequence": {"id": "A", "type_id": 0}}]
+    artifact.file(TOKENIZER).write_text(json.dumps(tokenizer), "utf-8")
+
+    with pytest.raises(ArtifactError, match=reason):
+        open_model(reseal(artifact, architecture="bert"), "echo")
+
+
 def with_reading(source, folder, side="right", tokens=()):
     """Copies an artifact, whose manifest then says how texts are read."""
     path = shutil.copytree(source, folder / source.name)
