@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swiftlet_serve.models import artifact as artifacts
 from swiftlet_serve.models.artifact import (
@@ -27,7 +28,8 @@ from swiftlet_serve.models.artifact import (
     ArtifactError,
     Manifest,
 )
-from swiftlet_serve.models.graphs.reader import read_weights
+from swiftlet_serve.models.folding import Matrix
+from swiftlet_serve.models.graphs.reader import WeightsError, open_weights
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.native import Native
@@ -196,12 +198,18 @@ def _check_weights(network: Network) -> None:
 
 def _check_rounding(model: Path, network: Network) -> None:
     """Raises ReleaseError if a stored matrix differs from the network's by more than rounding can."""
-    stored = read_weights(model)
-    for name, tensor in network.state_dict().items():
-        if name in stored:
-            weight = tensor.numpy()
-            if not np.linalg.norm(stored[name] - weight) <= MAX_ROUNDING * np.linalg.norm(weight):  # also true for NaN
+    with open_weights(model) as stored:
+        for name, tensor in network.state_dict().items():
+            if name in stored and not _is_rounded(stored[name], tensor.numpy()):
                 raise ReleaseError(f"int8 changes the parameter {name} by more than rounding. Please report this.")
+
+
+def _is_rounded(stored: Matrix, weight: NDArray[np.float32]) -> bool:
+    try:
+        difference = np.linalg.norm(np.asarray(stored) - weight)
+    except WeightsError:  # it is not finite
+        return False
+    return bool(difference <= MAX_ROUNDING * np.linalg.norm(weight))
 
 
 def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]:

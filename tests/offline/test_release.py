@@ -454,13 +454,13 @@ def test_import_command_writes_artifact(checkpoint, out, reviews):
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        ("", ["--task", "fill-mask"], "is not in the checkpoint"),
+        ("", ["--task", "fill-mask"], "the checkpoint has no head for this task"),
         ("", ["--task", "classify", "--name", "Not a name"], "Set one with --name"),
         ("", ["--task", "translate"], "'translate' is not one of"),
         ("", [], "Missing option '--task'"),
         ("", ["--task", "classify", "--data", "nowhere.tsv"], "'nowhere.tsv' does not exist"),
-        ("vocab.txt", ["--task", "classify"], "source holds none of tokenizer.json, vocab.txt, spiece.model"),
-        ("config.json", ["--task", "classify"], "config.json is missing"),
+        ("vocab.txt", ["--task", "classify"], "source holds no tokenizer.json or vocab.txt"),
+        ("config.json", ["--task", "classify"], "weights without config.json"),
         (
             "model.safetensors",
             ["--task", "classify"],

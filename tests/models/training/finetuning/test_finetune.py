@@ -697,7 +697,9 @@ def test_finetune_reads_training_files_only(folder, tokenizer, tmp_path, monkeyp
     opened: list[str] = []
     for reader in ("labelled", "questions"):
         real = getattr(datasets, reader)
-        monkeypatch.setattr(datasets, reader, lambda path, real=real: (opened.append(path.name), real(path))[1])
+        monkeypatch.setattr(
+            datasets, reader, lambda path, *rest, real=real: (opened.append(path.name), real(path, *rest))[1]
+        )
     plan = recipe(evaluate="secret", also_evaluate=("secret.too",), **changes)
     run_finetuning(plan, tokenizer, folder, tmp_path)
 
