@@ -202,6 +202,7 @@ def request_limits() -> str:
         ["Characters of all texts, entities with a stride", f"{entities.MAX_CHARACTERS:,}"],
         ["Windows, entities", f"{entities.MAX_SEQUENCES}"],
         ["Texts times labels, zero-shot", f"{zero_shot.MAX_PAIRS}"],
+        ["Characters of labels in one text, zero-shot", f"{zero_shot.MAX_LABELS_CHARACTERS:,}"],
         ["Characters of all hypotheses, zero-shot", f"{zero_shot.MAX_CHARACTERS:,}"],
         ["Questions, decisions", f"{decisions.MAX_QUESTIONS}"],
         [

@@ -110,7 +110,7 @@ def validate(model: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
 
 def too_many_items(limit: int, pointer: str = "") -> Unprocessable:
     """Returns the error of a body, or of a value, with more than `limit` list items and fields."""
-    detail = f"The body has more than {limit} list items and fields in total. Send fewer in one request."
+    detail = f"The body has more than {limit} list items and fields in total, or too large numbers. Send fewer."
     return invalid_value(pointer, "too_many_items", detail, limit)
 
 

@@ -14,6 +14,9 @@ MAX_FIELDS: Final = 4 * FEW
 """Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
 MAX_DIGITS: Final = 18
 """Digits of a number in such a text. Larger integers cost microseconds each."""
+HUGE: Final = 400
+"""Digits of a number in any text of more than `SHORT` bytes. The time to read an integer grows with their square."""
+SHORT: Final = 65_536
 
 
 def exceeds(text: bytes | bytearray, limit: int) -> bool:
@@ -23,7 +26,13 @@ def exceeds(text: bytes | bytearray, limit: int) -> bool:
     text, at least the items before the first error count: those that a parser would read.
     """
     few = min(limit, FEW)
-    if len(text) <= few or text.count(b",") + text.count(b"[") + text.count(b"{") <= few:
+    if len(text) <= few:
+        return False
+    has_few = text.count(b",") + text.count(b"[") + text.count(b"{") <= few
+    if has_few and len(text) <= SHORT:
+        return False
+    digits = np.frombuffer(text, np.uint8) - 48 < 10  # unsigned, so that others are above 9
+    if has_few and not _has_run(digits, HUGE):
         return False
     if b"\\" in text:  # outside of strings, it ends what a parser reads
         text = text.replace(b"\\\\", b"--").replace(b'\\"', b"--")
@@ -31,14 +40,17 @@ def exceeds(text: bytes | bytearray, limit: int) -> bool:
     outside = np.cumsum(characters == QUOTE, dtype=np.uint8) & 1 == 0  # the parity survives the overflow
     commas, fields, nested = (_count(characters, outside, *kinds) for kinds in ((COMMA,), (COLON,), (LIST, OBJECT)))
     if commas + nested <= few:
-        return False
-    return commas + nested > limit or fields + nested > MAX_FIELDS or _has_large_number(characters, outside)
+        return len(text) > SHORT and _has_run(digits & outside, HUGE)
+    return commas + nested > limit or fields + nested > MAX_FIELDS or _has_run(digits & outside, MAX_DIGITS)
 
 
 def _count(characters: NDArray[np.uint8], outside: NDArray[np.bool_], *kinds: int) -> int:
     return sum(int(np.count_nonzero((characters == kind) & outside)) for kind in kinds)
 
 
-def _has_large_number(characters: NDArray[np.uint8], outside: NDArray[np.bool_]) -> bool:
-    digits = np.cumsum((characters - 48 < 10) & outside, dtype=np.int32)  # unsigned, so that others are above 9
-    return bool((digits[MAX_DIGITS + 1 :] - digits[: -MAX_DIGITS - 1] > MAX_DIGITS).any())
+def _has_run(digits: NDArray[np.bool_], size: int) -> bool:
+    """Returns whether more than `size` digits follow each other."""
+    if np.count_nonzero(digits) <= size:
+        return False
+    counts = np.cumsum(digits, dtype=np.int32)
+    return bool((counts[size + 1 :] - counts[: -size - 1] > size).any())

@@ -40,6 +40,7 @@ OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 OTHER_TRAINING: Final = ("contrastive",)
 
 MAX_PAIRS: Final = 256  # texts times labels of one request
+MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
 MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a label, and each input of a partial request
 MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
 GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
@@ -58,7 +59,8 @@ class ZeroShotParameters(Strict):
     """The labels, how they become hypotheses, and how they relate."""
 
     candidate_labels: Annotated[
-        str | Annotated[list[Label], Field(min_length=1, max_length=MAX_PAIRS)],
+        Annotated[str, Field(max_length=MAX_LABELS_CHARACTERS)]
+        | Annotated[list[Label], Field(min_length=1, max_length=MAX_PAIRS)],
         Field(description="The labels: a list, or a text with commas between them."),
     ]
     hypothesis_template: Annotated[

@@ -62,6 +62,9 @@ def test_exceeds_counts_what_a_parser_reads_of_invalid_json(after):
         (["1"] * 65_000, True),
         (["1"] * 66_000, False),
         (["1234567890123456789"] * 4000, True),
+        (["1" * 400] * 400, True),
+        (["1" * 4000] * 100, False),
+        ([f'"{"1" * 4000}"'] * 100, True),
     ],
 )
 def test_text_with_many_items_has_few_fields_and_small_numbers(items, allowed):

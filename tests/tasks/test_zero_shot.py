@@ -107,7 +107,7 @@ def test_bad_text_fails_alone_in_partial_responses(tmp_path: Path) -> None:
     ("inputs", "labels", "template", "partial"),
     [
         ("a", ["x" * 1000] * 200, "{0}" * 9, False),  # a template repeats a label
-        ("a", "x" * 400_000, "{0} {0} {0}", False),
+        ("a", "x" * 60_000, "{0}" * 20, False),
         (["a"] * 200, "x" * 8000, "{}", True),  # each input of a partial request repeats the labels
     ],
 )
@@ -195,7 +195,9 @@ def test_invalid_request_is_refused(made: zero_shot.ZeroShotRequest, code: str, 
 
 
 @pytest.mark.parametrize(
-    "labels", [None, [], [1], {"a": 1}, [""] * 257, ["x" * 1001], ["label"] * 10_000], ids=lambda each: str(each)[:9]
+    "labels",
+    [None, [], [1], {"a": 1}, [""] * 257, ["x" * 1001], ["label"] * 10_000, "1," * 32_769],
+    ids=lambda each: str(each)[:9],
 )
 def test_labels_of_another_form_are_refused(labels: Any) -> None:
     with pytest.raises(ValidationError):
