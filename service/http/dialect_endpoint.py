@@ -13,12 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
-from swiftlet_serve.service.http import json_items
+from swiftlet_serve.service.http import bodies, json_items
 from swiftlet_serve.service.http.dialect import Call, Dialect, Operation, Page
 from swiftlet_serve.service.http.openapi import SCHEMAS
 from swiftlet_serve.service.http.route_table import RenderError, Route, RouteTable
 from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, Translation, route_of
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.types.body_model import BodyModel
 
 
 class DialectEndpoint(ModelEndpoint):
@@ -59,7 +60,7 @@ class SharedEndpoint(ModelEndpoint):
         if b'"inputs"' not in body:  # every body of ours has this field
             return True
         if json_items.exceeds(body, self._foreign.operation.body.max_items):
-            return False  # either endpoint refuses it
+            raise bodies.too_many_items(BodyModel.max_items)  # either endpoint refuses it
         try:
             document = from_json(body, cache_strings="keys")
         except ValueError:

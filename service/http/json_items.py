@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 QUOTE, COMMA, COLON, LIST, OBJECT = b'",:[{'
 FEW: Final = 4096
 """Items that take little time to parse whatever they are."""
-MAX_FIELDS: Final = 4 * FEW
+MAX_FIELDS: Final = 3 * FEW
 """Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
+MAX_NESTED: Final = 2 * FEW
+"""Lists and objects of such a text. An error keeps them as Python's, once for each form that a value may have."""
 MAX_DIGITS: Final = 18
 """Digits of a number in such a text. Larger integers cost microseconds each."""
 HUGE: Final = 400
@@ -41,7 +43,9 @@ def exceeds(text: bytes | bytearray, limit: int) -> bool:
     commas, fields, nested = (_count(characters, outside, *kinds) for kinds in ((COMMA,), (COLON,), (LIST, OBJECT)))
     if commas + nested <= few:
         return len(text) > SHORT and _has_run(digits & outside, HUGE)
-    return commas + nested > limit or fields + nested > MAX_FIELDS or _has_run(digits & outside, MAX_DIGITS)
+    if commas + nested > limit or nested > MAX_NESTED or fields + nested > MAX_FIELDS:
+        return True
+    return _has_run(digits & outside, MAX_DIGITS)
 
 
 def _count(characters: NDArray[np.uint8], outside: NDArray[np.bool_], *kinds: int) -> int:

@@ -1,7 +1,7 @@
 """Loads hostile artifacts into sanitized kernels: each must be refused in the documented way, or run.
 
-A child process takes many artifacts, one after another. A sanitizer's report, a crash and five seconds of processor
-time for one artifact end it. The seed in progress is then known.
+A child process takes many artifacts, one after another. A sanitizer's report, a crash, and too much processor time for
+one artifact end it. The seed in progress is then known.
 
 python -m tests.support.artifact_fuzz LIBRARY FIRST COUNT FILE   (the child; FILE receives the seed in progress)
 """
@@ -40,7 +40,8 @@ from swiftlet_serve.service.types import Batch, Engine
 from tests.support.hostile_artifacts import Hostile, hostile, write
 from tests.support.paths import ROOT
 
-SECONDS: Final = 5  # of processor time for one artifact
+SECONDS: Final = 5  # of processor time to load one artifact
+RUN_SECONDS: Final = 60  # to run its batches: sanitizers make a legal network of hundreds of layers 50 times as slow
 MOST_BYTES: Final = 256 << 20  # that the process may grow by, and that it may ask for at once
 MOST_FAILURES: Final = 20
 IN_FILES: Final = 16  # one artifact of so many is written to a directory, and loaded as the server does
@@ -54,7 +55,7 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     grown: int = 0  # bytes that a process grew by, at most
-    slowest: tuple[float, int] = (0.0, 0)  # seconds of processor time of an artifact, and its seed
+    slowest: tuple[float, int] = (0.0, 0)  # seconds of processor time to load and run an artifact, and its seed
 
     @property
     def count(self) -> int:
@@ -82,7 +83,8 @@ def fuzz(library: Path, first: int, count: int) -> Report:
                 max(report.slowest, tuple(found["slowest"])),
             )
             break
-        reason = f"it took more than {SECONDS} s" if child.returncode == -signal.SIGPROF else _reason(child.stderr)
+        too_long = f"more than {SECONDS} s to load, or {RUN_SECONDS} s to run"
+        reason = too_long if child.returncode == -signal.SIGPROF else _reason(child.stderr)
         report.failures.append(f"seed {seed}: exit status {child.returncode}: {reason}")
         first = seed + 1
     return report
@@ -203,6 +205,7 @@ def _load_contradictory(library: Library, folded: Folded, draw: Random) -> bool:
 
 def _run(engine: Engine, words: int, positions: int, draw: Random) -> None:
     """Runs valid batches and, on the native engine, one that may be invalid."""
+    signal.setitimer(signal.ITIMER_PROF, RUN_SECONDS)
     rng = np.random.default_rng(draw.randrange(1 << 30))
     for wrong in (False, False, isinstance(engine, Native)):
         encodings: list[Any] = []

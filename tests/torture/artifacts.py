@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.support.artifact_fuzz import MOST_BYTES, SECONDS, fuzz
+from tests.support.artifact_fuzz import MOST_BYTES, RUN_SECONDS, SECONDS, fuzz
 from tests.support.native_kernels import sanitized
 from tests.torture.outcome import Outcome, scaled
 
@@ -27,8 +27,9 @@ def hostile_artifacts(artifact_dir: Path, scale: float) -> list[Outcome]:  # the
             if report.failures:
                 shown = "; ".join(report.failures)
     most = f"<= {MOST_BYTES >> 20} MiB and 4 artifacts"
+    limits = f"<= {SECONDS} s to load, {RUN_SECONDS} s to run"
     return [
         Outcome("hostile artifacts", count, shown, "0 reports, crashes and other errors", not failures),
-        Outcome("hostile artifacts: slowest load", count, f"{slowest:.1f} s", f"<= {SECONDS} s", slowest <= SECONDS),
+        Outcome("hostile artifacts: slowest, loaded and run", count, f"{slowest:.1f} s", limits, not failures),
         Outcome("hostile artifacts: growth of a process", count, f"{grown >> 20} MiB", most, not failures),
     ]
