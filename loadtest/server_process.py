@@ -130,7 +130,7 @@ def serving(
     ):
         try:
             announced = _stdout(process).readline()
-            ports = re.findall(r"http://\S+?:(\d+)", announced)
+            ports = re.findall(r"https?://\S+?:(\d+)", announced)
             if not ports:
                 log.seek(0)
                 raise SystemExit(f"The server did not start:\n{log.read()}")

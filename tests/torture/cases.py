@@ -38,6 +38,7 @@ from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
 from tests.torture.artifacts import hostile_artifacts
 from tests.torture.dialects import hostile_dialects
+from tests.torture.handshakes import handshakes
 from tests.torture.outcome import Outcome, scaled
 from tests.torture.ray_cluster import killed_node
 from tests.torture.ray_serving import changed_replicas
@@ -487,6 +488,7 @@ CASES: Final[dict[str, Case]] = {
     "restarts": restarts,
     "slow-clients": slow_clients,
     "starvation": starvation,
+    "handshakes": handshakes,
     "memory": memory,
     "latency": latency,
     "overload": overload,
