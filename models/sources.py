@@ -59,10 +59,13 @@ class Source:
 def identify(name: str) -> Source:
     """Returns what a path or name is."""
     path = Path(name)
-    if path.is_dir():
-        return _directory(path)
-    if path.is_file():
-        return _file(path)
+    try:
+        if path.is_dir():
+            return _directory(path)
+        if path.is_file():
+            return _file(path)
+    except OSError as error:
+        return Source("other", f"a path that cannot be read ({error.strerror})", "Give another one.")
     if url := HUB_URL.fullmatch(name):
         return Source("other", "the address of a repository on the hub", f"Give its name. {_import(url[1])}")
     if HUB_NAME.fullmatch(name):

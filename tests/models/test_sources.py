@@ -132,6 +132,11 @@ def test_other_names_are_no_models(name: str) -> None:
     assert f"There is no model '{name}'." in run("serve", "--models", name, "--port", "0")
 
 
+@pytest.mark.parametrize("command", [("serve", "--port", "0", "--models"), ("import", "--task", "qa")])
+def test_too_long_name_is_refused(command: tuple[str, ...]) -> None:
+    assert "is a path that cannot be read (File name too long). Give another one." in run(*command, "a" * 300)
+
+
 def test_artifacts_are_not_imported(tmp_path: Path) -> None:
     source = make(tmp_path, "artifact")
     assert run("import", source, "--task", "qa").endswith(f"Serve it: swiftlet serve --models {source}")
