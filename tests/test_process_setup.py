@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,7 @@ sys.meta_path.insert(0, Finder())
 """
 INTERRUPTS_ITSELF = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 class Finder:
     def find_spec(self, name, *_):
         if name == {module!r}:
@@ -49,10 +50,15 @@ CLOSE_ALL = (
 )
 
 
-def start(code: str, args: Sequence[str], **streams: object) -> subprocess.Popen[str]:
+@contextmanager
+def start(code: str, args: Sequence[str], **streams: object) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     command = [sys.executable, "-c", code, *args]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **streams)  # type: ignore[call-overload]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **streams) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def serve(artifact_dir: Path, *options: str) -> list[str]:
