@@ -13,12 +13,13 @@ FEW: Final = 4096
 MAX_FIELDS: Final = 3 * FEW
 """Lists, objects and fields of a text with more items. Each of them costs several times as much as a plain item."""
 MAX_NESTED: Final = 2 * FEW
-"""Lists and objects of such a text. An error keeps them as Python's, once for each form that a value may have."""
+"""Lists and objects of a text with more items. pydantic copies them into its errors, once for each type of a union."""
 MAX_DIGITS: Final = 18
-"""Digits of a number in such a text. Larger integers cost microseconds each."""
-HUGE: Final = 400
-"""Digits of a number in any text of more than `SHORT` bytes. The time to read an integer grows with their square."""
+"""Digits of a number in a text with more items. Larger integers cost microseconds each."""
 SHORT: Final = 65_536
+"""Bytes of a text whose numbers take little time to parse if its items are few."""
+HUGE: Final = 400
+"""Digits of a number in a longer text. The time to parse an integer grows with the square of its digits."""
 
 
 def exceeds(text: bytes | bytearray, limit: int) -> bool:
@@ -53,7 +54,7 @@ def _count(characters: NDArray[np.uint8], outside: NDArray[np.bool_], *kinds: in
 
 
 def _has_run(digits: NDArray[np.bool_], size: int) -> bool:
-    """Returns whether more than `size` digits follow each other."""
+    """Returns whether `digits` has a run of more than `size` true values."""
     if np.count_nonzero(digits) <= size:
         return False
     counts = np.cumsum(digits, dtype=np.int32)

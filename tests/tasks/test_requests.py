@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.tasks import MAX_INPUTS
+from swiftlet_serve.service.tasks import MAX_INPUTS, is_blank
 from swiftlet_serve.service.types import Batch
 
 
@@ -95,3 +95,12 @@ def test_request_accepts_hugging_face_options(classifier: Any) -> None:
         {"inputs": ["a", {"text": "a", "text_pair": "b"}], "options": {"use_cache": False, "wait_for_model": True}},
     ):
         assert classifier.encode(classifier.Request.model_validate_json(json.dumps(body)))
+
+
+@pytest.mark.parametrize("invisible", ["\n", "\x00", "\u200b", " \u200b", "\u200b\U000e0001"])
+@pytest.mark.parametrize("count", [0, 1, 64, 5000])
+def test_text_of_invisible_characters_is_blank_whatever_its_length(invisible: str, count: int) -> None:
+    assert is_blank(invisible * count)
+    for visible in ("a", "서", "🎬"):
+        assert not is_blank(invisible * count + visible)
+        assert not is_blank(invisible * count + visible + invisible)

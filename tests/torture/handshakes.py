@@ -1,4 +1,4 @@
-"""Half-open TLS handshakes beside a client that makes a handshake for each request."""
+"""The torture case of TLS: silent connections beside a client that opens a connection for each request."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import asyncio
 import ssl
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from loadtest.http_client import request_bytes
 from loadtest.server_process import ServerProcess, resident_kib, serving
 from swiftlet_serve.service.loading import locate
 from swiftlet_serve.service.percentile import percentile
 from tests.support.certificates import make_certificate
+from tests.support.processes import ask
 from tests.torture.outcome import Outcome, scaled
 
 MODEL: Final = "albert-sst2"
-REQUEST: Final = request_bytes("/classify", b'{"inputs": "A warm, funny and clever film."}')
 PAUSE_S: Final = 0.02  # between two requests
 WAVES: Final = 3
 MOST_MIB: Final = 32  # that the server may have kept after the waves
 
 
 def handshakes(_: Path, scale: float) -> list[Outcome]:
-    """Opens connections that never begin their handshakes, and closes them, in waves."""
+    """Measures a client beside many connections that never start their TLS handshakes."""
     count, seconds = scaled(5000, scale, 200), max(2.0, 10 * scale)
     with tempfile.TemporaryDirectory() as directory:
         files = make_certificate(Path(directory))
@@ -43,7 +41,13 @@ def handshakes(_: Path, scale: float) -> list[Outcome]:
 
 
 async def _waves(server: ServerProcess, count: int, seconds: float) -> tuple[float, float, int, int]:
-    """Returns the p99 of a client alone and beside the handshakes in seconds, its failures, and the growth in KiB."""
+    """Measures the client alone, then beside each wave of silent connections.
+
+    Returns:
+        The client's p99 latency alone and beside the waves, in seconds.
+        The number of its failed requests.
+        The growth of the server's memory, in KiB.
+    """
     alone, failed = await _ask(server.port, seconds)
     before_kib = resident_kib(server.pid)
     beside: list[float] = []
@@ -58,23 +62,20 @@ async def _waves(server: ServerProcess, count: int, seconds: float) -> tuple[flo
 
 
 async def _silent(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Opens a connection from another address of this machine than that of the client."""
+    """Opens a connection that sends nothing. Its address is not the client's."""
     return await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
 
 
 async def _ask(port: int, seconds: float) -> tuple[list[float], int]:
-    """Sends one request after the other, each on a connection of its own. Returns the latencies and the failures."""
+    """Sends requests one by one, each on a new connection. Returns the latencies and the number of failures."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     latencies_s, failed, until = [], 0, time.monotonic() + seconds
     while (started := time.monotonic()) < until:
-        head = b""
-        with suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            writer.write(REQUEST)
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-        failed += not head.startswith(b"HTTP/1.1 200")
+        try:
+            failed += (await ask(port, tls=context)).status != 200
+        except (OSError, asyncio.IncompleteReadError):
+            failed += 1
         latencies_s.append(time.monotonic() - started)
         await asyncio.sleep(PAUSE_S)
     return latencies_s, failed
