@@ -14,4 +14,4 @@ from loadtest.baseline_server import serve
 from swiftlet_serve.service.benchmark.baselines import ENGINES
 
 if __name__ == "__main__":
-    serve(create_app(sys.argv[1:], lambda network: ENGINES["ort_stock"].load(network).call))
+    serve(lambda: create_app(sys.argv[1:], lambda network: ENGINES["ort_stock"].load(network).call))

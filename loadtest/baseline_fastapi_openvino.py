@@ -1,16 +1,18 @@
 """A baseline for comparison: FastAPI, OpenVINO, and a thread, a stream and an inference request for each core.
 
-    python -m loadtest.baseline_fastapi_openvino ARTIFACT [ARTIFACT ...]
+    python -m loadtest.baseline_fastapi_openvino [--processes N] ARTIFACT [ARTIFACT ...]
 
-It prints its URL. Of the forms of OpenVINO that were tried with MobileBERT on a CPU with AMX, this one took the least
-processor time: bf16, and sequences padded to a multiple of 16 tokens. With int8 of NNCF, a request took 1.04 to 1.19
-times as long, and with int8 weights and dynamic activations 1.0 to 1.5 times. Without padding it took 1.3 to 1.7 times
-as long in int8, because OpenVINO prepares itself whenever the shape changes.
+It prints its URL. Several processes divide the cores.
+
+Of the forms of OpenVINO that were tried with MobileBERT on a CPU with AMX, this one took the least processor time:
+bf16, and sequences padded to a multiple of 16 tokens. With int8 of NNCF, a request took 1.04 to 1.19 times as long,
+and with int8 weights and dynamic activations 1.0 to 1.5 times. Without padding it took 1.3 to 1.7 times as long in
+int8, because OpenVINO prepares itself whenever the shape changes.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import threading
 from typing import Any, Final
 
@@ -51,4 +53,8 @@ def load(network: Network) -> Call:
 
 
 if __name__ == "__main__":
-    serve(create_app(sys.argv[1:], load))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("artifacts", nargs="+")
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    serve(lambda: create_app(arguments.artifacts, load), arguments.processes)

@@ -32,4 +32,4 @@ def create_app(checkpoint: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    serve(create_app(sys.argv[1]))
+    serve(lambda: create_app(sys.argv[1]))

@@ -3,7 +3,7 @@
     python -m loadtest.bulk_ray --texts FILE --artifact DIRECTORY [--rows N] [--rounds N]
 
 One actor has one core. The pipeline runs MobileBERT in its released shape in fp32, with random weights; give an
-artifact of the same shape (`python -m loadtest.released_mobilebert`). FILE has one text on each line. The times are
+artifact of the same shape (`python -m loadtest.released_shapes`). FILE has one text on each line. The times are
 those between an actor's first batch and the end of its last one, without the start of the actors.
 """
 

@@ -228,7 +228,7 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 def _models(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.released is not None:
-        from loadtest.released_mobilebert import LABELS, make_artifact  # needs torch
+        from loadtest.released_shapes import LABELS, make_artifact  # needs torch
 
         return tuple(str(make_artifact(task, arguments.released)) for task in LABELS)
     return tuple(arguments.model or BUNDLED)

@@ -331,7 +331,7 @@ def main() -> None:
     reports = []
     cases: list[tuple[str, str | Path]] = [(engine, MODEL) for engine in arguments.engine or ["stand_in", "native"]]
     if arguments.released is not None:
-        from loadtest.released_mobilebert import make_artifact  # needs torch
+        from loadtest.released_shapes import make_artifact  # needs torch
 
         artifact = make_artifact("classify", arguments.released)
         cases += [(engine, artifact) for engine, _ in cases if engine != "stand_in"]

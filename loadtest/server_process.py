@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -68,7 +68,9 @@ def module_server(module: str, *arguments: str) -> Iterator[tuple[str, int]]:
                 raise SystemExit(f"{module} ended with status {process.wait()}")
             yield url, process.pid
         finally:
-            process.kill()
+            for pid in process_tree(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, eq=False)

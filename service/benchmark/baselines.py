@@ -3,7 +3,7 @@
 Each engine prepares a file from a network once, and loads it. Swiftlet's engines are loaded as `serve` loads them. The
 baselines are ONNX Runtime's stock int8 (`quantize_dynamic` after the preparation that its documentation asks for),
 OpenVINO, torch, and for embedding models sentence-transformers. OpenVINO's int8 is NNCF's, calibrated on the texts of
-the benchmark, or on random ids if the weights are random. Each engine has one thread.
+the benchmark, or on random ids if the weights are random. Each engine has one thread, unless its caller asks for more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,20 +44,26 @@ class LoadedEngine(NamedTuple):
     call: Call
 
 
+class Load(Protocol):
+    def __call__(self, network: Network, threads: int = 1) -> LoadedEngine:
+        """Loads a network. Raises Unsupported. `native` has one thread for a call, whatever it may use."""
+        ...
+
+
 @dataclass(frozen=True)
 class ComparedEngine:
     packages: tuple[str, ...]  # that it imports
     prepare: Callable[[Network], Path]  # returns the file to load, and makes it if needed
-    load: Callable[[Network], LoadedEngine]  # raises Unsupported
+    load: Load
     serves: bool = False  # one of Swiftlet's engines: several threads may call it at once
 
 
 # --- Swiftlet's engines
 
 
-def _load_engine(name: str) -> Callable[[Network], LoadedEngine]:
-    def load(network: Network) -> LoadedEngine:
-        engine = plugins.load(engines, name).create(network.artifact, 1)
+def _load_engine(name: str) -> Load:
+    def load(network: Network, threads: int = 1) -> LoadedEngine:
+        engine = plugins.load(engines, name).create(network.artifact, threads)
         if not engine.title.startswith(name):
             engine.close()
             raise Unsupported(f"it falls back to {engine.title}: it has no kernel for this CPU or this network")
@@ -69,29 +75,29 @@ def _load_engine(name: str) -> Callable[[Network], LoadedEngine]:
 # --- torch and sentence-transformers
 
 
-def _load_torch(bits: str) -> Callable[[Network], LoadedEngine]:
-    def load(network: Network) -> LoadedEngine:
+def _load_torch(bits: str) -> Load:
+    def load(network: Network, threads: int = 1) -> LoadedEngine:
         import torch
 
         from swiftlet_serve.service.engines.torch import PaddedTorch, load_network
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         engine = PaddedTorch(load_network(network.artifact), torch.device("cpu"), _dtype(bits))
         return LoadedEngine(f"torch {torch.__version__} {bits}", engine.run)
 
     return load
 
 
-def _load_sentence_transformers(bits: str) -> Callable[[Network], LoadedEngine]:
+def _load_sentence_transformers(bits: str) -> Load:
     """Loads the modules of a checkpoint except Normalize, which the engines leave to the task."""
 
-    def load(network: Network) -> LoadedEngine:
+    def load(network: Network, threads: int = 1) -> LoadedEngine:
         import sentence_transformers
         import torch
 
         if network.checkpoint is None:
             raise Unsupported("it needs the checkpoint of the artifact")
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         model = sentence_transformers.SentenceTransformer(str(network.checkpoint), device="cpu").to(_dtype(bits)).eval()
         modules = [module for module in model if type(module).__name__ != "Normalize"]
         transformer: Any = modules[0].auto_model
@@ -163,11 +169,11 @@ def _untie(file: Path) -> None:
     onnx.save(model, file)
 
 
-def _load_stock(network: Network) -> LoadedEngine:
+def _load_stock(network: Network, threads: int = 1) -> LoadedEngine:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = ort.InferenceSession(_prepare_stock(network), options, providers=["CPUExecutionProvider"])
     return LoadedEngine("ONNX Runtime, stock int8", lambda batch: session.run(["rows"], batch.padded()._asdict()))
@@ -204,12 +210,12 @@ def _prepare_openvino_int8(network: Network) -> Path:
     return file
 
 
-def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Callable[[Network], LoadedEngine]:
-    def load(network: Network) -> LoadedEngine:
+def _load_openvino(prepare: Callable[[Network], Path], kind: str) -> Load:
+    def load(network: Network, threads: int = 1) -> LoadedEngine:
         import openvino
 
         core = openvino.Core()
-        hints = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        hints = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
         compiled = core.compile_model(core.read_model(prepare(network)), "CPU", hints)
         request = compiled.create_infer_request()
         rest = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()  # bf16 if the CPU has it

@@ -1,6 +1,6 @@
-"""Makes artifacts of MobileBERT in its released shape, with random weights: speed does not depend on the weights.
+"""Makes artifacts in released shapes, with random weights: speed does not depend on the weights.
 
-python -m loadtest.released_mobilebert DIRECTORY [--vocabulary FILE] [--only TASK ...]
+python -m loadtest.released_shapes DIRECTORY [--shape mobilebert] [--vocabulary FILE] [--only TASK ...]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from swiftlet_serve.models.artifact import Head, Manifest
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_serve.service.benchmark.networks import RELEASED
 from swiftlet_serve.service.offline.release import Draft, release
 
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
@@ -26,20 +27,22 @@ HEADS: Final[Mapping[str, Head]] = {"classify": "classification", "qa": "token",
 WIDTHS: Final = {"classify": 2, "qa": 2, "fill-mask": VOCABULARY_SIZE}
 
 
-def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY) -> Path:
+def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY, shape: str = "mobilebert") -> Path:
     """Returns the path of a task's artifact. Makes it if it does not exist."""
-    path = directory / f"mobilebert-released-{task}"
+    path = directory / f"{shape}-released-{task}"
     if path.exists():
         return path
     torch.manual_seed(0)
-    model = build("mobilebert", {}, HEADS[task], WIDTHS[task])
+    released = RELEASED[shape]
+    config = {"vocab_size": VOCABULARY_SIZE, **released.changes}
+    model = build(released.architecture, config, HEADS[task], WIDTHS[task])
     with tempfile.TemporaryDirectory() as temporary:
         shutil.copyfile(vocabulary, Path(temporary, "vocab.txt"))
         tokenizer = Tokenizer.from_directory(Path(temporary))
     manifest = Manifest(
         name=path.name,
         version="0",
-        architecture="mobilebert",
+        architecture=released.architecture,
         task=task,
         head=HEADS[task],
         precision="int8",
@@ -49,7 +52,7 @@ def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY) -> 
         labels=LABELS[task],
         problem="single_label" if task == "classify" else None,
         tolerance=1.0,
-        config={},
+        config=config,
         source={"weights": "random"},
     )
     release(Draft(model, tokenizer, manifest, {"summary": "Random weights."}), path)
@@ -59,11 +62,12 @@ def make_artifact(task: str, directory: Path, vocabulary: Path = VOCABULARY) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--shape", default="mobilebert", choices=RELEASED)
     parser.add_argument("--only", nargs="+", default=[*LABELS], choices=LABELS, metavar="TASK")
     parser.add_argument("--vocabulary", type=Path, default=VOCABULARY)
     arguments = parser.parse_args()
     for task in arguments.only:
-        print(make_artifact(task, arguments.directory, arguments.vocabulary), flush=True)
+        print(make_artifact(task, arguments.directory, arguments.vocabulary, arguments.shape), flush=True)
 
 
 if __name__ == "__main__":

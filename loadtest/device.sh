@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Measures what needs a GPU or many cores, step by step, in the order of the steps' worth: bash loadtest/device.sh STEP...
+# Results go to OUT as soon as they are there, so that a machine that is available for minutes only loses one step. A
+# step that fails, or takes longer than its limit, does not stop the next one.
+#
+#   PYTHON=python OUT=loadtest/results bash loadtest/device.sh lone fronts bench server tests accuracy train
+#
+#   install    wheels and archives from CARRIED, for a machine without a network: it must be the first step
+#   prepare    the networks of the next two steps, exported and quantised
+#   lone       milliseconds of a lone sequence on 1 to 16 cores, by engine, as OUT/lone_calls.md
+#   fronts     requests/s with 1, 2 and 4 fronts beside FastAPI with OpenVINO, as OUT/fronts_*.md (needs wrk)
+#   bench      the torch engine on the GPU beside torch, torch.compile and ONNX Runtime, as OUT/gpu.md
+#   server     a server around the GPU: rates, latencies, energy, switches of models, too little memory, as OUT/gpu_server.md
+#   tests      the tests that are skipped without a GPU
+#   accuracy   the bundled models in bf16, fp16, int8 and FP8 beside fp32, on the data in DATA, as OUT/gpu_accuracy.md
+#   train      tokens/s and share of the peak of training steps, as OUT/gpu_training.md
+#
+# The environment of PYTHON has the package, its tests' packages and a torch for CUDA. DEVICE=cpu tries the steps without
+# a GPU, on few and small inputs, in a minute or two: the figures say nothing.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3} data=${DATA:-../shared/data} device=${DEVICE:-cuda} runs=${RUNS:-runs/bench}
+if [[ $device == cpu ]]; then
+  out=${OUT:-$(mktemp -d)}
+else
+  out=${OUT:-loadtest/results}
+fi
+mkdir -p "$out"
+run() { "$python" -m "$@"; }
+on_cpu() { [[ $device == cpu ]]; }
+
+run_install() {
+  local site archive
+  site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  for archive in "$CARRIED"/*.tar.xz; do
+    tar xJf "$archive" -C "$site" || return
+  done
+  "$python" -m pip install --quiet --no-index --no-deps "$CARRIED"/*.whl
+}
+
+run_prepare() {
+  on_cpu && return
+  run loadtest.lone_calls --prepare --runs "$runs" &
+  local shape
+  for shape in minilm mobilebert; do
+    run loadtest.released_shapes "$runs" --shape "$shape" --only classify --vocabulary "${VOCABULARY:-$data/bert-base-uncased-vocab.txt}"
+  done
+  wait -n
+}
+
+run_lone() {
+  local options=()
+  ! on_cpu || options=(--shapes minilm --engines native openvino --cores 1 2 --tokens 16 --seconds 0)
+  run loadtest.lone_calls --runs "$runs" "${options[@]}" | tee "$out/lone_calls.md"
+}
+
+run_fronts() {
+  command -v wrk > /dev/null || { echo 'The step fronts needs wrk. Install it, or leave the step out.' >&2 && return 1; }
+  if on_cpu; then
+    run loadtest.front_scaling --fronts 1 2 --connections 4 --rounds 1 --seconds 1 | tee "$out/fronts_echo.md"
+    return
+  fi
+  local options=(--connections 1 4 16 64 --rounds 2 --seconds 1 --cores "$(nproc)") shape
+  run loadtest.front_scaling "${options[@]}" --fronts 1 2 4 8 | tee "$out/fronts_echo.md"
+  for shape in mobilebert minilm; do
+    run loadtest.front_scaling "${options[@]}" --engine native --model "$runs/$shape-released-classify" --peers 1 4 8 |
+      tee "$out/fronts_$shape.md"
+  done
+}
+
+run_bench() {
+  if on_cpu; then
+    "$python" -c "from pathlib import Path; import torch; from swiftlet_serve.service.benchmark import device, measure
+measure.ROUND_S, measure.MIN_ROUNDS, device.MIXED_ROWS, device.MIXED_LENGTHS = 0.0, 2, 1, [8, 16]
+print(device.text(device.bench_device(torch.device('cpu'), ['minilm'], Path('$runs'), 0.0, print, [(1, 16)], 256)))"
+  else
+    run swiftlet_serve.service bench --device "$device" --seconds "${SECONDS_A_CASE:-8}" --out "$out" --name gpu --runs "$runs"
+  fi
+}
+
+run_server() {
+  run loadtest.gpu_server --device "$device" | tee "$out/gpu_server.md"
+}
+
+run_tests() {
+  local chosen=()
+  ! on_cpu || chosen=(-k 'cuda or gpu or graph')
+  run pytest -q tests/models/ragged tests/models/training/loop/test_{acceleration,trainer}.py \
+    tests/engines/test_torch.py tests/benchmark/test_device.py "${chosen[@]}"
+}
+
+run_accuracy() {
+  local options=()
+  [[ -z ${LIMIT:-} ]] || options=(--limit "$LIMIT")
+  ! on_cpu || options=(--models mobilebert-sst2 albert-qa --limit "${LIMIT:-10}")
+  run loadtest.gpu_accuracy --device "$device" --data "$data" "${options[@]}" | tee "$out/gpu_accuracy.md"
+}
+
+run_train() {
+  local options=(--steps "${STEPS:-100}")
+  ! on_cpu || options=(--models albert-sst2 --steps 40 --batch-size 2 --ways 'bf16, padded' bf16)
+  run loadtest.training_speed --device "$device" --data "$data" "${options[@]}" | tee "$out/gpu_training.md"
+}
+
+export -f on_cpu run
+export python data device runs out
+(($#)) || set -- prepare lone fronts bench server tests accuracy train
+failed=()
+for step; do
+  began=$SECONDS
+  export -f "run_$step" || exit 2
+  # A step in a shell of its own can be ended with all that it started.
+  timeout --kill-after 5 "${LIMIT_S:-600}" bash -c "set -o pipefail; run_$step" || failed+=("$step")
+  echo "step $step: $((SECONDS - began)) s" >&2
+done
+((${#failed[@]} == 0)) || { echo "These steps failed: ${failed[*]}" >&2 && exit 1; }
