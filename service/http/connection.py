@@ -52,7 +52,6 @@ from swiftlet_serve.service.http.uvicorn_internals import FlowControl
 log = logging.getLogger(__name__)
 
 CLOSE: Final = (b"connection", b"close")
-MAX_LOW_WATER_BYTES: Final = 16_384  # a receive buffer holds more
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -90,7 +89,6 @@ class Connection(asyncio.Protocol):
         self._parser: RequestParser = None  # type: ignore[assignment]  # None before and after the connection
         self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
         self._socket: socket.socket | None = None
-        self._low_water_bytes = 1  # that the kernel waits for before it wakes the event loop
         self._is_last_request = False
         # Times of the current request.
         self._first_read = 0.0  # when its first byte was read, on the loop's clock
@@ -227,21 +225,6 @@ class Connection(asyncio.Protocol):
         if start < len(data) and self.phase in (IDLE, RESPONSE):
             self._keep(data, start)
             self._proceed()
-        is_incomplete = self.phase in (HEAD, BODY)
-        self._set_low_water(min(self._parser.least_missing_bytes, MAX_LOW_WATER_BYTES) if is_incomplete else 1)
-
-    def _set_low_water(self, size: int) -> None:
-        """Lets the kernel wake the event loop only when this many bytes have arrived, or when the client closes.
-
-        Otherwise a client that sends its request byte by byte would cost a wake-up for each. With TLS, the bytes that
-        the kernel counts are not those of the request.
-        """
-        if size == self._low_water_bytes or self._socket is None or self._scheme != "http":
-            return
-        self._low_water_bytes = size
-        if not self.transport.is_closing():
-            with suppress(OSError):  # a sandbox may not support it
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _parse_part(self, data: bytes, start: int) -> int:
         return self._parser.feed_body(data, start) if self.phase is BODY else self._parse_head(data, start)
@@ -440,7 +423,6 @@ class Connection(asyncio.Protocol):
         self.unread, self._page = b"", None
         self._table.waiting.pop(self, None)
         self._table.read_scheduler.cancel(self)
-        self._set_low_water(1)
         if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
             self._set_deadline(self._loop.time() + self._limits.linger_timeout_s)
             self.flow.resume_reading()

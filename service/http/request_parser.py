@@ -64,7 +64,6 @@ class RequestParser:
         self._handler = handler
         self._parser = self._create_parser()
         self._in_head = False
-        self._in_request = False
         self._tail = b""  # the last bytes of a head or of a chunked body: its end may arrive in two pieces
         self._body_bytes: int | None = None  # left to receive; None: the body is chunked
         self._following_bytes = 0  # received together with the end of the head
@@ -80,13 +79,6 @@ class RequestParser:
     def has_whole_body(self) -> bool:
         """Whether the body arrived together with the end of the head."""
         return self._body_bytes is not None and self._body_bytes <= self._following_bytes
-
-    @property
-    def least_missing_bytes(self) -> int:
-        """The fewest bytes that can complete the current head or body."""
-        if self._in_request and self._body_bytes is not None:
-            return self._body_bytes
-        return next(missing for missing in range(len(END) + 1) if self._tail.endswith(END[: len(END) - missing]))
 
     def start(self) -> None:
         """Prepares for the next request."""
@@ -215,7 +207,7 @@ class RequestParser:
         if self._body_bytes != 0 and self._parser.should_upgrade():
             raise _UpgradeOffered
         self.keep_alive = self.version != "1.0" and self._parser.should_keep_alive()
-        self._in_head, self._in_request = False, True
+        self._in_head = False
         self._tail = b""
         self._framing_bytes = 0
         self._handler.head_received()
@@ -228,7 +220,6 @@ class RequestParser:
 
     @_callback
     def on_message_complete(self) -> None:
-        self._in_request = False
         self._handler.request_received()
 
 
