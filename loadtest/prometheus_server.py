@@ -59,9 +59,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(
-    targets: Mapping[str, Sequence[int]], interval_s: float, *, native_histograms: bool = False
-) -> Iterator[Prometheus]:
+def prometheus(targets: Mapping[str, Sequence[int]], interval_s: float) -> Iterator[Prometheus]:
     """Scrapes the ports of each job and evaluates the rules, every `interval_s`."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
@@ -79,7 +77,6 @@ def prometheus(
             f"--config.file={directory / 'prometheus.yml'}",
             f"--storage.tsdb.path={directory / 'data'}",
             "--web.listen-address=127.0.0.1:0",
-            *(["--enable-feature=native-histograms"] if native_histograms else []),
         ]
         log_file = directory / "log"
         with log_file.open("w") as log, subprocess.Popen(command, stderr=log, cwd=directory) as process:

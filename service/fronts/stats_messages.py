@@ -121,15 +121,14 @@ def _load_model(fields: Mapping[str, Any]) -> ModelStats:
 
 
 def _dump(histogram: Histogram) -> list[Any]:
-    """Returns the sum, and the index and count of each cell that has some: most have none."""
-    counts = [[index, count] for index, count in enumerate(histogram.cells) if count] if any(histogram.cells) else []
-    return [histogram.sum, counts]
+    """Returns the sum, and the index and count of each bucket that has some: most have none."""
+    return [histogram.sum, [[index, count] for index, count in enumerate(histogram.counts) if count]]
 
 
 def _load(histogram: Histogram, fields: Any) -> None:
     sum_, found = fields
     if found:
-        counts = [0] * len(histogram.cells)
+        counts = [0] * len(histogram.counts)
         for index, count in found:
             counts[index] = int(count)
-        histogram.add_cells(counts, float(sum_))
+        histogram.add_counts(counts, float(sum_))

@@ -24,22 +24,20 @@ from prometheus_client.utils import floatToGoString
 
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError, Unavailable
-from swiftlet_serve.service.telemetry import protobuf_format, repository_metrics
+from swiftlet_serve.service.telemetry import repository_metrics
 from swiftlet_serve.service.telemetry.families import PREFIX, by_reason, counter, gauge, total
 from swiftlet_serve.service.telemetry.families import histogram as new_histogram
 from swiftlet_serve.service.telemetry.histogram import Histogram
-from swiftlet_serve.service.telemetry.protobuf_format import NativeBuckets
 from swiftlet_serve.service.telemetry.request_record import STAGES
 from swiftlet_serve.service.telemetry.request_stats import DISCONNECTED, OUTCOMES, ModelStats, Sampled
 from swiftlet_serve.service.telemetry.snapshot import Snapshot, SnapshotSource
 
-TEXT, OPENMETRICS, PROTOBUF = "text/plain", "application/openmetrics-text", "application/vnd.google.protobuf"
+TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 FORMATS: Final = {
     TEXT: "text/plain; version=0.0.4; charset=utf-8",
     OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
-    PROTOBUF: protobuf_format.MEDIA_TYPE,
 }
-"""The media types of the formats. OpenMetrics adds exemplars, and protobuf native histograms."""
+"""The media types of the formats. OpenMetrics adds exemplars."""
 
 GZIP_LEVEL: Final = 1  # on repetitive text, as small as level 6 to a fifth, in a third of the time
 SNAPSHOT_TIMEOUT_S: Final = 5.0  # half of Prometheus's default scrape timeout
@@ -82,16 +80,12 @@ async def scrape(runtime: SnapshotSource, accept: str = "", accept_encoding: str
 
 def _format(snapshot: Snapshot, accept: str, accept_encoding: str) -> Scrape:
     media_type = preferred(accept)
-    collector = SnapshotCollector(snapshot, native=media_type == PROTOBUF)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    registry.register(SnapshotCollector(snapshot))
     pid = snapshot.pid
     ProcessCollector(pid=lambda: "self" if pid is None else str(pid), registry=registry)
-    if media_type == PROTOBUF:
-        body = protobuf_format.encode(registry.collect(), collector.native)
-    else:
-        generate = openmetrics.generate_latest if media_type == OPENMETRICS else generate_latest
-        body = generate(registry)
+    generate = openmetrics.generate_latest if media_type == OPENMETRICS else generate_latest
+    body = generate(registry)
     if "gzip" in accept_encoding.lower():
         return Scrape(gzip.compress(body, GZIP_LEVEL), FORMATS[media_type], "gzip")
     return Scrape(body, FORMATS[media_type], None)
@@ -103,8 +97,6 @@ def preferred(accept: str) -> str:
     for item in accept.split(","):
         media_type, *parameters = [part.strip().lower() for part in item.split(";")]
         quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-        if media_type == PROTOBUF and "encoding=delimited" not in parameters:
-            continue
         if media_type in FORMATS and quality.replace(".", "", 1).isdigit() and float(quality) > best_quality:
             best, best_quality = media_type, float(quality)
     return best
@@ -113,11 +105,8 @@ def preferred(accept: str) -> str:
 class SnapshotCollector(Collector):
     """Converts one snapshot to metrics."""
 
-    def __init__(self, snapshot: Snapshot, *, native: bool = False) -> None:
-        """`native` asks for native buckets, too, which lie in `self.native` once the metrics are collected."""
+    def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._wants_native = native
-        self.native: dict[str, dict[tuple[str, ...], NativeBuckets]] = {}  # by metric and labels, once collected
         self._models = [([stats.task, model], stats) for model, stats in snapshot.stats.models.items()]
 
     def collect(self) -> Iterator[Metric]:
@@ -325,8 +314,6 @@ class SnapshotCollector(Collector):
             else:
                 buckets.append((bound, count, Exemplar({"trace_id": one.trace_id}, one.value, one.at)))
         family.add_metric(labels, buckets, sum_value=histogram.sum)
-        if self._wants_native and (native := histogram.native()) is not None:
-            self.native.setdefault(family.name, {})[tuple(labels)] = native
 
     def _counter(self, name: str, help_: str, value: Callable[[ModelStats], float]) -> Metric:
         family = counter(name, help_, MODEL_LABELS)

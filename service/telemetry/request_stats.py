@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
 
-from swiftlet_serve.service.telemetry.histogram import Histogram, fine_cells
+from swiftlet_serve.service.telemetry.histogram import Histogram
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord, Stage
 
 RequestOutcome = Literal["answered", "failed", "cancelled"]
@@ -35,8 +35,6 @@ OVERLOADED: Final = "overloaded"
 # Upper bounds of the buckets.
 REQUEST_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 STAGE_BUCKETS_S: Final = (0.0001, 0.0005, 0.002, 0.005, 0.02, 0.05, 0.2, 1.0, 5.0)
-REQUEST_CELLS_S: Final = fine_cells(REQUEST_BUCKETS_S)
-STAGE_CELLS_S: Final = fine_cells(STAGE_BUCKETS_S)
 BATCH_SIZE_BUCKETS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 INITIAL_OVERHEAD_S: Final = 0.001  # a usual one
@@ -74,8 +72,8 @@ class ModelStats:
             task,
             accepted=0,
             in_flight=0,
-            durations={outcome: Histogram(REQUEST_BUCKETS_S, REQUEST_CELLS_S) for outcome in OUTCOMES},
-            stages={stage: Histogram(STAGE_BUCKETS_S, STAGE_CELLS_S) for stage in STAGES},
+            durations={outcome: Histogram(REQUEST_BUCKETS_S) for outcome in OUTCOMES},
+            stages={stage: Histogram(STAGE_BUCKETS_S) for stage in STAGES},
             batch_sizes=Histogram(BATCH_SIZE_BUCKETS),
             batch_tokens=Histogram(TOKEN_BUCKETS),
             padding_tokens=0,
@@ -107,7 +105,7 @@ class ModelStats:
         self.padding_tokens += other.padding_tokens
         self.truncated_texts += other.truncated_texts
         for histogram, theirs in zip(self.histograms, other.histograms, strict=True):
-            histogram.add_cells(theirs.cells, theirs.sum)
+            histogram.add_counts(theirs.counts, theirs.sum)
         for bucket, sample in other.exemplars.items():
             if bucket not in self.exemplars or self.exemplars[bucket].at < sample.at:
                 self.exemplars[bucket] = sample
@@ -237,7 +235,7 @@ class RequestStats:
         self.bulk_shed += other.bulk_shed
         self.deadline_exceeded += other.deadline_exceeded
         for reason, histogram in other.unmet_deadlines.items():
-            self.unmet_deadlines[reason].add_cells(histogram.cells, histogram.sum)
+            self.unmet_deadlines[reason].add_counts(histogram.counts, histogram.sum)
 
     def end_in_flight(self, seconds: float) -> None:
         """Counts the requests in flight as cancelled after these seconds: their process was lost."""

@@ -104,43 +104,6 @@ def test_prometheus_scrapes_a_server(artifact_dir):
         asyncio.run(scenario(process, monitor))
 
 
-@needs_prometheus
-def test_prometheus_reads_native_histograms_where_they_are_enabled(artifact_dir):
-    """Its quantile lies within a bucket of the one of the classic histogram, and no rule needs the classic one."""
-    quantile = "histogram_quantile(0.5, sum{} (swiftlet_request_duration_seconds{}{{outcome='answered'}}))"
-    native, classic = quantile.format("", ""), quantile.format(" by (le)", "_bucket")
-
-    async def until(monitor: Prometheus, expression: str) -> float:
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := await asyncio.to_thread(monitor.query, expression)):
-                await asyncio.sleep(0.1)
-        return float(found[0]["value"][1])
-
-    async def scenario(process: Process, plain: Prometheus, modern: Prometheus) -> None:
-        answered = "swiftlet_requests_finished_total{outcome='answered',model='tiny-classify'}"
-        for total in (10, 20):  # rates need two scrapes
-            for _ in range(10):
-                assert (await ask(process.port)).status == 200
-            for monitor in (plain, modern):
-                await until(monitor, f"{answered} == {total}")
-        rough, exact = await until(plain, classic), await until(modern, native)
-        assert exact <= 2 * rough
-        assert rough <= 2.5 * 1.1 * exact  # the widest bucket is 2.5 times its lower bound
-        count = "histogram_count(sum(swiftlet_request_duration_seconds{outcome='answered'}))"
-        assert await until(modern, count) == 20
-        for monitor in (plain, modern):
-            assert 0 <= await until(monitor, "swiftlet:slow_responses:ratio_rate5m >= 0") <= 1
-        assert not await asyncio.to_thread(modern.query, classic)
-        assert not await asyncio.to_thread(plain.query, native)
-
-    with (
-        serving(artifact_dir, "--admin-port", "0") as process,
-        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as plain,
-        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1, native_histograms=True) as modern,
-    ):
-        asyncio.run(scenario(process, plain, modern))
-
-
 class MonitoredServer:
     """A server whose engine faults can be switched, and the timeline of its metrics."""
 
