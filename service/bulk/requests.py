@@ -1,53 +1,18 @@
-"""Requests of rows. The request model of a task declares which inputs it reads, so that a task needs nothing else.
-
-The type of `inputs` is a union. A text in it is an input of one column, `text`. A model is an input of one column for
-each of its fields. Lists are several inputs, which rows are not.
-"""
+"""Requests of rows. A row is one input of the task, with a column for each of its fields."""
 
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from swiftlet_serve.service.bulk.records import Record
 from swiftlet_serve.service.errors import SetupError, Unprocessable
+from swiftlet_serve.service.tasks._forms import TEXT, Form, forms
 from swiftlet_serve.service.types import Task
-
-TEXT: Final = "text"
-
-
-class Field(NamedTuple):
-    """A part of an input."""
-
-    name: str
-    required: bool = True
-    many: bool = False  # whether it is a list of texts
-
-
-class Form(NamedTuple):
-    """One way to write an input."""
-
-    fields: tuple[Field, ...]
-    is_text: bool  # whether the input is the text itself
-
-
-def forms(request: type[BaseModel]) -> list[Form]:
-    """Returns the forms of one input of a task, the simplest first."""
-    found: dict[frozenset[str], Form] = {}
-    for member in _members(request.model_fields["inputs"].annotation):
-        if member is str:
-            form = Form((Field(TEXT),), True)
-        elif isinstance(member, type) and issubclass(member, BaseModel):
-            form = Form(tuple(_field(name, info) for name, info in member.model_fields.items()), False)
-        else:
-            continue
-        found.setdefault(frozenset(field.name for field in form.fields), form)
-    return list(found.values())
 
 
 def choose(found: Sequence[Form], columns: Mapping[str, str]) -> tuple[Form, dict[str, str]]:
@@ -62,10 +27,10 @@ def choose(found: Sequence[Form], columns: Mapping[str, str]) -> tuple[Form, dic
         SetupError: no form has all these fields.
     """
     for form in found:
-        if columns.keys() <= {field.name for field in form.fields}:
+        if columns.keys() <= set(form.names):
             names = [field.name for field in form.fields if field.required or field.name in columns]
             return form, {name: columns.get(name, name) for name in names}
-    ways = "; ".join(", ".join(field.name for field in form.fields) for form in found)
+    ways = "; ".join(", ".join(form.names) for form in found)
     raise SetupError(f"The task has no input of the fields {', '.join(columns)}. Its inputs are: {ways}.")
 
 
@@ -83,8 +48,8 @@ class RequestMaker:
         Raises:
             SetupError: the parameters or the columns are invalid.
         """
-        self.form, self.columns = choose(forms(task.Request), columns)
-        self._request = task.Request
+        self._request: type[BaseModel] = task.Request
+        self.form, self.columns = choose(forms(self._request), columns)  # type: ignore[arg-type]  # mypy: type[Any] has no hash
         self._parameters = _parse(task, parameters)
 
     def make(self, record: Record) -> BaseModel | str:
@@ -131,19 +96,6 @@ def _parse(task: Task[Any, Any], parameters: Mapping[str, Any]) -> dict[str, Any
         if any(one.pointer.startswith("/parameters") for one in error.field_errors):
             raise SetupError(f"A parameter does not fit the model: {error.detail}") from None
     return {"parameters": request.parameters}
-
-
-def _members(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [one for part in get_args(annotation) for one in _members(part)]
-    return [annotation]
-
-
-def _field(name: str, info: Any) -> Field:
-    members = [get_origin(one) or one for one in _members(info.annotation)]
-    return Field(name, info.is_required(), list in members)
 
 
 def _list(text: str) -> Any:

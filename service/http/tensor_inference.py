@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -22,13 +22,14 @@ from pydantic_core import to_json
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import NotFound, invalid_value
-from swiftlet_serve.service.http import bodies, json_items, task_schema
+from swiftlet_serve.service.http import bodies, json_items
 from swiftlet_serve.service.http.dialect import translation
 from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.tensors import Tensor
 from swiftlet_serve.service.http.wording import Wording
 from swiftlet_serve.service.pipeline import Pipeline
 from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.tasks._forms import answer_fields, forms, parameter_names
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types.body_model import BodyModel
 
@@ -87,13 +88,12 @@ def find(runtime: Runtime, name: str, version: str = "", route: Route = ANY) -> 
 def inputs_of(pipeline: Pipeline) -> list[Slot]:
     """Returns the inputs of a model."""
     request: type[tasks.Request] = pipeline.model.task.Request
-    fields, plain = task_schema.input_fields(request)
-    return [Slot(name, "BYTES", [-1]) for name in (["text"] if plain else fields)]
+    return [Slot(name, "BYTES", [-1]) for name in forms(request)[0].names]
 
 
 def outputs_of(pipeline: Pipeline) -> list[Slot]:
     """Returns the outputs of a model."""
-    answer = task_schema.answer_fields(pipeline.model.task.Response)
+    answer = answer_fields(pipeline.model.task.Response)
     datatypes = {name: DATATYPES[kind] for name, kind in answer.items()} | {OUTPUT: "BYTES"}
     return [Slot(name, datatype, [-1, -1]) for name, datatype in datatypes.items()]
 
@@ -168,15 +168,16 @@ def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequen
     Raises:
         Unprocessable: the task's inputs are missing, or they have different numbers of texts.
     """
-    fields, plain = task_schema.input_fields(model)
+    found = forms(model)
+    plain, fields = found[0].is_text, found[-1].names
     if plain and len(inputs) == 1 and inputs[0].name in TEXTS and inputs[0].datatype == "BYTES":
         return inputs[0].values, []  # the usual request
     texts = {tensor.name: tensor.values for tensor in inputs if tensor.datatype == "BYTES"}
     named = [name for name in fields if name in texts]
     if (len(fields) > 1 and named == fields) or set(named) - {"text"}:
         columns = {name: list(texts[name]) for name in named}
-        found = _objects(columns, task_schema.list_fields(model))
-        return found, [tensor for tensor in inputs if tensor.name not in columns]
+        many = {field.name for field in found[-1].fields if field.many}
+        return _objects(columns, many), [tensor for tensor in inputs if tensor.name not in columns]
     if not plain:
         _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
     chosen = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
@@ -206,7 +207,7 @@ def _arguments(
     return whole | ({"parameters": chosen} if chosen else {})
 
 
-def _objects(columns: Mapping[str, list[str]], lists: frozenset[str]) -> list[dict[str, Any]]:
+def _objects(columns: Mapping[str, list[str]], lists: Set[str]) -> list[dict[str, Any]]:
     """Returns the inputs that several tensors make together. A tensor of one text serves all of them.
 
     Raises:
@@ -225,7 +226,7 @@ def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dic
     Raises:
         Unprocessable: the task has no such parameter, or a list is not JSON.
     """
-    known = task_schema.parameter_names(model)
+    known = parameter_names(model)
     chosen: dict[str, Any] = {}
     for name, value in given.items():
         if name in RESERVED or name == "timeout" or name.startswith("triton_"):

@@ -10,7 +10,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.bulk.requests import forms
 from swiftlet_serve.service.http.app import create_app
 from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
@@ -93,29 +92,6 @@ def test_rows_have_the_answers_of_requests(client, models, tmp_path, model, task
 
 def test_inputs_cover_every_task():
     assert sorted(INPUTS) == tasks.names()
-
-
-@pytest.mark.parametrize(
-    ("task", "names"),
-    [
-        ("classify", ["text", "text text_pair?"]),
-        ("qa", ["question context"]),
-        ("rerank", ["query texts*"]),
-        ("score", ["text", "prompt continuation"]),
-        ("zero-shot", ["text"]),
-    ],
-)
-def test_forms_are_those_of_the_request(task, names):
-    request = next(
-        value for name, value in vars(tasks.load(task)).items() if name == f"{task.title().replace('-', '')}Request"
-    )
-
-    found = [
-        " ".join(f"{field.name}{'' if field.required else '?'}{'*' if field.many else ''}" for field in form.fields)
-        for form in forms(request)
-    ]
-
-    assert found == names
 
 
 def test_csv_holds_lists_as_json(models, tmp_path):
