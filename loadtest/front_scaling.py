@@ -18,27 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from loadtest import wrk
-from loadtest.server_process import ServerProcess, process_tree, serving
+from loadtest.server_process import cpu_s, roles, serving
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.percentile import percentile
 
-ROLES: Final = {"front_main": "fronts", "worker_main": "engine"}
 TEXT: Final = "A warm, funny and clever film."
-
-
-def roles(server: ServerProcess) -> dict[str, list[int]]:
-    """Returns the ids of the server's processes by their roles."""
-    found: dict[str, list[int]] = {"server": [server.pid], "fronts": [], "engine": []}
-    for pid in process_tree(server.pid)[1:]:
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-        found[next(role for module, role in ROLES.items() if module in command)].append(pid)
-    return found
-
-
-def cpu_s(pids: list[int]) -> float:
-    """Returns the CPU time of processes so far, in seconds."""
-    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
 
 
 def main() -> None:

@@ -2,11 +2,12 @@
 # Runs what needs a GPU, step by step: bash loadtest/gpu.sh STEP... with the Python of an environment that has the
 # package, its tests' packages and a torch for CUDA. Each step takes less than ten minutes.
 #
-#   PYTHON=python OUT=loadtest/results bash loadtest/gpu.sh tests bench http accuracy train
+#   PYTHON=python OUT=loadtest/results bash loadtest/gpu.sh tests bench http server accuracy train
 #
 #   tests      the tests that are skipped without a GPU
 #   bench      the engine beside torch, torch.compile and ONNX Runtime, as OUT/gpu.md
 #   http       requests/s with 1, 4 and 8 fronts, as OUT/gpu_http.md (needs wrk)
+#   server     latency, joules, switches of a model and too little memory, as OUT/gpu_server.md
 #   accuracy   the bundled models in bf16, fp16, int8 and FP8 beside fp32, on the data in DATA, as OUT/gpu_accuracy.md
 #   train      tokens/s and share of the peak of training steps, as OUT/gpu_training.md
 #
@@ -43,6 +44,10 @@ run_http() {
   "$python" -m loadtest.front_scaling --engine torch --model mobilebert-sst2 "${options[@]}" | tee "$out/gpu_http.md"
 }
 
+run_server() {
+  "$python" -m loadtest.gpu_server --device "$device" --out "$out/gpu_server.md"
+}
+
 run_accuracy() {
   local options=()
   [[ -z ${LIMIT:-} ]] || options=(--limit "$LIMIT")
@@ -56,7 +61,7 @@ run_train() {
   "$python" -m loadtest.training_speed --device "$device" --data "$data" "${options[@]}" | tee "$out/gpu_training.md"
 }
 
-(($#)) || set -- tests bench http accuracy train
+(($#)) || set -- tests bench http server accuracy train
 for step; do
   "run_$step"
 done
