@@ -431,8 +431,11 @@ async def measure_memory(setting: Setting, repository: Repository) -> None:
     holder = context.Process(target=hold_memory, args=(setting.device, taken, held, released), daemon=True)
     holder.start()
     try:
-        if not await asyncio.to_thread(held.wait, HOLDER_S):
-            raise SystemExit("The process that holds the memory did not start.")
+        started = time.monotonic()
+        while not held.is_set() and holder.is_alive() and time.monotonic() < started + HOLDER_S:
+            await asyncio.sleep(HOLD_POLL_S)
+        if not held.is_set() or (setting.device == "cuda" and not taken.value):
+            raise SystemExit("The other process could not take memory.")
         during, p99_ms = await traffic.run(setting.seconds)
         status = await repository.load(1)
         more, more_p99_ms = await traffic.run(setting.seconds)
