@@ -552,6 +552,8 @@ def _parse() -> tuple[Setting, Sequence[str]]:
 
 def main() -> None:
     setting, steps = _parse()
+    if setting.device == "cuda" and not find_devices(ENGINE, (), os.environ):
+        raise SystemExit("There is no GPU, or no driver or nvidia-ml-py. Try --device cpu.")
     if setting.out is not None:
         setting.out.write_text("", "utf-8")
     sender = "wrk" if shutil.which("wrk") else "this generator"
