@@ -36,14 +36,13 @@ from loadtest.generator import closed_loop
 from loadtest.http_client import Client, request_bytes
 from loadtest.report import require_chart
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
-from loadtest.workload import TASKS, default_workload, read_workload, route_of
+from loadtest.workload import LONG_BYTES, TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
 from swiftlet_serve.service.benchmark.baselines import ENGINES, missing_package
 from swiftlet_serve.service.benchmark.plan import BUNDLED
 from swiftlet_serve.service.offline.environment import Environment, current_environment, load_warnings
 from swiftlet_serve.service.percentile import percentile
 
-LONG_BYTES: Final = 400  # a body of more bytes is long
 WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3
 SERVER_OPTIONS: Final = ("--log-level", "error", "--timeout-ms", "60000")

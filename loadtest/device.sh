@@ -79,7 +79,7 @@ print(device.text(device.bench_device(torch.device('cpu'), ['minilm'], Path('$ru
 }
 
 run_server() {
-  run loadtest.gpu_server --device "$device" | tee "$out/gpu_server.md"
+  run loadtest.gpu_server --device "$device" --out "$out/gpu_server.md"
 }
 
 run_tests() {

@@ -14,18 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from loadtest import wrk
-from loadtest.server_process import module_server, process_tree, serving, wait_until_idle
+from loadtest.server_process import cpu_s, module_server, roles, serving, wait_until_idle
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.percentile import percentile
 
-ROLES: Final = {"front_main": "fronts", "worker_main": "engine"}
 ROLE_TITLES: Final = ("server process", "fronts", "engine")
 TEXT: Final = "A warm, funny and clever film."
 PEER: Final = "loadtest.baseline_fastapi_openvino"
@@ -43,7 +41,7 @@ class Server:
 
     def measure(self, bodies: Path, connections: int, seconds: float) -> None:
         """Runs a round."""
-        pids = self._roles()
+        pids = roles(self.pid)
         before = {role: cpu_s(ids) for role, ids in pids.items()}
         result = wrk.run(f"{self.url}/classify", bodies, connections, seconds)
         self.rounds.setdefault(connections, []).append(result)
@@ -51,20 +49,6 @@ class Server:
         for role, ids in pids.items():
             costs.setdefault(role, []).append(1e6 * (cpu_s(ids) - before[role]) / answered)
         wait_until_idle(self.pid)
-
-    def _roles(self) -> Mapping[str, list[int]]:
-        """Returns the ids of the server's processes by their roles."""
-        found: dict[str, list[int]] = {"server": [self.pid], "fronts": [], "engine": []}
-        for pid in process_tree(self.pid)[1:]:
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-            found[next((role for module, role in ROLES.items() if module in command), "server")].append(pid)
-        return found
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Returns the CPU time of processes so far, in seconds."""
-    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
 
 
 def row(server: Server, connections: int) -> str:

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).parent / "stand_in"
 STOP_S = 60.0
 POLL_S = 0.25
 IDLE_SHARE = 0.2  # of a core; a process that takes less is idle
+ROLES: Final = {"front_main": "fronts", "worker_main": "engine"}
 
 
 def process_tree(pid: int) -> list[int]:
@@ -102,6 +103,21 @@ class ServerProcess:
         return self.log.read()
 
 
+def roles(pid: int) -> dict[str, list[int]]:
+    """Returns the ids of a server's processes by their roles. Those of other servers are all `server`."""
+    found: dict[str, list[int]] = {"server": [pid], "fronts": [], "engine": []}
+    for child in process_tree(pid)[1:]:
+        command = Path(f"/proc/{child}/cmdline").read_text()
+        found[next((role for module, role in ROLES.items() if module in command), "server")].append(child)
+    return found
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Returns the CPU time of processes so far, in seconds."""
+    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
+
+
 @contextmanager
 def serving(
     models: Sequence[str | Path],
@@ -112,13 +128,16 @@ def serving(
 ) -> Iterator[ServerProcess]:
     """Serves these models, or the bundled ones if there are none, on a free port. Kills the server at the end.
 
+    The paths in PYTHONPATH come first, also for the server's own processes: a `sitecustomize.py` there takes the place
+    of the one that registers the engine `stand_in`.
+
     Raises:
         SystemExit: the server did not start.
     """
     command = [sys.executable, "-m", "swiftlet_serve.service", "serve", "--port", str(port), "--engine", engine]
     command += [*(["--models", ",".join(map(str, models))] if models else []), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
-    paths = os.pathsep.join([str(STAND_IN), str(ROOT)])
+    paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(STAND_IN), str(ROOT)])
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(

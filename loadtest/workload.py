@@ -17,6 +17,7 @@ from typing import Any, Final
 
 TEXTS: Final = Path(__file__).parent / "texts.toml"
 MASK: Final = "[MASK]"
+LONG_BYTES: Final = 400  # a body of more bytes is long
 TASKS: Final = {"/classify": 0.6, "/qa": 0.2, "/fill-mask": 0.2}
 OTHERS: Final = {"/embed": 0.6, "/rerank": 0.1, "/entities": 0.2, "/zero-shot": 0.1, "/score": 0.2}
 # Shares of texts to classify, by their smallest and largest number of sentences.
