@@ -43,12 +43,13 @@ def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
     window |= dict.fromkeys(("input_ids", "before", "after"), INT32)
     yield kernels._window, window, {"block": 128}, {"num_warps": 1}
     names = kernels._feed_forward.arg_names
-    sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512, "step": 64, "leave_step": 64}
+    sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512}
     numbers = dict.fromkeys(("tokens", "attended_stride", "residual_stride"), "i32")
-    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows"}}
-    for rows in kernels.HEIGHTS.values():
-        options = {"num_warps": kernels.warps_of(rows), "num_stages": kernels.STAGES}
-        yield kernels._feed_forward, matrices | numbers, sizes | {"rows": rows}, options
+    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows", "step", "leave_step"}}
+    for form in kernels.FORMS.values():
+        blocks = {"rows": form.rows, "step": form.step, "leave_step": form.leave_step}
+        options = {"num_warps": form.warps, "num_stages": form.stages}
+        yield kernels._feed_forward, matrices | numbers, sizes | blocks, options
 
 
 def compiled(

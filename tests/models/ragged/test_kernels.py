@@ -69,7 +69,8 @@ def test_layer_norm_of_any_width(width, has_residual):
 
 @interpreted
 @pytest.mark.parametrize("tokens", [1, 16, 37])
-def test_layer_of_released_width(tokens, monkeypatch):
+@pytest.mark.parametrize("form", kernels.FORMS.values())
+def test_layer_of_released_width(tokens, form, monkeypatch):
     c, i, h = 128, 512, 512
     layer = FeedForward(
         (random(c, c) / 11, random(c), random(1, c)[0]),
@@ -81,6 +82,7 @@ def test_layer_of_released_width(tokens, monkeypatch):
     attended, residual = random(tokens, c), parts[:, c : 2 * c]
     expected = in_torch.feed_forward(layer, attended, residual, entered)
     monkeypatch.setattr(in_torch, "feed_forward", None)  # the kernel must not leave it to torch
+    monkeypatch.setattr(kernels, "FORMS", {1: form})
 
     assert relative_error(kernels.feed_forward(layer, attended, residual, entered), expected) <= 1e-5
 
@@ -126,7 +128,8 @@ class TestUse:
 
     @interpreted
     def test_triton_is_used_if_it_computes_the_same(self, network, monkeypatch):
-        monkeypatch.setattr(kernels, "HEIGHTS", {1: 16, 28: 64, 55: 128})  # the interpreter is slow
+        forms = zip((1, 28, 55), kernels.FORMS.values(), strict=True)  # fewer tokens: the interpreter is slow
+        monkeypatch.setattr(kernels, "FORMS", dict(forms))
         assert fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is kernels
 
@@ -136,11 +139,11 @@ class TestUse:
 
         def feed_forward(layer, attended, residual, entered):
             tokens.append(len(entered))
-            assert kernels.height(len(entered)) < 64, "out of resource: shared memory"
+            assert kernels.form_of(len(entered)).rows < 64, "out of resource: shared memory"
             return in_torch.feed_forward(layer, attended, residual, entered)
 
         fused = {name: getattr(in_torch, name) for name in FUSED}
-        limited = SimpleNamespace(**{**fused, "feed_forward": feed_forward, "HEIGHTS": {1: 16, 1025: 64}})
+        limited = SimpleNamespace(**{**fused, "feed_forward": feed_forward, "FORMS": (1, 1025)})
         monkeypatch.setattr(fusion, "_triton_kernels", lambda: limited)
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is in_torch
@@ -161,7 +164,7 @@ class TestUse:
     )
     def test_torch_is_used_if_triton_fails(self, layer, message, network, monkeypatch, caplog):
         fused = {name: getattr(in_torch, name) for name in FUSED}
-        broken = SimpleNamespace(**{**fused, "feed_forward": layer, "HEIGHTS": {1: 16}})
+        broken = SimpleNamespace(**{**fused, "feed_forward": layer, "FORMS": (1,)})
         monkeypatch.setattr(fusion, "_triton_kernels", lambda: broken)
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is in_torch
