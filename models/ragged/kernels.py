@@ -23,6 +23,14 @@ LEAST: Final = 16
 """The least height and width of a block that `tl.dot` multiplies."""
 WIDEST: Final = 128
 """The widest rows that a program of `feed_forward` keeps in registers."""
+HEADS: Final = (16, 32, 64, 128)
+"""The widths of the heads that `attend` computes."""
+QUERIES: Final = 128
+"""Queries of a sequence that a program of `attend` computes at once."""
+KEYS: Final = 64
+"""Keys that it reads at once."""
+PROGRAMS: Final = 264
+"""The programs of `attend` that share the work: two for each multiprocessor of an H100."""
 
 
 class Form(NamedTuple):
@@ -211,6 +219,99 @@ def _window(words, input_ids, before, after, out, tokens, width, block: tl.const
     word = tl.load(input_ids + source, mask=exists, other=0).to(tl.int64)
     row = tl.load(words + word * width + column, mask=(column < width) & exists, other=0.0)
     tl.store(out + token * 3 * width + part * width + column, row, mask=column < width)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False) -> Tensor:
+    """See `in_torch.Kernels`. Heads of other widths than `HEADS` are computed by the kernel of torch.
+
+    That kernel starts a program for every block of `longest` tokens of every sequence. A static batch has room for many
+    sequences, of which most are empty and all others short, so that most programs would have no work.
+    """
+    tokens, heads, width = query.shape
+    if width not in HEADS:
+        return in_torch.attend(query, key, value, ends, longest, causal=causal)
+    out, sequences = query.new_empty(query.shape), len(ends) - 1
+    blocks = triton.cdiv(tokens, QUERIES) + sequences  # at most
+    _attend[(min(PROGRAMS, blocks * heads),)](
+        query,
+        key,
+        value,
+        out,
+        ends,
+        sequences,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        heads=heads,
+        width=width,
+        queries=QUERIES,
+        keys=KEYS,
+        capacity=triton.next_power_of_2(max(LEAST, sequences)),
+        causal=causal,
+        num_warps=8,
+        num_stages=2,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _attend(
+    query,
+    key,
+    value,
+    out,
+    ends,
+    sequences,
+    query_stride,
+    key_stride,
+    value_stride,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    queries: tl.constexpr,
+    keys: tl.constexpr,
+    capacity: tl.constexpr,
+    causal: tl.constexpr,
+):
+    dtype = out.dtype.element_ty
+    log2_e: tl.constexpr = 1.4426950408889634
+    each = tl.arange(0, capacity)
+    exists = each < sequences
+    lengths = tl.load(ends + each + 1, mask=exists, other=0) - tl.load(ends + each, mask=exists, other=0)
+    blocks = (lengths + queries - 1) // queries
+    up_to = tl.cumsum(blocks, 0)  # those of a sequence and of the ones before it
+    row, column, d = tl.arange(0, queries)[:, None], tl.arange(0, keys)[None, :], tl.arange(0, width)
+    for item in range(tl.program_id(0), tl.sum(blocks, 0) * heads, tl.num_programs(0)):
+        block, head = item // heads, item % heads
+        is_before = up_to <= block
+        sequence = tl.sum(is_before.to(tl.int32), 0)
+        start, stop = tl.load(ends + sequence), tl.load(ends + sequence + 1)
+        first = start + (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * queries
+        token = (first + row).to(tl.int64)
+        place = head * width + d[None, :]
+        q = tl.load(query + token * query_stride + place, mask=token < stop, other=0.0)
+        largest = tl.full((queries,), float("-inf"), tl.float32)
+        total = tl.zeros((queries,), tl.float32)
+        y = tl.zeros((queries, width), tl.float32)
+        last = stop
+        if causal:
+            last = tl.minimum(stop, first + queries)
+        for n in range(start, last, keys):
+            other = (n + column).to(tl.int64)
+            at = key + other * key_stride + head * width + d[:, None]
+            scores = tl.dot(q, tl.load(at, mask=other < stop, other=0.0), input_precision="ieee") * log2_e
+            seen = other < stop
+            if causal:
+                seen = seen & (other <= token)
+            scores = tl.where(seen, scores, float("-inf"))
+            larger = tl.maximum(largest, tl.max(scores, 1))
+            shrink = tl.exp2(largest - larger)
+            p = tl.exp2(scores - larger[:, None])
+            total = total * shrink + tl.sum(p, 1)
+            other = (n + tl.arange(0, keys)[:, None]).to(tl.int64)
+            v = tl.load(value + other * value_stride + place, mask=other < stop, other=0.0)
+            y = tl.dot(p.to(dtype), v, y * shrink[:, None], input_precision="ieee")
+            largest = larger
+        tl.store(out + token * heads * width + place, (y / total[:, None]).to(dtype), mask=token < stop)
 
 
 def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered: Tensor) -> Tensor:

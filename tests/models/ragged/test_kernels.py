@@ -14,6 +14,7 @@ import torch
 import triton
 
 from swiftlet_serve.models.ragged import fusion, in_torch, kernels
+from swiftlet_serve.models.ragged.attention import attend_by_sequence
 from swiftlet_serve.models.ragged.feed_forward import FeedForward
 from swiftlet_serve.models.ragged.layout import Layout
 from swiftlet_serve.service.types import Batch
@@ -25,7 +26,7 @@ interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, for which Triton compiles: see test_network.py"
 )
 LENGTHS = (9, 1, 24)
-FUSED = ("layer_norm", "add_embeddings", "window", "feed_forward")
+FUSED = ("layer_norm", "add_embeddings", "window", "attend", "feed_forward")
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -52,6 +53,8 @@ def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
 
     assert relative_error(computed(network, batch), expected) <= 1e-5
     assert found.calls["add_embeddings"] == 1
+    attends = architecture != "mpnet" and (len(network.folded.order) > 1 or network.reads_all)
+    assert (found.calls["attend"] > 0) == attends
     assert (found.calls["feed_forward"] > 0) == (found.calls["window"] > 0) == (architecture == "mobilebert")
     assert (found.calls["layer_norm"] > 0) == (architecture != "mobilebert" or task == "fill-mask")
 
@@ -65,6 +68,23 @@ def test_layer_norm_of_any_width(width, has_residual):
     args = random(5, 3 * width)[:, width : 2 * width] if has_residual else None, weight, bias, 1e-3
 
     assert torch.allclose(kernels.layer_norm(x, *args), in_torch.layer_norm(x, *args), rtol=1e-4, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "width"), [(4, 32), (3, 64), (2, 24)])
+def test_attention_over_sequences_of_any_length(heads, width, causal):
+    """Sequences longer than a block, empty ones, and tokens beyond the last one."""
+    lengths = 9, 0, 1, 130, 24, 300, 0
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    tokens = sum(lengths)
+    parts = random(tokens + 5, 4 * heads * width).split(heads * width, 1)
+    query, key, value = (part.view(-1, heads, width) for part in (parts[0] / width**0.5, *parts[2:]))
+    expected = attend_by_sequence(query, key, value, ends, ends, 300, causal=causal)
+
+    found = kernels.attend(query, key, value, ends, 300, causal=causal)
+
+    assert relative_error(found[:tokens], expected[:tokens]) <= 1e-5
 
 
 @interpreted
@@ -206,8 +226,14 @@ def test_kernels_compile_for_gpus(capability, shared_kib):
         command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True
     )
     compiled = json.loads(result.stdout)
-    assert {one["name"] for one in compiled} == {"_layer_norm", "_add_embeddings", "_window", "_feed_forward"}
+    assert {one["name"] for one in compiled} == {
+        "_layer_norm",
+        "_add_embeddings",
+        "_window",
+        "_attend",
+        "_feed_forward",
+    }
     for one in compiled:
         assert one["shared"] <= shared_kib * 1024, one
         assert one["spilled"] == 0, one
-    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] == "_feed_forward")
+    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] in ("_attend", "_feed_forward"))
