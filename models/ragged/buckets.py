@@ -12,7 +12,8 @@ STEP: Final = 16
 """Numbers of tokens are multiples of this: the height of a tile of the GPU's matrix units."""
 GROWTH: Final = 1.25
 """A bucket has at most this many times as many tokens as the one before it, which bounds the work on places that no
-token fills, except among the smallest."""
+token fills, except among the smallest. Powers of two are among them: batches of as many tokens are common, and divide
+among multiprocessors."""
 TOKENS_OF_A_MASK: Final = 16
 """Tokens for each position that a head with a vocabulary reads, in the bucket for few positions. Its product is so wide
 that for every token it would take nearly as long as all layers of a MobileBERT."""
@@ -22,7 +23,8 @@ def token_counts(longest: int) -> list[int]:
     """Returns the numbers of tokens of all buckets, in ascending order. The last is at least `longest`."""
     counts = [STEP]
     while counts[-1] < longest:
-        counts.append(max(counts[-1] + STEP, int(counts[-1] * GROWTH) // STEP * STEP))
+        power = 1 << (counts[-1].bit_length() - 1)
+        counts.append(counts[-1] + max(STEP, int(power * (GROWTH - 1))))
     return counts
 
 

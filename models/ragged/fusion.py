@@ -36,7 +36,7 @@ def use_triton(network: Network, device: torch.device) -> bool:
     if kernels is None:
         return False
     try:
-        for least in kernels.HEIGHTS:
+        for least in kernels.FORMS:
             example = _example(len(network.folded.words), -(-least // sum(LENGTHS)))
             error = _difference(network, kernels, Layout.of(example).to(device))
             if not error <= TOLERANCE:  # also if it is not a number

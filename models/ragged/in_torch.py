@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftlet_serve.models.ragged import attention
 from swiftlet_serve.models.ragged.feed_forward import FeedForward
 
 
@@ -55,6 +56,12 @@ class Kernels(Protocol):
         """
         ...
 
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False
+    ) -> Tensor:
+        """Returns the attended values for queries at every token, (T, A, D). See `attention.attend`."""
+        ...
+
     def feed_forward(self, layer: FeedForward, attended: Tensor, residual: Tensor, entered: Tensor) -> Tensor:
         """Returns what leaves a layer with a bottleneck, (T, H).
 
@@ -92,6 +99,11 @@ def window(words: Tensor, input_ids: Tensor, before: Tensor, after: Tensor) -> T
     x = words[input_ids]
     padded = F.pad(x, (0, 0, 0, 1))
     return torch.cat([padded[after], x, padded[before]], 1)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False) -> Tensor:
+    """See `Kernels`."""
+    return attention.attend(query, key, value, ends, ends, longest, causal=causal)
 
 
 def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered: Tensor) -> Tensor:

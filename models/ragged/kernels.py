@@ -9,7 +9,7 @@ A row's result depends on the row and on T alone, and not on its place in the ba
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -23,32 +23,58 @@ LEAST: Final = 16
 """The least height and width of a block that `tl.dot` multiplies."""
 WIDEST: Final = 128
 """The widest rows that a program of `feed_forward` keeps in registers."""
-STEP: Final = 64
-"""Columns of an inner product, and of the product that leaves the layer, that it computes at once."""
-HEIGHTS: Final[Mapping[int, int]] = {1: 16, 1025: 64, 8193: 128}
-"""The rows of a program of `feed_forward`, by the least tokens that it is used for."""
-STAGES: Final = 3
-"""Blocks of weights on their way, the one that is multiplied included."""
+HEADS: Final = (16, 32, 64, 128)
+"""The widths of the heads that `attend` computes."""
+QUERIES: Final = 128
+"""Queries of a sequence that a program of `attend` computes at once."""
+KEYS: Final = 64
+"""Keys that it reads at once."""
+PROGRAMS: Final = 264
+"""The programs of `attend` that share the work: two for each multiprocessor of an H100."""
 
 
-def warps_of(rows: int) -> int:
-    """Returns the warps of a program of `feed_forward`."""
-    return 8 if rows == 128 else 4
+class Form(NamedTuple):
+    """How a program of `feed_forward` divides its work."""
+
+    rows: int
+    warps: int
+    step: int
+    """Columns of an inner product that it computes at once."""
+    leave_step: int
+    """Those of the product that leaves the layer."""
+    stages: int
+    """Blocks of weights on their way, the one that is multiplied included."""
 
 
-def height(tokens: int) -> int:
-    """Returns the rows of a program of `feed_forward` for T tokens: enough programs for all multiprocessors."""
-    return max(rows for least, rows in HEIGHTS.items() if tokens >= least)
+FORMS: Final[Mapping[int, Form]] = {
+    1: Form(16, 4, 64, 64, 3),
+    1025: Form(64, 4, 64, 64, 3),
+    7169: Form(128, 8, 64, 64, 3),
+}
+"""The forms of `feed_forward`, by the least tokens that one is used for: enough programs for the multiprocessors, of as
+many rows as possible, since each program reads all weights."""
+
+
+def form_of(tokens: int) -> Form:
+    """Returns the form of `feed_forward` for T tokens."""
+    return FORMS[max(least for least in FORMS if tokens >= least)]
 
 
 def has_blocks(width: int, intermediate: int, hidden: int) -> bool:
     """Returns whether the kernel of `feed_forward` can divide these sizes: C, I and H."""
-    steps = width, min(STEP, intermediate), min(STEP, hidden)
     return (
-        width <= WIDEST
-        and all(step >= LEAST and step & (step - 1) == 0 for step in steps)
-        and intermediate % steps[1] == hidden % steps[2] == 0
+        all(
+            _divides(width, width) and _divides(form.step, intermediate) and _divides(form.leave_step, hidden)
+            for form in FORMS.values()
+        )
+        and width <= WIDEST
     )
+
+
+def _divides(step: int, size: int) -> bool:
+    """Returns whether `tl.dot` can multiply blocks as wide as a step, or as a size that is smaller."""
+    step = min(step, size)
+    return step >= LEAST and step & (step - 1) == 0 and size % step == 0
 
 
 def layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -195,6 +221,99 @@ def _window(words, input_ids, before, after, out, tokens, width, block: tl.const
     tl.store(out + token * 3 * width + part * width + column, row, mask=column < width)
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, *, causal: bool = False) -> Tensor:
+    """See `in_torch.Kernels`. Heads of other widths than `HEADS` are computed by the kernel of torch.
+
+    That kernel starts a program for every block of `longest` tokens of every sequence. A static batch has room for many
+    sequences, of which most are empty and all others short, so that most programs would have no work.
+    """
+    tokens, heads, width = query.shape
+    if width not in HEADS:
+        return in_torch.attend(query, key, value, ends, longest, causal=causal)
+    out, sequences = query.new_empty(query.shape), len(ends) - 1
+    blocks = triton.cdiv(tokens, QUERIES) + sequences  # at most
+    _attend[(min(PROGRAMS, blocks * heads),)](
+        query,
+        key,
+        value,
+        out,
+        ends,
+        sequences,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        heads=heads,
+        width=width,
+        queries=QUERIES,
+        keys=KEYS,
+        capacity=triton.next_power_of_2(max(LEAST, sequences)),
+        causal=causal,
+        num_warps=8,
+        num_stages=2,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _attend(
+    query,
+    key,
+    value,
+    out,
+    ends,
+    sequences,
+    query_stride,
+    key_stride,
+    value_stride,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    queries: tl.constexpr,
+    keys: tl.constexpr,
+    capacity: tl.constexpr,
+    causal: tl.constexpr,
+):
+    dtype = out.dtype.element_ty
+    log2_e: tl.constexpr = 1.4426950408889634
+    each = tl.arange(0, capacity)
+    exists = each < sequences
+    lengths = tl.load(ends + each + 1, mask=exists, other=0) - tl.load(ends + each, mask=exists, other=0)
+    blocks = (lengths + queries - 1) // queries
+    up_to = tl.cumsum(blocks, 0)  # those of a sequence and of the ones before it
+    row, column, d = tl.arange(0, queries)[:, None], tl.arange(0, keys)[None, :], tl.arange(0, width)
+    for item in range(tl.program_id(0), tl.sum(blocks, 0) * heads, tl.num_programs(0)):
+        block, head = item // heads, item % heads
+        is_before = up_to <= block
+        sequence = tl.sum(is_before.to(tl.int32), 0)
+        start, stop = tl.load(ends + sequence), tl.load(ends + sequence + 1)
+        first = start + (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * queries
+        token = (first + row).to(tl.int64)
+        place = head * width + d[None, :]
+        q = tl.load(query + token * query_stride + place, mask=token < stop, other=0.0)
+        largest = tl.full((queries,), float("-inf"), tl.float32)
+        total = tl.zeros((queries,), tl.float32)
+        y = tl.zeros((queries, width), tl.float32)
+        last = stop
+        if causal:
+            last = tl.minimum(stop, first + queries)
+        for n in range(start, last, keys):
+            other = (n + column).to(tl.int64)
+            at = key + other * key_stride + head * width + d[:, None]
+            scores = tl.dot(q, tl.load(at, mask=other < stop, other=0.0), input_precision="ieee") * log2_e
+            seen = other < stop
+            if causal:
+                seen = seen & (other <= token)
+            scores = tl.where(seen, scores, float("-inf"))
+            larger = tl.maximum(largest, tl.max(scores, 1))
+            shrink = tl.exp2(largest - larger)
+            p = tl.exp2(scores - larger[:, None])
+            total = total * shrink + tl.sum(p, 1)
+            other = (n + tl.arange(0, keys)[:, None]).to(tl.int64)
+            v = tl.load(value + other * value_stride + place, mask=other < stop, other=0.0)
+            y = tl.dot(p.to(dtype), v, y * shrink[:, None], input_precision="ieee")
+            largest = larger
+        tl.store(out + token * heads * width + place, (y / total[:, None]).to(dtype), mask=token < stop)
+
+
 def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered: Tensor) -> Tensor:
     """See `in_torch.Kernels`. Layers whose sizes are not divided into blocks are computed in torch.
 
@@ -203,10 +322,9 @@ def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered
     """
     if not has_blocks(layer.width, layer.intermediate, layer.hidden):
         return in_torch.feed_forward(layer, attended, residual, entered)
-    tokens = len(attended)
-    rows = height(tokens)
-    out = torch.empty_like(entered)
-    _feed_forward[(triton.cdiv(tokens, rows),)](
+    tokens, out = len(attended), torch.empty_like(entered)
+    form = form_of(tokens)
+    _feed_forward[(triton.cdiv(tokens, form.rows),)](
         attended,
         residual,
         entered,
@@ -222,11 +340,11 @@ def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered
         width=layer.width,
         intermediate=layer.intermediate,
         hidden=layer.hidden,
-        rows=rows,
-        step=min(STEP, layer.intermediate),
-        leave_step=min(STEP, layer.hidden),
-        num_warps=warps_of(rows),
-        num_stages=STAGES,
+        rows=form.rows,
+        step=min(form.step, layer.intermediate),
+        leave_step=min(form.leave_step, layer.hidden),
+        num_warps=form.warps,
+        num_stages=form.stages,
     )
     return out
 
@@ -269,24 +387,34 @@ def _feed_forward(
     y = tl.dot(x, tl.load(output_weight + k * width + column), input_precision="ieee")
     y += tl.load(output_bias + column).to(tl.float32) + kept * tl.load(output_gain + column).to(tl.float32)
 
+    # One loop over the blocks of all networks, so that the weights of the next network are on their way while one ends.
+    # Vectors are loaded a turn before they are added: nothing waits for them.
+    blocks: tl.constexpr = intermediate // step
     some, inner_k = tl.arange(0, step)[None, :], tl.arange(0, step)[:, None]
-    for j in range(networks):
-        x = y.to(dtype)
-        y = y * tl.load(outer_gain + j * width + column).to(tl.float32)
-        y += tl.load(outer_bias + j * width + column).to(tl.float32)
-        for i in range(0, intermediate, step):
-            weight = tl.load(inner_weight + j * width * intermediate + k * intermediate + i + some)
-            inner = tl.dot(x, weight, input_precision="ieee")
-            inner += tl.load(inner_bias + j * intermediate + i + some).to(tl.float32)
-            weight = tl.load(outer_weight + j * width * intermediate + (i + inner_k) * width + column)
-            y = tl.dot(tl.maximum(inner, 0.0).to(dtype), weight, y, input_precision="ieee")
+    bias = tl.load(inner_bias + some)
+    x = y.to(dtype)
+    for block in range(networks * blocks):
+        j, i = block // blocks, block % blocks * step
+        if block % blocks == 0:
+            x = y.to(dtype)
+            y = y * tl.load(outer_gain + j * width + column).to(tl.float32)
+            y += tl.load(outer_bias + j * width + column).to(tl.float32)
+        weight = tl.load(inner_weight + j * width * intermediate + k * intermediate + i + some)
+        inner = tl.dot(x, weight, input_precision="ieee") + bias.to(tl.float32)
+        bias = tl.load(inner_bias + tl.minimum(block + 1, networks * blocks - 1) * step + some)
+        weight = tl.load(outer_weight + (block * step + inner_k) * width + column)
+        y = tl.dot(tl.maximum(inner, 0.0).to(dtype), weight, y, input_precision="ieee")
 
     x = y.to(dtype)
     part = tl.arange(0, leave_step)[None, :]
+    before = tl.load(entered + token * hidden + part, mask=inside, other=0.0)
+    bias, gain = tl.load(leave_bias + part), tl.load(leave_gain + part)
     for n in range(0, hidden, leave_step):
         z = tl.dot(x, tl.load(leave_weight + k * hidden + n + part), input_precision="ieee")
-        before = tl.load(entered + token * hidden + n + part, mask=inside, other=0.0).to(tl.float32)
-        z += tl.load(leave_bias + n + part).to(tl.float32) + before * tl.load(leave_gain + n + part).to(tl.float32)
+        z += bias.to(tl.float32) + before.to(tl.float32) * gain.to(tl.float32)
+        following = tl.minimum(n + leave_step, hidden - leave_step) + part
+        before = tl.load(entered + token * hidden + following, mask=inside, other=0.0)
+        bias, gain = tl.load(leave_bias + following), tl.load(leave_gain + following)
         tl.store(out + token * hidden + n + part, z.to(dtype), mask=inside)
 
 

@@ -112,7 +112,7 @@ class Network:
         parts = torch.split(self._products[name + "all"](x), width, 1)  # query, residual with a bottleneck, key, value
         query, key, value = (self._by_head(one) for one in (parts[0], parts[-2], parts[-1]))
         if self.traits.position_bias is None:
-            found = attend(query, key, value, at.ends, at.ends, at.longest, causal=self.traits.causal)
+            found = self.kernels.attend(query, key, value, at.ends, at.longest, causal=self.traits.causal)
         else:
             table = self._vectors["position_bias"]
             found = attend_with_bias(query, key, value, at.ends, at.longest, table, causal=self.traits.causal)

@@ -42,13 +42,19 @@ def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
     window = {"words": BF16, "out": BF16, "tokens": "i32", "width": "i32"}
     window |= dict.fromkeys(("input_ids", "before", "after"), INT32)
     yield kernels._window, window, {"block": 128}, {"num_warps": 1}
+    attention = dict.fromkeys(("query", "key", "value", "out"), BF16) | {"ends": INT32, "sequences": "i32"}
+    attention |= dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32")
+    blocks = {"queries": kernels.QUERIES, "keys": kernels.KEYS, "capacity": 512, "causal": True}
+    for heads, width in ((4, 32), (12, 64), (8, 128)):
+        yield kernels._attend, attention, blocks | {"heads": heads, "width": width}, {"num_warps": 8, "num_stages": 2}
     names = kernels._feed_forward.arg_names
-    sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512, "step": 64, "leave_step": 64}
+    sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512}
     numbers = dict.fromkeys(("tokens", "attended_stride", "residual_stride"), "i32")
-    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows"}}
-    for rows in kernels.HEIGHTS.values():
-        options = {"num_warps": kernels.warps_of(rows), "num_stages": kernels.STAGES}
-        yield kernels._feed_forward, matrices | numbers, sizes | {"rows": rows}, options
+    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows", "step", "leave_step"}}
+    for form in kernels.FORMS.values():
+        blocks = {"rows": form.rows, "step": form.step, "leave_step": form.leave_step}
+        options = {"num_warps": form.warps, "num_stages": form.stages}
+        yield kernels._feed_forward, matrices | numbers, sizes | blocks, options
 
 
 def compiled(

@@ -14,6 +14,7 @@ import torch
 import triton
 
 from swiftlet_serve.models.ragged import fusion, in_torch, kernels
+from swiftlet_serve.models.ragged.attention import attend_by_sequence
 from swiftlet_serve.models.ragged.feed_forward import FeedForward
 from swiftlet_serve.models.ragged.layout import Layout
 from swiftlet_serve.service.types import Batch
@@ -25,7 +26,7 @@ interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, for which Triton compiles: see test_network.py"
 )
 LENGTHS = (9, 1, 24)
-FUSED = ("layer_norm", "add_embeddings", "window", "feed_forward")
+FUSED = ("layer_norm", "add_embeddings", "window", "attend", "feed_forward")
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -52,6 +53,8 @@ def test_networks_compute_the_same_with_triton(architecture, task, monkeypatch):
 
     assert relative_error(computed(network, batch), expected) <= 1e-5
     assert found.calls["add_embeddings"] == 1
+    attends = architecture != "mpnet" and (len(network.folded.order) > 1 or network.reads_all)
+    assert (found.calls["attend"] > 0) == attends
     assert (found.calls["feed_forward"] > 0) == (found.calls["window"] > 0) == (architecture == "mobilebert")
     assert (found.calls["layer_norm"] > 0) == (architecture != "mobilebert" or task == "fill-mask")
 
@@ -68,8 +71,26 @@ def test_layer_norm_of_any_width(width, has_residual):
 
 
 @interpreted
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "width"), [(4, 32), (3, 64), (2, 24)])
+def test_attention_over_sequences_of_any_length(heads, width, causal):
+    """Sequences longer than a block, empty ones, and tokens beyond the last one."""
+    lengths = 9, 0, 1, 130, 24, 300, 0
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    tokens = sum(lengths)
+    parts = random(tokens + 5, 4 * heads * width).split(heads * width, 1)
+    query, key, value = (part.view(-1, heads, width) for part in (parts[0] / width**0.5, *parts[2:]))
+    expected = attend_by_sequence(query, key, value, ends, ends, 300, causal=causal)
+
+    found = kernels.attend(query, key, value, ends, 300, causal=causal)
+
+    assert relative_error(found[:tokens], expected[:tokens]) <= 1e-5
+
+
+@interpreted
 @pytest.mark.parametrize("tokens", [1, 16, 37])
-def test_layer_of_released_width(tokens, monkeypatch):
+@pytest.mark.parametrize("form", kernels.FORMS.values())
+def test_layer_of_released_width(tokens, form, monkeypatch):
     c, i, h = 128, 512, 512
     layer = FeedForward(
         (random(c, c) / 11, random(c), random(1, c)[0]),
@@ -81,6 +102,7 @@ def test_layer_of_released_width(tokens, monkeypatch):
     attended, residual = random(tokens, c), parts[:, c : 2 * c]
     expected = in_torch.feed_forward(layer, attended, residual, entered)
     monkeypatch.setattr(in_torch, "feed_forward", None)  # the kernel must not leave it to torch
+    monkeypatch.setattr(kernels, "FORMS", {1: form})
 
     assert relative_error(kernels.feed_forward(layer, attended, residual, entered), expected) <= 1e-5
 
@@ -126,7 +148,8 @@ class TestUse:
 
     @interpreted
     def test_triton_is_used_if_it_computes_the_same(self, network, monkeypatch):
-        monkeypatch.setattr(kernels, "HEIGHTS", {1: 16, 28: 64, 55: 128})  # the interpreter is slow
+        forms = zip((1, 28, 55), kernels.FORMS.values(), strict=True)  # fewer tokens: the interpreter is slow
+        monkeypatch.setattr(kernels, "FORMS", dict(forms))
         assert fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is kernels
 
@@ -136,11 +159,11 @@ class TestUse:
 
         def feed_forward(layer, attended, residual, entered):
             tokens.append(len(entered))
-            assert kernels.height(len(entered)) < 64, "out of resource: shared memory"
+            assert kernels.form_of(len(entered)).rows < 64, "out of resource: shared memory"
             return in_torch.feed_forward(layer, attended, residual, entered)
 
         fused = {name: getattr(in_torch, name) for name in FUSED}
-        limited = SimpleNamespace(**{**fused, "feed_forward": feed_forward, "HEIGHTS": {1: 16, 1025: 64}})
+        limited = SimpleNamespace(**{**fused, "feed_forward": feed_forward, "FORMS": (1, 1025)})
         monkeypatch.setattr(fusion, "_triton_kernels", lambda: limited)
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is in_torch
@@ -161,7 +184,7 @@ class TestUse:
     )
     def test_torch_is_used_if_triton_fails(self, layer, message, network, monkeypatch, caplog):
         fused = {name: getattr(in_torch, name) for name in FUSED}
-        broken = SimpleNamespace(**{**fused, "feed_forward": layer, "HEIGHTS": {1: 16}})
+        broken = SimpleNamespace(**{**fused, "feed_forward": layer, "FORMS": (1,)})
         monkeypatch.setattr(fusion, "_triton_kernels", lambda: broken)
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert network.kernels is in_torch
@@ -203,8 +226,14 @@ def test_kernels_compile_for_gpus(capability, shared_kib):
         command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True
     )
     compiled = json.loads(result.stdout)
-    assert {one["name"] for one in compiled} == {"_layer_norm", "_add_embeddings", "_window", "_feed_forward"}
+    assert {one["name"] for one in compiled} == {
+        "_layer_norm",
+        "_add_embeddings",
+        "_window",
+        "_attend",
+        "_feed_forward",
+    }
     for one in compiled:
         assert one["shared"] <= shared_kib * 1024, one
         assert one["spilled"] == 0, one
-    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] == "_feed_forward")
+    assert all(one["multiplies_in_tensor_cores"] for one in compiled if one["name"] in ("_attend", "_feed_forward"))
