@@ -20,6 +20,7 @@ def serve(create: Callable[[], FastAPI], processes: int = 1) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("fork")  # so that they inherit the listener
     cores, ready = sorted(os.sched_getaffinity(0)), context.Event()
+    processes = min(processes, len(cores))
     for i in range(1, processes):
         context.Process(target=_serve, args=(create, listener, cores[i::processes], ready), daemon=True).start()
     _serve(create, listener, cores[::processes], ready, first=True)

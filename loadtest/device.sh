@@ -5,7 +5,7 @@
 #
 #   PYTHON=python OUT=loadtest/results bash loadtest/device.sh lone fronts bench server tests accuracy train
 #
-#   install    wheels and archives from CARRIED, for a machine without a network: it must be the first step
+#   install    wheels and archives of packages from CARRIED, and this checkout, for a machine without a network
 #   prepare    the networks of the next two steps, exported and quantised
 #   lone       milliseconds of a lone sequence on 1 to 16 cores, by engine, as OUT/lone_calls.md
 #   fronts     requests/s with 1, 2 and 4 fronts beside FastAPI with OpenVINO, as OUT/fronts_*.md (needs wrk)
@@ -35,23 +35,28 @@ run_install() {
   for archive in "$CARRIED"/*.tar.xz; do
     tar xJf "$archive" -C "$site" || return
   done
-  "$python" -m pip install --quiet --no-index --no-deps "$CARRIED"/*.whl
+  "$python" -m pip install --quiet --no-index --no-deps "$CARRIED"/*.whl || return
+  echo "$PWD/src" > "$site/swiftlet.pth"
 }
 
 run_prepare() {
   on_cpu && return
+  local shape networks
   run loadtest.lone_calls --prepare --runs "$runs" &
-  local shape
+  networks=$!
   for shape in minilm mobilebert; do
     run loadtest.released_shapes "$runs" --shape "$shape" --only classify --vocabulary "${VOCABULARY:-$data/bert-base-uncased-vocab.txt}"
   done
-  wait -n
+  # The peer's files: a process that exports them itself then answers nothing with some versions of torch.
+  "$python" -c "import sys; from loadtest.baseline_app import create_app; from loadtest.baseline_fastapi_openvino import load
+create_app(sys.argv[1:], load)" "$runs"/{minilm,mobilebert}-released-classify
+  wait "$networks"
 }
 
 run_lone() {
   local options=()
   ! on_cpu || options=(--shapes minilm --engines native openvino --cores 1 2 --tokens 16 --seconds 0)
-  run loadtest.lone_calls --runs "$runs" "${options[@]}" | tee "$out/lone_calls.md"
+  run loadtest.lone_calls --runs "$runs" --seconds "${SECONDS_A_CASE:-2}" "${options[@]}" | tee "$out/lone_calls.md"
 }
 
 run_fronts() {
@@ -60,7 +65,7 @@ run_fronts() {
     run loadtest.front_scaling --fronts 1 2 --connections 4 --rounds 1 --seconds 1 | tee "$out/fronts_echo.md"
     return
   fi
-  local options=(--connections 1 4 16 64 --rounds 2 --seconds 1 --cores "$(nproc)") shape
+  local options=(--connections ${CONNECTIONS:-1 4 16 64} --rounds "${ROUNDS:-3}" --seconds "${SECONDS_A_CASE:-2}" --cores "$(nproc)") shape
   run loadtest.front_scaling "${options[@]}" --fronts 1 2 4 8 | tee "$out/fronts_echo.md"
   for shape in mobilebert minilm; do
     run loadtest.front_scaling "${options[@]}" --engine native --model "$runs/$shape-released-classify" --peers 1 4 8 |

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from swiftlet_serve.models.ragged import in_torch
 from swiftlet_serve.models.ragged.feed_forward import FeedForward
@@ -25,12 +26,12 @@ WIDEST: Final = 128
 """The widest rows that a program of `feed_forward` keeps in registers."""
 HEADS: Final = (16, 32, 64, 128)
 """The widths of the heads that `attend` computes."""
-QUERIES: Final = 128
+QUERIES: Final = 64
 """Queries of a sequence that a program of `attend` computes at once."""
 KEYS: Final = 64
 """Keys that it reads at once."""
-PROGRAMS: Final = 264
-"""The programs of `attend` that share the work: two for each multiprocessor of an H100."""
+PROGRAMS: Final = 528
+"""The programs of `attend` that share the work: four for each multiprocessor of an H100."""
 
 
 class Form(NamedTuple):
@@ -46,18 +47,19 @@ class Form(NamedTuple):
     """Blocks of weights on their way, the one that is multiplied included."""
 
 
-FORMS: Final[Mapping[int, Form]] = {
-    1: Form(16, 4, 64, 64, 3),
-    1025: Form(64, 4, 64, 64, 3),
-    7169: Form(128, 8, 64, 64, 3),
-}
-"""The forms of `feed_forward`, by the least tokens that one is used for: enough programs for the multiprocessors, of as
-many rows as possible, since each program reads all weights."""
+FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 4, 64, 64, 3)}
+"""The forms of `feed_forward`, by the least tokens that one is used for. They were the fastest on an H200: with few
+tokens, programs of few rows for many multiprocessors; with many, programs of which two fit into a multiprocessor."""
+OLDER_FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 8, 32, 32, 3)}
+"""Those on GPUs before Hopper. Without its copy engine, the addresses of a block take registers."""
+HOPPER: Final = (9, 0)
 
 
-def form_of(tokens: int) -> Form:
-    """Returns the form of `feed_forward` for T tokens."""
-    return FORMS[max(least for least in FORMS if tokens >= least)]
+def form_of(tokens: int, device: torch.device) -> Form:
+    """Returns the form of `feed_forward` for T tokens on a device."""
+    is_older = device.type == "cuda" and torch.cuda.get_device_capability(device) < HOPPER
+    forms = OLDER_FORMS if is_older else FORMS
+    return forms[max(least for least in forms if tokens >= least)]
 
 
 def has_blocks(width: int, intermediate: int, hidden: int) -> bool:
@@ -65,7 +67,7 @@ def has_blocks(width: int, intermediate: int, hidden: int) -> bool:
     return (
         all(
             _divides(width, width) and _divides(form.step, intermediate) and _divides(form.leave_step, hidden)
-            for form in FORMS.values()
+            for form in (*FORMS.values(), *OLDER_FORMS.values())
         )
         and width <= WIDEST
     )
@@ -248,8 +250,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
         keys=KEYS,
         capacity=triton.next_power_of_2(max(LEAST, sequences)),
         causal=causal,
-        num_warps=8,
-        num_stages=2,
+        num_warps=4 if width <= 64 else 8,  # as many as its registers allow
+        num_stages=3,
     )
     return out
 
@@ -323,26 +325,32 @@ def feed_forward(layer: FeedForward, attended: Tensor, residual: Tensor, entered
     if not has_blocks(layer.width, layer.intermediate, layer.hidden):
         return in_torch.feed_forward(layer, attended, residual, entered)
     tokens, out = len(attended), torch.empty_like(entered)
-    form = form_of(tokens)
+    form = form_of(tokens, attended.device)
+    step, leave_step = min(form.step, layer.intermediate), min(form.leave_step, layer.hidden)
+    blocks_of, wide = TensorDescriptor.from_tensor, layer.width
+    (output, *output_vectors), (inner, inner_bias) = layer.output, layer.inner
+    (outer, *outer_vectors), (leave, *leave_vectors) = layer.outer, layer.leave
     _feed_forward[(triton.cdiv(tokens, form.rows),)](
-        attended,
-        residual,
+        blocks_of(attended, [form.rows, wide]),
+        blocks_of(residual, [form.rows, wide]),
         entered,
         out,
-        *layer.output,
-        *layer.inner,
-        *layer.outer,
-        *layer.leave,
+        blocks_of(output, [wide, wide]),
+        *output_vectors,
+        blocks_of(inner.flatten(0, 1), [wide, step]),
+        inner_bias,
+        blocks_of(outer.flatten(0, 1), [step, wide]),
+        *outer_vectors,
+        blocks_of(leave, [wide, leave_step]),
+        *leave_vectors,
         tokens,
-        attended.stride(0),
-        residual.stride(0),
         networks=layer.networks,
-        width=layer.width,
+        width=wide,
         intermediate=layer.intermediate,
         hidden=layer.hidden,
         rows=form.rows,
-        step=min(form.step, layer.intermediate),
-        leave_step=min(form.leave_step, layer.hidden),
+        step=step,
+        leave_step=leave_step,
         num_warps=form.warps,
         num_stages=form.stages,
     )
@@ -367,8 +375,6 @@ def _feed_forward(
     leave_bias,
     leave_gain,
     tokens,
-    attended_stride,
-    residual_stride,
     networks: tl.constexpr,
     width: tl.constexpr,
     intermediate: tl.constexpr,
@@ -377,40 +383,41 @@ def _feed_forward(
     step: tl.constexpr,
     leave_step: tl.constexpr,
 ):
+    """Matrices that are multiplied are descriptors, which the copy engine of a GPU since Hopper reads."""
     dtype = out.dtype.element_ty
-    token = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
-    inside = token < tokens
+    row = tl.program_id(0) * rows
     column = tl.arange(0, width)[None, :]
-    k = tl.arange(0, width)[:, None]
-    x = tl.load(attended + token * attended_stride + column, mask=inside, other=0.0)
-    kept = tl.load(residual + token * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
-    y = tl.dot(x, tl.load(output_weight + k * width + column), input_precision="ieee")
+    kept = residual.load([row, 0]).to(tl.float32)
+    y = tl.dot(attended.load([row, 0]), output_weight.load([0, 0]), input_precision="ieee")
     y += tl.load(output_bias + column).to(tl.float32) + kept * tl.load(output_gain + column).to(tl.float32)
 
     # One loop over the blocks of all networks, so that the weights of the next network are on their way while one ends.
     # Vectors are loaded a turn before they are added: nothing waits for them.
     blocks: tl.constexpr = intermediate // step
-    some, inner_k = tl.arange(0, step)[None, :], tl.arange(0, step)[:, None]
+    some = tl.arange(0, step)[None, :]
     bias = tl.load(inner_bias + some)
+    gain, shift = tl.load(outer_gain + column), tl.load(outer_bias + column)
     x = y.to(dtype)
     for block in range(networks * blocks):
-        j, i = block // blocks, block % blocks * step
+        j = block // blocks
         if block % blocks == 0:
             x = y.to(dtype)
-            y = y * tl.load(outer_gain + j * width + column).to(tl.float32)
-            y += tl.load(outer_bias + j * width + column).to(tl.float32)
-        weight = tl.load(inner_weight + j * width * intermediate + k * intermediate + i + some)
+            y = y * gain.to(tl.float32) + shift.to(tl.float32)
+            following = tl.minimum(j + 1, networks - 1) * width
+            gain, shift = tl.load(outer_gain + following + column), tl.load(outer_bias + following + column)
+        weight = inner_weight.load([j * width, block % blocks * step])
         inner = tl.dot(x, weight, input_precision="ieee") + bias.to(tl.float32)
         bias = tl.load(inner_bias + tl.minimum(block + 1, networks * blocks - 1) * step + some)
-        weight = tl.load(outer_weight + (block * step + inner_k) * width + column)
-        y = tl.dot(tl.maximum(inner, 0.0).to(dtype), weight, y, input_precision="ieee")
+        y = tl.dot(tl.maximum(inner, 0.0).to(dtype), outer_weight.load([block * step, 0]), y, input_precision="ieee")
 
     x = y.to(dtype)
+    token = row.to(tl.int64) + tl.arange(0, rows)[:, None]
+    inside = token < tokens
     part = tl.arange(0, leave_step)[None, :]
     before = tl.load(entered + token * hidden + part, mask=inside, other=0.0)
     bias, gain = tl.load(leave_bias + part), tl.load(leave_gain + part)
     for n in range(0, hidden, leave_step):
-        z = tl.dot(x, tl.load(leave_weight + k * hidden + n + part), input_precision="ieee")
+        z = tl.dot(x, leave_weight.load([0, n]), input_precision="ieee")
         z += bias.to(tl.float32) + before.to(tl.float32) * gain.to(tl.float32)
         following = tl.minimum(n + leave_step, hidden - leave_step) + part
         before = tl.load(entered + token * hidden + following, mask=inside, other=0.0)
@@ -419,4 +426,4 @@ def _feed_forward(
 
 
 def _warps(width: int) -> int:
-    return 1 if width <= 256 else 4 if width <= 2048 else 8
+    return 1 if width <= 1024 else 4 if width <= 2048 else 8

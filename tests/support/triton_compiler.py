@@ -25,20 +25,20 @@ BF16, INT32 = "*bf16", "*i32"
 
 def main() -> None:
     capability = int(sys.argv[1])
-    found = [compiled(*form, capability) for form in forms()]
+    found = [compiled(*form, capability) for form in forms(capability)]
     print(json.dumps(found))
 
 
-def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
+def forms(capability: int) -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Yields kernels, types of arguments, constants and options, as the networks use them."""
     vectors = dict.fromkeys(("x", "residual", "weight", "bias", "out"), BF16)
     vectors |= {"width": "i32", "residual_stride": "i32", "epsilon": "fp32"}
     for block in (512, 1024):
-        yield kernels._layer_norm, vectors, {"has_residual": True, "block": block}, {"num_warps": 4}
+        yield kernels._layer_norm, vectors, {"has_residual": True, "block": block}, {"num_warps": 1}
     tables = dict.fromkeys(("x", "position_table", "type_table", "weight", "bias", "out"), BF16)
     indices = dict.fromkeys(("input_ids", "positions", "type_ids"), INT32)
     constants = {"has_ids": True, "has_types": True, "has_norm": True, "block": 1024}
-    yield kernels._add_embeddings, tables | indices | {"width": "i32", "epsilon": "fp32"}, constants, {"num_warps": 4}
+    yield kernels._add_embeddings, tables | indices | {"width": "i32", "epsilon": "fp32"}, constants, {"num_warps": 1}
     window = {"words": BF16, "out": BF16, "tokens": "i32", "width": "i32"}
     window |= dict.fromkeys(("input_ids", "before", "after"), INT32)
     yield kernels._window, window, {"block": 128}, {"num_warps": 1}
@@ -46,15 +46,25 @@ def forms() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, int
     attention |= dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32")
     blocks = {"queries": kernels.QUERIES, "keys": kernels.KEYS, "capacity": 512, "causal": True}
     for heads, width in ((4, 32), (12, 64), (8, 128)):
-        yield kernels._attend, attention, blocks | {"heads": heads, "width": width}, {"num_warps": 8, "num_stages": 2}
+        options = {"num_warps": 4 if width <= 64 else 8, "num_stages": 3}
+        yield kernels._attend, attention, blocks | {"heads": heads, "width": width}, options
     names = kernels._feed_forward.arg_names
     sizes = {"networks": 4, "width": 128, "intermediate": 512, "hidden": 512}
-    numbers = dict.fromkeys(("tokens", "attended_stride", "residual_stride"), "i32")
-    matrices = {name: BF16 for name in names if name not in {*sizes, *numbers, "rows", "step", "leave_step"}}
-    for form in kernels.FORMS.values():
+    width = sizes["width"]
+    for form in (kernels.FORMS if capability >= 90 else kernels.OLDER_FORMS).values():
+        shapes = {
+            "attended": (form.rows, width),
+            "residual": (form.rows, width),
+            "output_weight": (width, width),
+            "inner_weight": (width, form.step),
+            "outer_weight": (form.step, width),
+            "leave_weight": (width, form.leave_step),
+        }
+        types = {name: BF16 for name in names if name not in {*sizes, "tokens", "rows", "step", "leave_step"}}
+        types |= {name: f"tensordesc<bf16[{rows}, {columns}]>" for name, (rows, columns) in shapes.items()}
         blocks = {"rows": form.rows, "step": form.step, "leave_step": form.leave_step}
         options = {"num_warps": form.warps, "num_stages": form.stages}
-        yield kernels._feed_forward, matrices | numbers, sizes | blocks, options
+        yield kernels._feed_forward, types | {"tokens": "i32"}, sizes | blocks, options
 
 
 def compiled(
