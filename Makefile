@@ -10,7 +10,7 @@ DEVELOPMENT := .venv-dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
+.PHONY: help run test quick coverage torture loadtest bench lint docs dist dist-test tutorial-test image image-test helm lock sbom audit clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile | sed 's/: */\t/' | expand -t 22
@@ -22,8 +22,13 @@ run: $(SERVICE)/ready ## serve the bundled models on this machine
 # file share fixtures that are slow to make, so they stay in one process. `tests/conftest.py` chooses their order.
 PYTEST := $(DEVELOPMENT)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test: $(DEVELOPMENT)/ready ## run the tests
-	$(PYTEST) $(TESTS)
+SELECT := $(DEVELOPMENT)/bin/python -m tests.support.selection
+
+test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differences from main can affect
+	$(if $(CHANGED),$(SELECT) changed | xargs --no-run-if-empty $(PYTEST),$(PYTEST) $(TESTS))
+
+quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch nor a process
+	$(SELECT) quick | xargs $(PYTEST)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run

@@ -1,0 +1,140 @@
+"""Chooses test files by what they import: `python -m tests.support.selection quick` or `changed`.
+
+`quick` are the files that import neither torch nor other slow packages, and start no process. `changed` are the files
+that import a module that differs from the branch `main`, also as a plug-in, and those that start the server, which
+imports everything. Imports inside functions do not count, since they would connect nearly all modules. If another
+file than a module or a page of the documentation differs, all are.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = {
+    "tests": ROOT / "tests",
+    "loadtest": ROOT / "loadtest",
+    "swiftlet_serve.service": ROOT / "service",
+    "swiftlet_serve.models": ROOT / "models",
+}
+SLOW: Final = frozenset({"torch", "transformers", "ray", "sphinx", "playwright"})
+PROCESSES: Final = "tests.support.processes"
+LOADER: Final = "swiftlet_serve.service.plugins"
+
+
+@cache
+def module_file(name: str) -> Path | None:
+    """Returns the file of a module of this repository; None for other modules."""
+    for package, directory in PACKAGES.items():
+        if name == package or name.startswith(package + "."):
+            path = directory.joinpath(*name[len(package) :].split(".")[1:])
+            files = path / "__init__.py", path.with_suffix(".py")
+            return next((file for file in files if file.is_file()), None)
+    return None
+
+
+def module_name(file: Path) -> str | None:
+    """Returns the name of the module in a file; None if it is none."""
+    for package, directory in PACKAGES.items():
+        if file.suffix == ".py" and file.is_relative_to(directory):
+            parts = file.relative_to(directory).with_suffix("").parts
+            return ".".join([package, *(part for part in parts if part != "__init__")])
+    return None
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """Returns the modules that a module imports when it is imported."""
+    file = module_file(name)
+    if file is None:
+        return frozenset()
+    found = set[str]()
+    for node in _at_start(ast.parse(file.read_text("utf-8")).body):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {one if module_file(one) else node.module for one in inside}
+    return frozenset(found)
+
+
+@cache
+def plugins(name: str) -> frozenset[str]:
+    """Returns the modules of the packages whose plug-ins a module loads."""
+    if LOADER not in imports(name):
+        return frozenset()
+    files = {file for one in {name, *imports(name)} if (file := module_file(one)) and file.name == "__init__.py"}
+    found = {module_name(file) for package in files for file in package.parent.glob("*.py")}
+    return frozenset(one for one in found if one is not None)
+
+
+def _at_start(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements that run when a module is imported, without those for the type checker."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _at_start(node.body)
+        if isinstance(node, ast.Try | ast.With):
+            yield from _at_start(node.body)
+
+
+def _packages(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[:i]) for i in range(1, len(parts)))
+
+
+def closure(name: str, *needs: Callable[[str], frozenset[str]]) -> set[str]:
+    """Returns all modules that a module needs, itself included."""
+    found, left = {name}, [name]
+    while left:
+        module = left.pop()
+        new = {one for need in needs for one in need(module)} | set(_packages(module))
+        new -= found
+        found |= new
+        left += new
+    return found
+
+
+def quick(test: str) -> bool:
+    """Returns whether a test module is quick."""
+    return not closure(test, imports) & {*SLOW, PROCESSES} and "subprocess" not in imports(test)
+
+
+def changed(files: Sequence[Path]) -> Callable[[str], bool]:
+    """Returns whether a test module is affected by changes of these files."""
+    names = {module_name(file) for file in files if file.suffix != ".md"}
+    if any((name or "").startswith("swiftlet_serve") for name in names):
+        names.add(PROCESSES)
+    if any(file.suffix == ".md" for file in files):
+        names |= {module_name(file) for file in (ROOT / "tests/docs").glob("*.py")}
+    return lambda test: None in names or bool(closure(test, imports, plugins) & names)
+
+
+def differing_files() -> list[Path]:
+    """Returns the files that differ from the branch `main`, those that are not committed included."""
+
+    def git(*arguments: str) -> list[str]:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (base,) = git("merge-base", "HEAD", "main")
+    found = [*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")]
+    return [ROOT / name for name in found]
+
+
+def main() -> None:
+    holds = quick if sys.argv[1:] == ["quick"] else changed(differing_files())
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = module_name(file)
+        if name is not None and holds(name):
+            print(file.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

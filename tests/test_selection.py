@@ -1,0 +1,52 @@
+"""The choice of test files by what they import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.selection import ROOT, changed, module_name, quick
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("scheduling.test_batch_planner", True),
+        ("http.test_request_parser", True),
+        ("models.ragged.test_network", False),  # torch
+        ("test_server", False),  # processes of its own
+        ("engines.test_native", False),
+    ],
+)
+def test_quick_files_need_neither_torch_nor_a_process(test, expected):
+    assert quick(f"tests.{test}") == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "affected", "unaffected"),
+    [
+        ("service/scheduling/batch_planner.py", "scheduling.test_batch_planner", "loadtest.test_backoff"),
+        ("service/http/request_parser.py", "http.test_request_parser", "scheduling.test_batch_planner"),
+        ("service/tasks/qa.py", "tasks.test_requests", "loadtest.test_backoff"),  # a plug-in
+        ("service/http/request_parser.py", "test_server", "loadtest.test_arrivals"),  # a process imports everything
+        ("docs/how-to/scale.md", "docs.test_documents", "test_server"),
+        ("tests/support/virtual.py", "test_deadlines", "http.test_request_parser"),
+    ],
+)
+def test_changed_module_affects_the_tests_that_import_it(file, affected, unaffected):
+    holds = changed([ROOT / file])
+
+    assert holds(f"tests.{affected}")
+    assert not holds(f"tests.{unaffected}")
+
+
+def test_other_files_affect_all_tests():
+    assert changed([ROOT / "pyproject.toml"])("tests.loadtest.test_arrivals")
+    assert not changed([])("tests.loadtest.test_arrivals")
+
+
+def test_modules_are_named_after_their_files():
+    assert module_name(ROOT / "service/tasks/__init__.py") == "swiftlet_serve.service.tasks"
+    assert module_name(ROOT / "models/tokenizer.py") == "swiftlet_serve.models.tokenizer"
+    assert module_name(Path("/elsewhere/a.py")) is None
