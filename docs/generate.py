@@ -27,15 +27,16 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.models import architectures
 from swiftlet_serve.models.training import recipe as recipes
-from swiftlet_serve.service import pipeline, tasks
-from swiftlet_serve.service.cli import main as command_line
+from swiftlet_serve.service import tasks
+from swiftlet_serve.service.cli.main import main as command_line
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import dialects
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.connections.limits import MAX_CONNECTIONS, Limits
 from swiftlet_serve.service.http.dialects import cohere, decisions, openai
-from swiftlet_serve.service.http.limits import MAX_CONNECTIONS, Limits
-from swiftlet_serve.service.http.task_endpoint import MAX_RESPONSE_RATIO
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.endpoints.task_endpoint import MAX_RESPONSE_RATIO
+from swiftlet_serve.service.inference import pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_shot
 from swiftlet_serve.service.telemetry import prometheus

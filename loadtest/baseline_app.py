@@ -18,7 +18,7 @@ from fastapi import Body, FastAPI
 
 from swiftlet_serve.service.benchmark.baselines import Call
 from swiftlet_serve.service.benchmark.networks import Network, artifact_network
-from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.inference.loading import locate, open_model
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 

@@ -32,7 +32,7 @@ from swiftlet_serve.service.bulk.leases import Leases
 from swiftlet_serve.service.bulk.manifest import Manifest
 from swiftlet_serve.service.bulk.scorer import Scorer
 from swiftlet_serve.service.bulk.worker import Worker
-from swiftlet_serve.service.loading import LoadedModel, load_model, locate
+from swiftlet_serve.service.inference.loading import LoadedModel, load_model, locate
 from swiftlet_serve.service.types import Batch
 
 ROUNDS = 7

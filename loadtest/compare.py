@@ -41,7 +41,7 @@ from loadtest.wrk import WrkResult
 from swiftlet_serve.service.benchmark.baselines import ENGINES, missing_package
 from swiftlet_serve.service.benchmark.plan import BUNDLED
 from swiftlet_serve.service.offline.environment import Environment, current_environment, load_warnings
-from swiftlet_serve.service.percentile import percentile
+from swiftlet_serve.service.telemetry.percentile import percentile
 
 WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3

@@ -25,7 +25,7 @@ from swiftlet_serve.service import tasks
 from swiftlet_serve.service.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
 from swiftlet_serve.service.benchmark.networks import artifact_network
 from swiftlet_serve.service.benchmark.plan import batches_of_similar_length
-from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.inference.loading import locate, open_model
 from swiftlet_serve.service.types import Batch
 
 REFERENCE: Final = "sentence_transformers"

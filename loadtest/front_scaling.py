@@ -22,7 +22,7 @@ from typing import Final
 from loadtest import wrk
 from loadtest.server_process import cpu_s, module_server, roles, serving, wait_until_idle
 from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.percentile import percentile
+from swiftlet_serve.service.telemetry.percentile import percentile
 
 ROLE_TITLES: Final = ("server process", "fronts", "engine")
 TEXT: Final = "A warm, funny and clever film."

@@ -16,7 +16,7 @@ import torch
 
 from swiftlet_serve.service.engines.torch import PRECISIONS, PaddedTorch, load_network, ragged_engine
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.loading import LoadedModel, locate, open_model
+from swiftlet_serve.service.inference.loading import LoadedModel, locate, open_model
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, difference, evaluate
 from swiftlet_serve.service.offline.train import load_recipe

@@ -51,11 +51,11 @@ from loadtest.measurement import Measurement, RequestResult, summarize
 from loadtest.server_process import ServerProcess, cpu_s, roles, serving
 from loadtest.workload import LONG_BYTES, Body, default_workload, read_workload
 from swiftlet_serve.models.artifact import open_artifact, seal
-from swiftlet_serve.service.devices import find_devices
-from swiftlet_serve.service.http.api_keys import add_line, make_key
-from swiftlet_serve.service.loading import locate
+from swiftlet_serve.service.http.gate.api_keys import add_line, make_key
+from swiftlet_serve.service.inference.loading import locate
+from swiftlet_serve.service.machine.devices import find_devices
 from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.percentile import percentile
+from swiftlet_serve.service.telemetry.percentile import percentile
 
 ENGINE: Final = "torch"
 Capacities: TypeAlias = dict[str, dict[int, float]]  # requests/s by workload and number of fronts

@@ -33,7 +33,7 @@ from swiftlet_serve.models.graphs.reader import read_weights
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.service.benchmark.networks import VOCABULARY_SIZE, batch_of
 from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.service.inference.loading import BUNDLED, LoadedModel, load_model
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, evaluate
 from swiftlet_serve.service.types import Batch, Engine

@@ -37,8 +37,8 @@ from loadtest.load import Load, add_options, arrival_times, duration_s, load_of
 from loadtest.measurement import Measurement, generator_limited, summarize
 from loadtest.server_process import module_server, serving
 from loadtest.verdict import MAX_BAD_SHARE, MIN_RATE, estimate, next_rate, verdict
+from swiftlet_serve.service.cli.progress import advance
 from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.progress import advance
 from swiftlet_serve.service.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop

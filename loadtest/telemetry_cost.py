@@ -20,7 +20,7 @@ from pathlib import Path
 from loadtest.generator import send_all
 from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, serving
-from swiftlet_serve.service.percentile import percentile
+from swiftlet_serve.service.telemetry.percentile import percentile
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 

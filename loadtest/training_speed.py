@@ -39,10 +39,10 @@ from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.recipe import Finetuning, Precision
 from swiftlet_serve.service.engines.torch import load_network
-from swiftlet_serve.service.loading import locate
+from swiftlet_serve.service.inference.loading import locate
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.percentile import percentile
+from swiftlet_serve.service.telemetry.percentile import percentile
 
 MODELS: Final = ("mobilebert-sst2", "mobilebert-qa", "albert-sst2", "albert-qa")
 TOKENS: Final = re.compile(r"([\d,]+) tokens/s")

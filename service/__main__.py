@@ -17,10 +17,10 @@ def main() -> None:
     if os.getpid() == 1:  # of a container, for which the kernel discards signals without a handler
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))
-    from swiftlet_serve.service.process_setup import open_standard_streams
+    from swiftlet_serve.service.machine.process_setup import open_standard_streams
 
     open_standard_streams()
-    from swiftlet_serve.service import cli
+    from swiftlet_serve.service.cli.main import main as cli
 
     if not serves:
         signal.signal(signal.SIGINT, interrupt)

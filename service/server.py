@@ -23,24 +23,25 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from swiftlet_serve.service import build_info, extras, memory
+from swiftlet_serve.service import build_info, extras
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.fronts.coordinator import Coordinator
 from swiftlet_serve.service.fronts.sockets import bind_public
-from swiftlet_serve.service.http import tls
-from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.app import create_admin_app, create_app
-from swiftlet_serve.service.http.credentials import Credentials
-from swiftlet_serve.service.http.listener import Listener, bind
-from swiftlet_serve.service.http.port import CANCEL_S, AdminThread, Port
-from swiftlet_serve.service.http.repository_control import RepositoryControl
-from swiftlet_serve.service.http.request_tracker import Observer
-from swiftlet_serve.service.http.uvicorn_internals import Lifespan
-from swiftlet_serve.service.http.watchdog import Watchdog
-from swiftlet_serve.service.process_setup import is_writable
+from swiftlet_serve.service.http.connections.listener import Listener, bind
+from swiftlet_serve.service.http.connections.port import CANCEL_S, AdminThread, Port
+from swiftlet_serve.service.http.connections.uvicorn_internals import Lifespan
+from swiftlet_serve.service.http.endpoints.repository_control import RepositoryControl
+from swiftlet_serve.service.http.gate import tls
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys
+from swiftlet_serve.service.http.gate.credentials import Credentials
+from swiftlet_serve.service.http.gate.request_tracker import Observer
+from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.service.machine import memory
+from swiftlet_serve.service.machine.process_setup import is_writable
+from swiftlet_serve.service.machine.watchdog import Watchdog
 from swiftlet_serve.service.repository.create import create_manager
 from swiftlet_serve.service.repository.manager import ModelManager
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.telemetry.observers import Observers

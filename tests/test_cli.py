@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from swiftlet_serve.models.artifact import ONNX
 from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.settings import Settings
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S
@@ -126,7 +126,7 @@ def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engin
 SERVE_FAULTY = """
 from functools import partial
 from swiftlet_serve.service import runtime
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 runtime.ProcessExecutor = partial(runtime.ProcessExecutor, worker_module="tests.support.worker_main")
 main()
 """

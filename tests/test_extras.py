@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from loadtest import compare, overload, slo
 from swiftlet_serve.service import extras
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.errors import SetupError
 from tests.support.paths import ROOT
 

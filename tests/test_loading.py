@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from swiftlet_serve.models.artifact import GOLDEN, TOKENIZER, ArtifactError
-from swiftlet_serve.service import loading
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model, locate, open_model
+from swiftlet_serve.service.inference import loading
+from swiftlet_serve.service.inference.loading import load_model, locate, open_model
 from tests.support.artifacts import make_artifact, reseal
 
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service import memory
-from swiftlet_serve.service.memory import CgroupMemory
+from swiftlet_serve.service.machine import memory
+from swiftlet_serve.service.machine.memory import CgroupMemory
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 MEBIBYTE = 1 << 20

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.loading import LoadedModel, load_model
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import LoadedModel, load_model
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import qa
 from swiftlet_serve.service.types import Batch, Row

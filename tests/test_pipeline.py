@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from swiftlet_serve.service.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
-from swiftlet_serve.service.loading import load_model
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import load_model
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks.classify import ClassifyRequest
 from swiftlet_serve.service.tasks.qa import QaRequest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.http.api_keys import make_key
+from swiftlet_serve.service.http.gate.api_keys import make_key
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 from tests.support.processes import ask
@@ -25,7 +25,7 @@ import os, signal, sys
 from pathlib import Path
 class Finder:
     def find_spec(self, name, *_):
-        if name == "swiftlet_serve.service.cli":
+        if name == "swiftlet_serve.service.cli.main":
             sys.meta_path.remove(self)
             from swiftlet_serve.service import server
             start = server.Runtime.start
@@ -86,7 +86,7 @@ def test_sighup_before_the_models_are_loaded_has_its_effect_once_they_are(artifa
         assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("module", ["swiftlet_serve.service.cli", "swiftlet_serve.service.server"])
+@pytest.mark.parametrize("module", ["swiftlet_serve.service.cli.main", "swiftlet_serve.service.server"])
 def test_sigint_during_the_start_ends_the_process_without_a_traceback(module, artifact_dir):
     code = INTERRUPTS_ITSELF.format(module=module) + MAIN
     with start(code, serve(artifact_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:

@@ -8,12 +8,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.models.artifact import CARD
-from swiftlet_serve.service import loading
-from swiftlet_serve.service import runtime as runtime_module
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.errors import NotFound, SetupError
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference import loading
+from swiftlet_serve.service.inference import runtime as runtime_module
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.apps import TASKS
 from tests.support.artifacts import make_artifact, reseal

@@ -27,9 +27,13 @@ def test_quick_files_need_neither_torch_nor_a_process(test, expected):
     ("file", "affected", "unaffected"),
     [
         ("service/scheduling/batch_planner.py", "scheduling.test_batch_planner", "loadtest.test_backoff"),
-        ("service/http/request_parser.py", "http.test_request_parser", "scheduling.test_batch_planner"),
+        ("service/http/connections/request_parser.py", "http.test_request_parser", "scheduling.test_batch_planner"),
         ("service/tasks/qa.py", "tasks.test_requests", "loadtest.test_backoff"),  # a plug-in
-        ("service/http/request_parser.py", "test_server", "loadtest.test_arrivals"),  # a process imports everything
+        (
+            "service/http/connections/request_parser.py",
+            "test_server",
+            "loadtest.test_arrivals",
+        ),  # a process imports everything
         ("docs/how-to/scale.md", "docs.test_documents", "test_server"),
         ("tests/support/virtual.py", "test_deadlines", "http.test_request_parser"),
     ],

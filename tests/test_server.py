@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.http.port import CANCEL_S, POLL_S
-from swiftlet_serve.service.http.watchdog import Watchdog
+from swiftlet_serve.service.http.connections.port import CANCEL_S, POLL_S
+from swiftlet_serve.service.machine.watchdog import Watchdog
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ROOT, Process, Tally, ask, load, read_response, request, serving
 from tests.support.restarts import roll
@@ -26,7 +26,7 @@ LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
 
 HANGS = """
 import asyncio
-from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.inference.pipeline import Pipeline
 async def answer(self, *_):
     print("asked", flush=True)
     await asyncio.Event().wait()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank, top, width
 from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Ranking, rank, top, width
 
 
 def numbers(rows: int, columns: int, seed: int, *, coarse: bool) -> np.ndarray:

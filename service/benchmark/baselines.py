@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from swiftlet_serve.models.artifact import ONNX, SAFETENSORS
 from swiftlet_serve.service import engines, plugins
 from swiftlet_serve.service.benchmark.networks import Network, batch_of
-from swiftlet_serve.service.memory import release_free_memory, resident_bytes
+from swiftlet_serve.service.machine.memory import release_free_memory, resident_bytes
 from swiftlet_serve.service.types import Batch
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from swiftlet_serve.service.benchmark.networks import (
     random_sequences,
     released_network,
 )
-from swiftlet_serve.service.loading import ServedModel, locate, open_model
+from swiftlet_serve.service.inference.loading import ServedModel, locate, open_model
 from swiftlet_serve.service.offline.evaluate import encodings
 from swiftlet_serve.service.offline.release import golden_encodings
 from swiftlet_serve.service.types import Batch

@@ -18,7 +18,7 @@ from swiftlet_serve.service.bulk.plan import Plan
 from swiftlet_serve.service.bulk.records import Chunk, Outcome
 from swiftlet_serve.service.bulk.scorer import Scorer
 from swiftlet_serve.service.bulk.sources import reading
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 
 SAMPLES: Final = 8  # shards, at equal distances
 SAMPLE_ROWS: Final = 2048  # of all of them together

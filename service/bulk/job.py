@@ -23,7 +23,7 @@ from swiftlet_serve.service.bulk.scorer import Scorer
 from swiftlet_serve.service.bulk.sources import Source, find, format_of
 from swiftlet_serve.service.bulk.worker import Worker
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import ServedModel, load_model, locate, open_model
+from swiftlet_serve.service.inference.loading import ServedModel, load_model, locate, open_model
 
 PLAN_NAME: Final = "plan.json"
 

@@ -18,7 +18,7 @@ from swiftlet_serve.service.bulk.records import Layout
 from swiftlet_serve.service.bulk.requests import RequestMaker
 from swiftlet_serve.service.bulk.scorer import Scorer
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model, locate
+from swiftlet_serve.service.inference.loading import load_model, locate
 
 
 class BatchScorer:

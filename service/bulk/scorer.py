@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service import partial_results
 from swiftlet_serve.service.bulk.batches import batches
 from swiftlet_serve.service.bulk.records import Chunk, Outcome
 from swiftlet_serve.service.bulk.requests import RequestMaker
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.loading import LoadedModel
-from swiftlet_serve.service.partial_results import Input
-from swiftlet_serve.service.pipeline import check_size
+from swiftlet_serve.service.inference import partial_results
+from swiftlet_serve.service.inference.loading import LoadedModel
+from swiftlet_serve.service.inference.partial_results import Input
+from swiftlet_serve.service.inference.pipeline import check_size
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.types import Outcome as RowOutcome

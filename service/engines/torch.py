@@ -33,8 +33,8 @@ from swiftlet_serve.models.ragged.network import Network
 from swiftlet_serve.models.ragged.products import MakeProduct, in_floats, in_fp8, in_int8
 from swiftlet_serve.models.ragged.ranking import rows_of
 from swiftlet_serve.models.ragged.static import StaticRunner
-from swiftlet_serve.service.devices import CUDA_VISIBLE_DEVICES, NAME
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.machine.devices import CUDA_VISIBLE_DEVICES, NAME
 from swiftlet_serve.service.types import Batch, Cost, Engine, Row
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from swiftlet_serve.service.fronts.front_config import FrontConfig
 from swiftlet_serve.service.fronts.front_process import MODULE, FrontProcess
 from swiftlet_serve.service.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.service.fronts.messages import Kind
-from swiftlet_serve.service.process_setup import hold_signals
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.service.machine.process_setup import hold_signals
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 from swiftlet_serve.service.telemetry.snapshot import Snapshot
 

@@ -21,20 +21,21 @@ from pydantic_core import from_json
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service import build_info, memory
+from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.fronts.front_config import FrontConfig
 from swiftlet_serve.service.fronts.front_runtime import FrontRuntime
 from swiftlet_serve.service.fronts.load_page import LoadReader
 from swiftlet_serve.service.fronts.messages import Kind
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.credentials import Credentials
-from swiftlet_serve.service.http.listener import Listener
-from swiftlet_serve.service.http.port import Port
-from swiftlet_serve.service.http.uvicorn_internals import Lifespan
-from swiftlet_serve.service.http.watchdog import Watchdog
-from swiftlet_serve.service.loading import open_model
-from swiftlet_serve.service.process_setup import ignore_signals
+from swiftlet_serve.service.http.connections.listener import Listener
+from swiftlet_serve.service.http.connections.port import Port
+from swiftlet_serve.service.http.connections.uvicorn_internals import Lifespan
+from swiftlet_serve.service.http.gate.credentials import Credentials
+from swiftlet_serve.service.inference.loading import open_model
+from swiftlet_serve.service.machine import memory
+from swiftlet_serve.service.machine.process_setup import ignore_signals
+from swiftlet_serve.service.machine.watchdog import Watchdog
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.telemetry.observers import Observers

@@ -20,7 +20,7 @@ from swiftlet_serve.service.fronts.front_config import FrontConfig
 from swiftlet_serve.service.fronts.front_requests import FrontRequests
 from swiftlet_serve.service.fronts.messages import Kind
 from swiftlet_serve.service.fronts.stats_messages import FrontReport
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
 
 MODULE = "swiftlet_serve.service.fronts.front_main"

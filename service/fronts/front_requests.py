@@ -10,7 +10,7 @@ from functools import partial
 from swiftlet_serve.service.errors import Internal, SwiftletError, TooManyRequests
 from swiftlet_serve.service.fronts import messages
 from swiftlet_serve.service.fronts.messages import Kind
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.types import Outcome, Row
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from swiftlet_serve.service.catalog import DEFAULT, Catalog, ServedVersions
 from swiftlet_serve.service.errors import draining, engine_unavailable
 from swiftlet_serve.service.fronts import messages, stats_messages
 from swiftlet_serve.service.fronts.channel import Channel
@@ -23,9 +22,10 @@ from swiftlet_serve.service.fronts.remote_scheduling import (
     RemoteScheduler,
 )
 from swiftlet_serve.service.fronts.stats_messages import FrontReport
-from swiftlet_serve.service.loading import ServedModel
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime, raise_missing
+from swiftlet_serve.service.inference.catalog import DEFAULT, Catalog, ServedVersions
+from swiftlet_serve.service.inference.loading import ServedModel
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime, raise_missing
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.event_loop_lag import EventLoopLag
 from swiftlet_serve.service.telemetry.request_stats import MAX_RECENT, RequestStats

@@ -30,8 +30,8 @@ from pydantic_core import from_json, to_json
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import Internal, SwiftletError
 from swiftlet_serve.service.telemetry.request_record import RequestRecord, Span, Stage
-from swiftlet_serve.service.topk import NOTHING, Ranked, Scored
 from swiftlet_serve.service.types import Deadline, Outcome, Priority
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Scored
 from swiftlet_serve.service.workers.codec import CODES
 from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS
 

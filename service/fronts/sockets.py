@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from swiftlet_serve.service.http.listener import bind
+from swiftlet_serve.service.http.connections.listener import bind
 from swiftlet_serve.service.settings import Settings
 
 

@@ -14,8 +14,8 @@ from starlette.types import Scope
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import problem_details
-from swiftlet_serve.service.http.request_guard import MAX_TIMEOUT_MS, TIMEOUT_HEADER
-from swiftlet_serve.service.http.request_tracker import RequestTracker
+from swiftlet_serve.service.http.gate.request_guard import MAX_TIMEOUT_MS, TIMEOUT_HEADER
+from swiftlet_serve.service.http.gate.request_tracker import RequestTracker
 from swiftlet_serve.service.http.wording import sentence
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2 as pb
 
 from swiftlet_serve.service.grpc.calls import Context
 from swiftlet_serve.service.grpc.open_inference import SERVICE, is_ready
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 
 HEALTH: Final = str(pb.DESCRIPTOR.services_by_name["Health"].full_name)
 NAMES: Final = frozenset({"", SERVICE})

@@ -9,10 +9,16 @@ from google.protobuf.message import DecodeError, Message
 
 from swiftlet_serve.service.errors import InvalidRequest, invalid_value
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.http import tensors
-from swiftlet_serve.service.http.bodies import too_many_items
-from swiftlet_serve.service.http.tensor_inference import MAX_INPUTS, OUTPUT, OUTPUT_PARAMETERS, Scalar, Slot
-from swiftlet_serve.service.http.tensors import Tensor
+from swiftlet_serve.service.http.dialect_parts import tensors
+from swiftlet_serve.service.http.dialect_parts.tensor_inference import (
+    MAX_INPUTS,
+    OUTPUT,
+    OUTPUT_PARAMETERS,
+    Scalar,
+    Slot,
+)
+from swiftlet_serve.service.http.dialect_parts.tensors import Tensor
+from swiftlet_serve.service.http.endpoints.bodies import too_many_items
 
 MessageT = TypeVar("MessageT", bound=Message)
 

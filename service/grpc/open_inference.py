@@ -15,10 +15,10 @@ from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.grpc import messages
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.http import tensor_inference
-from swiftlet_serve.service.http.task_endpoint import ModelEndpoint, TaskResponse, Translation, route_of
-from swiftlet_serve.service.http.tensors import Tensor
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.dialect_parts import tensor_inference
+from swiftlet_serve.service.http.dialect_parts.tensors import Tensor
+from swiftlet_serve.service.http.endpoints.task_endpoint import ModelEndpoint, TaskResponse, Translation, route_of
+from swiftlet_serve.service.inference.runtime import Runtime
 
 SERVICE: Final = "inference.GRPCInferenceService"
 DIALECT: Final = "open-inference-grpc"

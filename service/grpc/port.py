@@ -15,13 +15,13 @@ from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.grpc import health, messages, server_reflection
 from swiftlet_serve.service.grpc.calls import Caller, Respond, render_error
 from swiftlet_serve.service.grpc.open_inference import INFER, PAGES, SERVICE, InferEndpoint, Page
-from swiftlet_serve.service.http.api_keys import ApiKeys
-from swiftlet_serve.service.http.request_guard import RequestGuard
-from swiftlet_serve.service.http.request_tracker import Observer, RequestTracker
-from swiftlet_serve.service.http.route_table import Route, RouteTable
-from swiftlet_serve.service.http.task_endpoint import TaskResponse
-from swiftlet_serve.service.http.tls import Certificate
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys
+from swiftlet_serve.service.http.gate.request_guard import RequestGuard
+from swiftlet_serve.service.http.gate.request_tracker import Observer, RequestTracker
+from swiftlet_serve.service.http.gate.route_table import Route, RouteTable
+from swiftlet_serve.service.http.gate.tls import Certificate
+from swiftlet_serve.service.inference.runtime import Runtime
 
 MAX_STREAMS: Final = 1000  # concurrent calls of a connection
 IDLE_S: Final = 60.0  # until the server pings a silent client, whose connection ends if it does not answer

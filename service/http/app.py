@@ -20,16 +20,18 @@ from starlette.types import Scope
 
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import MethodNotAllowed, NotFound
-from swiftlet_serve.service.http import dialect_endpoint, dialects, openapi, playground, routes
-from swiftlet_serve.service.http.api_keys import ApiKeys
-from swiftlet_serve.service.http.middleware import RequestMiddleware
-from swiftlet_serve.service.http.repository_control import RepositoryControl
-from swiftlet_serve.service.http.request_guard import LIVE, READY, RequestGuard
-from swiftlet_serve.service.http.request_tracker import Observer, RequestTracker
-from swiftlet_serve.service.http.route_table import Route, RouteTable
-from swiftlet_serve.service.http.task_endpoint import COMPUTE_HEADERS, TaskEndpoint
-from swiftlet_serve.service.http.task_routes import TaskRoutes
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http import dialects, playground
+from swiftlet_serve.service.http.dialect_parts import dialect_endpoint
+from swiftlet_serve.service.http.endpoints import openapi, routes
+from swiftlet_serve.service.http.endpoints.repository_control import RepositoryControl
+from swiftlet_serve.service.http.endpoints.task_endpoint import COMPUTE_HEADERS, TaskEndpoint
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys
+from swiftlet_serve.service.http.gate.middleware import RequestMiddleware
+from swiftlet_serve.service.http.gate.request_guard import LIVE, READY, RequestGuard
+from swiftlet_serve.service.http.gate.request_tracker import Observer, RequestTracker
+from swiftlet_serve.service.http.gate.route_table import Route, RouteTable
+from swiftlet_serve.service.http.gate.task_routes import TaskRoutes
+from swiftlet_serve.service.inference.runtime import Runtime
 
 METRICS: Final = "/metrics"
 STATUS: Final = "/status"

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from swiftlet_serve.service.errors import FieldError, SwiftletError
-from swiftlet_serve.service.http.bodies import INVALID_VALUES
 from swiftlet_serve.service.tasks import TRUNCATION
+
+INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
 
 TYPES: Final[Mapping[str, str]] = {
     "string_type": "a text",

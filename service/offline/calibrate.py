@@ -12,7 +12,7 @@ from swiftlet_serve.models.artifact import Artifact, Decisions, open_artifact, s
 from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import LoadedModel
+from swiftlet_serve.service.inference.loading import LoadedModel
 from swiftlet_serve.service.offline.evaluate import respond_to_examples
 from swiftlet_serve.service.tasks import Case
 

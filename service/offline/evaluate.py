@@ -25,8 +25,8 @@ from swiftlet_serve.models.metrics import Score, Threshold
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError, Unprocessable
-from swiftlet_serve.service.loading import LoadedModel, ServedModel
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import LoadedModel, ServedModel
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 
 TIMEOUT_S: Final = 24 * 3600.0

@@ -34,7 +34,7 @@ from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.engines.native import Native
 from swiftlet_serve.service.errors import SetupError, SwiftletError
-from swiftlet_serve.service.loading import LoadedModel, load_model
+from swiftlet_serve.service.inference.loading import LoadedModel, load_model
 from swiftlet_serve.service.offline.environment import processor
 from swiftlet_serve.service.offline.evaluate import (
     Evaluation,

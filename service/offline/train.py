@@ -32,7 +32,7 @@ from swiftlet_serve.models.training.teachers.encoders import find_checkpoint, pr
 from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import locate
+from swiftlet_serve.service.inference.loading import locate
 from swiftlet_serve.service.offline.environment import processor
 from swiftlet_serve.service.offline.evaluate import Progress
 from swiftlet_serve.service.offline.prediction import predict

@@ -19,14 +19,14 @@ from ray import serve
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from swiftlet_serve.service import memory
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http.api_keys import ApiKeys
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys
+from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.service.machine import memory
 from swiftlet_serve.service.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy
 from swiftlet_serve.service.repository.create import create_manager
 from swiftlet_serve.service.repository.manager import ModelManager
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings, check_variables
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.telemetry.observers import Observers

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.repository.cache import Cache
 from swiftlet_serve.service.repository.manager import ModelManager
 from swiftlet_serve.service.repository.store import open_store
-from swiftlet_serve.service.runtime import Runtime
 
 
 def create_manager(runtime: Runtime) -> ModelManager | None:

@@ -24,7 +24,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from swiftlet_serve.models.artifact import NAME
-from swiftlet_serve.service.catalog import DEFAULT
+from swiftlet_serve.service.inference.catalog import DEFAULT
 from swiftlet_serve.service.repository.store import DESIRED, RepositoryError
 
 Version = Annotated[int, Field(ge=1, lt=10**9)]

@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.catalog import DEFAULT, ModelLoading, ServedVersions, unknown_name
 from swiftlet_serve.service.errors import NotFound, SetupError, SwiftletError, Unavailable, log_exception
+from swiftlet_serve.service.inference.catalog import DEFAULT, ModelLoading, ServedVersions, unknown_name
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.repository import desired
 from swiftlet_serve.service.repository.cache import Cache
 from swiftlet_serve.service.repository.desired import Wanted
@@ -27,7 +28,6 @@ from swiftlet_serve.service.repository.shadow import Shadows
 from swiftlet_serve.service.repository.store import RepositoryError, Store
 from swiftlet_serve.service.repository.threads import in_thread
 from swiftlet_serve.service.repository.version import Version
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
 from swiftlet_serve.service.types import Deadline
 

@@ -18,11 +18,11 @@ from pydantic import BaseModel
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import SwiftletError, Unavailable, log_exception
-from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.repository.agreement import compare
 from swiftlet_serve.service.repository.desired import Wanted
 from swiftlet_serve.service.repository.version import Version
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.service.types import Deadline, Priority, Row

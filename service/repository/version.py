@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from swiftlet_serve.service.pipeline import Pipeline
+from swiftlet_serve.service.inference.pipeline import Pipeline
 
 State = Literal["unloaded", "loading", "ready", "failed"]
 

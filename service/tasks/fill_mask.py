@@ -24,8 +24,8 @@ from swiftlet_serve.models.tokenizer import Encoding, Ids, TextTooLong, Tokenize
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable, invalid_value
 from swiftlet_serve.service.tasks import Case, Failure, Grade, Strict, Texts
-from swiftlet_serve.service.topk import Ranked, Ranking
 from swiftlet_serve.service.types import Row
+from swiftlet_serve.service.types.topk import Ranked, Ranking
 
 HEAD: Final = "masked_lm"
 OUTPUTS: Final = "vocabulary"

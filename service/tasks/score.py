@@ -23,8 +23,8 @@ from swiftlet_serve.models.tokenizer import Ids, TokenizedText, Tokenizer
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import FieldError, Unprocessable
 from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
-from swiftlet_serve.service.topk import Scored
 from swiftlet_serve.service.types import Row
+from swiftlet_serve.service.types.topk import Scored
 
 HEAD: Final = "causal_lm"
 OUTPUTS: Final = "vocabulary"

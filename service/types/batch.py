@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.topk import NOTHING, Ranked, Scored, reduce_rows, width
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Scored, reduce_rows, width
 
 Row = NDArray[np.float32]
 """One sequence's share of an engine's output, (F, O): the head's O numbers for each of the F focus positions.

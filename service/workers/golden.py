@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from swiftlet_serve.models.artifact import GOLDEN, MAX_BYTES, Artifact, ArtifactError
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, rank
 from swiftlet_serve.service.types import Batch, Engine, Row, TimedCall
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Ranking, rank
 
 TOP_K: Final = 3  # outputs requested to check the engine's ranking
 MAX_TOKENS: Final = 16384  # of all sequences: each runs three times

@@ -15,8 +15,8 @@ import numpy as np
 from swiftlet_serve.models.artifact import Artifact
 from swiftlet_serve.service import engines, plugins
 from swiftlet_serve.service.errors import Internal, log_exception
-from swiftlet_serve.service.topk import is_of
 from swiftlet_serve.service.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall
+from swiftlet_serve.service.types.topk import is_of
 from swiftlet_serve.service.workers.golden import replay, time_calls
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftlet_serve.service.errors import SetupError, engine_unavailable
-from swiftlet_serve.service.process_setup import hold_signals, signal_name
+from swiftlet_serve.service.machine.process_setup import hold_signals, signal_name
 from swiftlet_serve.service.workers.worker_main import ModelReport
 from swiftlet_serve.service.workers.worker_process import WorkerProcess
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError, open_artifact
-from swiftlet_serve.service import memory
 from swiftlet_serve.service.errors import SetupError, log_exception
-from swiftlet_serve.service.process_setup import ignore_signals
+from swiftlet_serve.service.machine import memory
+from swiftlet_serve.service.machine.process_setup import ignore_signals
 from swiftlet_serve.service.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.service.types import Cost, TimedCall
 from swiftlet_serve.service.workers import codec, golden

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service import memory
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.process_setup import signal_name
+from swiftlet_serve.service.machine import memory
+from swiftlet_serve.service.machine.process_setup import signal_name
 from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, BatchResult
 from swiftlet_serve.service.workers import codec
 from swiftlet_serve.service.workers.worker_connection import WorkerConnection

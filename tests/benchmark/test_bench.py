@@ -14,7 +14,7 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.benchmark import bench, measure, networks, plan, report
 from swiftlet_serve.service.benchmark.baselines import ENGINES, Unsupported
 from swiftlet_serve.service.benchmark.plan import Plan
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.service.types import Batch
 from tests.support import native_kernels

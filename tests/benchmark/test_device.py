@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from swiftlet_serve.service.benchmark import device, measure, networks
 from swiftlet_serve.service.benchmark.device import IN_FLIGHT, REFERENCE, SUBJECT, bench_device
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from tests.support import networks as small_networks
 
 CPU = torch.device("cpu")

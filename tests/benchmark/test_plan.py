@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.benchmark import networks, plan
 from swiftlet_serve.service.benchmark.plan import Plan, batches_of_similar_length, texts_of
-from swiftlet_serve.service.loading import locate, open_model
+from swiftlet_serve.service.inference.loading import locate, open_model
 from swiftlet_serve.service.types import Batch
 from tests.support import networks as small_networks
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.scoring import INPUTS, PARAMETERS, done, read_csv, read_jsonl, refusal, write_csv, write_jsonl
 

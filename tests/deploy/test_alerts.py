@@ -27,7 +27,7 @@ from loadtest.prometheus_server import (
     prometheus,
 )
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.prometheus import PREFIX
 from tests.support.alert_timeline import Scrape, Timeline

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swiftlet_serve.service import health_check
+from swiftlet_serve.service.cli import health_check
 from swiftlet_serve.service.settings import Settings
 from tests.support.paths import ROOT
 

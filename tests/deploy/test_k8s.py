@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from swiftlet_serve.service import server
-from swiftlet_serve.service.http import dialects, port
+from swiftlet_serve.service.http import dialects
+from swiftlet_serve.service.http.connections import port
 from swiftlet_serve.service.settings import Settings
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT

@@ -15,10 +15,10 @@ import yaml
 from starlette.testclient import TestClient
 
 from swiftlet_serve.models.artifact import find_artifacts
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import BUNDLED
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.docs.test_reference import flat
 from tests.support.markdown import Example, anchors, code, examples, first_column, links, table, text_of

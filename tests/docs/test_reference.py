@@ -17,8 +17,8 @@ from swiftlet_serve.service import engines, plugins, tasks
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import CORS, create_app
-from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import BUNDLED
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.dialects import dialect_routes
 from tests.support.markdown import blocks, code, first_column, table, text_of

@@ -187,7 +187,7 @@ from pathlib import Path
 import numpy as np
 from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.service.engines.onnx_cpu import create
-from swiftlet_serve.service.memory import resident_bytes
+from swiftlet_serve.service.machine.memory import resident_bytes
 from swiftlet_serve.service.types import Batch
 
 ids = np.full(512, 7)

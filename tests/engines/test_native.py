@@ -21,9 +21,9 @@ from swiftlet_serve.models.folding import FoldingError, Product
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native, quantise
 from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
-from swiftlet_serve.service.loading import BUNDLED
-from swiftlet_serve.service.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Ranking, Scored, log_probabilities, rank
 from swiftlet_serve.service.workers.hosted_model import host_model
 from tests.support.artifact_fuzz import fuzz, sanitizer_environment
 from tests.support.artifacts import make_artifact

@@ -17,7 +17,7 @@ import pytest
 from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch
 from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor

@@ -12,7 +12,7 @@ import torch
 
 from swiftlet_serve.models.artifact import ONNX, open_artifact
 from swiftlet_serve.service.engines.openvino import OpenVino
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, draft, encodings, make

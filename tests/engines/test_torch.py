@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
 from swiftlet_serve.service.engines import torch as torch_engine
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, draft, encodings, make, network

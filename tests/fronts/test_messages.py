@@ -19,7 +19,7 @@ from swiftlet_serve.service.fronts.channel import Channel
 from swiftlet_serve.service.fronts.load_page import LoadReader, LoadState, LoadWriter
 from swiftlet_serve.service.fronts.messages import HEADER, Kind, Submission
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.topk import NOTHING, Ranked, Scored
+from swiftlet_serve.service.types.topk import NOTHING, Ranked, Scored
 
 NUMBERS = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9).map(lambda ids: np.array(ids, np.int64))
 ENCODINGS = st.one_of(

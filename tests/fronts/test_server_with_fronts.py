@@ -14,7 +14,7 @@ import pytest
 
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.fronts.sockets import bind_public
-from swiftlet_serve.service.http.api_keys import make_key
+from swiftlet_serve.service.http.gate.api_keys import make_key
 from swiftlet_serve.service.settings import Settings
 from tests.support.fakes import PATIENCE_S
 from tests.support.fronts import CONNECTIONS, ask_all, processes, until_fronts, until_metrics
@@ -374,7 +374,7 @@ def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
 
 
 def test_server_whose_fronts_cannot_start_says_so_and_ends(artifact_dir):
-    start = f"{NO_FRONTS}\nfrom swiftlet_serve.service.cli import main\nmain()"
+    start = f"{NO_FRONTS}\nfrom swiftlet_serve.service.cli.main import main\nmain()"
     command = [sys.executable, "-c", start, "serve", "--port", "0", "--engine", "echo", "--fronts", "2"]
     command += ["--models", str(artifact_dir / "tiny-classify")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -15,10 +15,10 @@ from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.grpc.calls import STATUSES
 from swiftlet_serve.service.grpc.port import GrpcPort
-from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from swiftlet_serve.service.telemetry.tracing import Tracer

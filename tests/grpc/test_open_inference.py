@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.artifacts import LABELS, make_artifact
 from tests.support.fakes import PATIENCE_S

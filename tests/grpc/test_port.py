@@ -23,8 +23,8 @@ from swiftlet_serve.service.grpc import calls, port
 from swiftlet_serve.service.grpc import open_inference_pb2 as pb
 from swiftlet_serve.service.grpc.health import HEALTH
 from swiftlet_serve.service.grpc.open_inference import SERVICE
-from swiftlet_serve.service.http.api_keys import ApiKeys, make_key
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.server import _create_grpc_port
 from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S

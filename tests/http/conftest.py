@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from tests.support.apps import make_runtime
 
 

@@ -16,8 +16,8 @@ from swiftlet_serve.models.artifact import seal
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http import playground
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.routes import paced
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.endpoints.routes import paced
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.apps import SECRET, TASKS, assert_problem, make_gated_runtime, make_runtime
 

@@ -9,10 +9,10 @@ import pytest
 from starlette.responses import Response
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connection import Connection
-from swiftlet_serve.service.http.exchange import TaskExchange
-from swiftlet_serve.service.http.uvicorn_internals import RequestResponseCycle
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.connections.connection import Connection
+from swiftlet_serve.service.http.connections.exchange import TaskExchange
+from swiftlet_serve.service.http.connections.uvicorn_internals import RequestResponseCycle
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from tests.support.connections import (

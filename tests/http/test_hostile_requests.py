@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.engines.echo import Echo
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.tasks import MAX_INPUTS, fill_mask
 from swiftlet_serve.service.types import Batch
 from tests.goldens import cases

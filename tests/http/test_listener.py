@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http.listener import RETRY_S, Listener, bind
+from swiftlet_serve.service.http.connections.listener import RETRY_S, Listener, bind
 from tests.support.fakes import PATIENCE_S
 
 

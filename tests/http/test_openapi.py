@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from swiftlet_serve.service import errors
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import openapi
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.http.endpoints import openapi
 from tests.support.apps import TASKS, make_runtime
 
 

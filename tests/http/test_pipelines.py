@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connection import Connection
-from swiftlet_serve.service.http.connection_table import ConnectionTable
-from swiftlet_serve.service.http.limits import Limits
+from swiftlet_serve.service.http.connections.connection import Connection
+from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.service.http.connections.limits import Limits
 from tests.support.apps import make_runtime
 from tests.support.connections import HOST, FakeTransport, cut
 

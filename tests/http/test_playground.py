@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, Page, Response, expect
 
 from swiftlet_serve.service.errors import SwiftletError
 from swiftlet_serve.service.http import playground as files
-from swiftlet_serve.service.http import status
-from swiftlet_serve.service.http.api_keys import make_key
 from swiftlet_serve.service.http.app import CORS
+from swiftlet_serve.service.http.endpoints import status
+from swiftlet_serve.service.http.gate.api_keys import make_key
 from swiftlet_serve.service.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats
 from swiftlet_serve.service.telemetry.snapshot import QueueState, Snapshot
 from tests.support.apps import TASKS

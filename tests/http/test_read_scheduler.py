@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.fair_queue import FAIR_EVERY
-from swiftlet_serve.service.http.read_scheduler import BUDGET_S, CROWDED_S, REST, REST_AFTER_S, STALE_S, ReadScheduler
+from swiftlet_serve.service.http.connections.fair_queue import FAIR_EVERY
+from swiftlet_serve.service.http.connections.read_scheduler import (
+    BUDGET_S,
+    CROWDED_S,
+    REST,
+    REST_AFTER_S,
+    STALE_S,
+    ReadScheduler,
+)
 
 
 class Recorder:

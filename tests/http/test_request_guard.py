@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from swiftlet_serve.service.errors import DeadlineExceeded, SwiftletError, Unavailable
-from swiftlet_serve.service.http.request_guard import RequestContext, RequestGuard
-from swiftlet_serve.service.http.route_table import Route, RouteTable
+from swiftlet_serve.service.http.gate.request_guard import RequestContext, RequestGuard
+from swiftlet_serve.service.http.gate.route_table import Route, RouteTable
 from swiftlet_serve.service.scheduling.admission import admissible
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.request_record import RequestRecord

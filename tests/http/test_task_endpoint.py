@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.task_endpoint import COMPUTE_HEADERS, _run_while_connected
+from swiftlet_serve.service.http.endpoints.task_endpoint import COMPUTE_HEADERS, _run_while_connected
 from swiftlet_serve.service.scheduling import admission
 from swiftlet_serve.service.telemetry.request_record import STAGES
 from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime

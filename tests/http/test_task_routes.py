@@ -12,10 +12,10 @@ import pytest
 from swiftlet_serve.models import tokenizer_safety
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connection import Connection
-from swiftlet_serve.service.http.connection_table import ConnectionTable
-from swiftlet_serve.service.http.limits import Limits
-from swiftlet_serve.service.http.task_endpoint import TaskEndpoint
+from swiftlet_serve.service.http.connections.connection import Connection
+from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.service.http.connections.limits import Limits
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskEndpoint
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 from tests.support.apps import MAX_BODY_BYTES, make_gated_runtime, make_runtime
 from tests.support.artifacts import make_tokenizer

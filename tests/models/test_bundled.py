@@ -16,10 +16,10 @@ import torch
 
 from swiftlet_serve.models.artifact import ONNX, Artifact, find_artifacts, open_artifact
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.service.inference.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.offline.release import golden_encodings
 from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import Batch
 from tests.support.checkpoints import relative_error

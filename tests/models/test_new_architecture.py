@@ -22,7 +22,7 @@ from swiftlet_serve.models.folding import fold
 from swiftlet_serve.models.operations import Operations
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.release import Draft, release
 from swiftlet_serve.service.types import Batch
 from tests.support import native_kernels

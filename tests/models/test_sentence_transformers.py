@@ -15,7 +15,7 @@ from swiftlet_serve.models.artifact import Artifact, Embedding, Pooling
 from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.sentence_transformers import MODULES, SETTINGS, read_encoder
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from tests.support import embedding_parity

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftlet_serve.models import sources
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 

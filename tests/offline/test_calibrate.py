@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from swiftlet_serve.models.artifact import Decisions, open_artifact
-from swiftlet_serve.service.cli import main
-from swiftlet_serve.service.loading import load_model, open_model
+from swiftlet_serve.service.cli.main import main
+from swiftlet_serve.service.inference.loading import load_model, open_model
 from swiftlet_serve.service.offline.evaluate import evaluate, respond
 from tests.support.artifacts import make_artifact
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.models.datasets import DatasetError
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, difference, evaluate
 from swiftlet_serve.service.tasks.qa import QaWithMargin
 from tests.support import artifacts

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from swiftlet_serve.models.artifact import open_artifact
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.types import Batch, Row
 from tests.goldens import cases, families

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from swiftlet_serve.models.artifact import GOLDEN, ONNX, Artifact, Embedding, Manifest, open_artifact, seal
 from swiftlet_serve.models.metrics import mean
 from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.offline.evaluate import Evaluation
 from swiftlet_serve.service.offline.fidelity import LEAST, Fidelity, fidelity
 from swiftlet_serve.service.offline.int8_gate import judge, loss_of

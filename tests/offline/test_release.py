@@ -22,10 +22,10 @@ from swiftlet_serve.models.graphs.quantize import quantize, read_weights
 from swiftlet_serve.models.metrics import Score, mean
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.recipe import Weakness
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline import release as releases
 from swiftlet_serve.service.offline.evaluate import Evaluation
 from swiftlet_serve.service.offline.fidelity import Fidelity

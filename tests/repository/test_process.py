@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.http.api_keys import make_key
+from swiftlet_serve.service.http.gate.api_keys import make_key
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 from tests.support.processes import ask

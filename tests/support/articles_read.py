@@ -22,7 +22,7 @@ from swiftlet_serve.models.datasets import documents
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.models.training.pretraining.corpus import encode_documents
 from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.offline.train import RECIPES, load_recipe
 from tests.support.paths import DATA, TESTS
 

@@ -34,9 +34,9 @@ from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.engines.native import Library, Native
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
-from swiftlet_serve.service.topk import Ranked, Scored
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.types import Batch, Engine
+from swiftlet_serve.service.types.topk import Ranked, Scored
 from tests.support.hostile_artifacts import Hostile, hostile, write
 from tests.support.paths import ROOT
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from tests.goldens.cases import SENTENCES, strings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.workers.hosted_model import HostedModel
 from swiftlet_serve.service.workers.thread_executor import ThreadExecutor

@@ -15,10 +15,10 @@ from typing import Any, ParamSpec
 import httpx2
 
 from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.repository.cache import Cache
 from swiftlet_serve.service.repository.manager import ModelManager
 from swiftlet_serve.service.repository.store import DESIRED, open_store
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState

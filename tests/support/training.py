@@ -26,8 +26,8 @@ from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import Losses, train
 from swiftlet_serve.models.training.recipe import Recipe
 from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.checkpoints import SMALL, reference
 

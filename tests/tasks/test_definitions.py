@@ -11,7 +11,7 @@ import pytest
 from swiftlet_serve.models.artifact import MANIFEST, ArtifactError
 from swiftlet_serve.service import tasks
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import open_model
+from swiftlet_serve.service.inference.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
 NAMES = ("classify", "embed", "entities", "fill-mask", "qa", "rerank", "score", "zero-shot")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from swiftlet_serve.models import datasets
 from swiftlet_serve.models.datasets import DatasetError, Tagged
 from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service import partial_results
+from swiftlet_serve.service.inference import partial_results
 from swiftlet_serve.service.tasks import entities
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 

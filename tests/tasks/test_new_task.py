@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from swiftlet_serve.models.artifact import Artifact, Manifest
 from swiftlet_serve.models.heads import build
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.release import Draft, Measure, release
 from swiftlet_serve.service.types import Batch
 from tests.support.artifacts import make_tokenizer

@@ -18,7 +18,7 @@ from swiftlet_serve.models.convert import ConversionError
 from swiftlet_serve.models.sentence_transformers import cross_encoder_problem
 from swiftlet_serve.models.tokenizer import Tokenizer
 from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline.evaluate import respond
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
 from swiftlet_serve.service.tasks import rerank

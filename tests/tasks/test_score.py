@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.engines import native
 from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.loading import LoadedModel, load_model
+from swiftlet_serve.service.inference.loading import LoadedModel, load_model
 from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.topk import Ranked, Scored, log_probabilities
 from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.types.topk import Ranked, Scored, log_probabilities
 from swiftlet_serve.service.workers.hosted_model import HostedModel, run_batch
 from tests.support.checkpoints import Shape, Task, reference
 from tests.support.fakes import PATIENCE_S

@@ -20,7 +20,7 @@ from swiftlet_serve.models.datasets import DatasetError
 from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.service.errors import Unprocessable
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.tasks import zero_shot
 from tests.support.apps import SECRET

@@ -7,7 +7,7 @@ import re
 from starlette.testclient import TestClient
 
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry import access_log
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve.service import build_info
 from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
 from swiftlet_serve.service.http.app import create_admin_app, create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.telemetry import prometheus
 from swiftlet_serve.service.telemetry.request_record import STAGES

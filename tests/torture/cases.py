@@ -29,10 +29,10 @@ from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.overload import run as run_overload
 from loadtest.server_process import STAND_IN, ServerProcess, resident_kib, serving
 from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.loading import load_model, locate
-from swiftlet_serve.service.percentile import percentile
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.loading import load_model, locate
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.service.telemetry.percentile import percentile
 from swiftlet_serve.service.types import Batch
 from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as arrays
 
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.topk import Ranked
 from swiftlet_serve.service.types import BatchResult
+from swiftlet_serve.service.types.topk import Ranked
 from swiftlet_serve.service.workers import codec
 from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS
 

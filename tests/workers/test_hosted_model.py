@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service.errors import Internal, SetupError
-from swiftlet_serve.service.topk import NOTHING, Ranked
 from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.types.topk import NOTHING, Ranked
 from swiftlet_serve.service.workers.hosted_model import (
     ERROR_DETAILS,
     HostedModel,

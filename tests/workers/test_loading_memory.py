@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service import memory
 from swiftlet_serve.service.engines import native
+from swiftlet_serve.service.machine import memory
 from swiftlet_serve.service.workers.process_executor import ProcessExecutor
 from tests.support.large_artifacts import make_bert
 from tests.support.paths import ROOT

@@ -13,7 +13,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import GOLDEN, open_artifact
 from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.service.types import Batch, BatchResult, WorkerLost
 from swiftlet_serve.service.workers import codec, process_executor

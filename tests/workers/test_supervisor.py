@@ -14,7 +14,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import GOLDEN, ArtifactError, open_artifact, seal
 from swiftlet_serve.service.errors import SetupError, Unavailable
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from swiftlet_serve.service.types import WorkerLost
 from swiftlet_serve.service.workers import supervisor

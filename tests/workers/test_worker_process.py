@@ -13,7 +13,7 @@ import pytest
 
 from swiftlet_serve.models.artifact import ArtifactError
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.memory import MEBIBYTE, CgroupMemory
+from swiftlet_serve.service.machine.memory import MEBIBYTE, CgroupMemory
 from swiftlet_serve.service.types import WorkerLost
 from swiftlet_serve.service.workers.worker_process import WorkerProcess, explain_exit
 from tests.support.engines.faulty import EXIT, HANG, Faulty

@@ -1,8 +1,8 @@
 """The dialects: protocols of other servers, so that their clients work unchanged. One module each.
 
-A dialect module defines the members of `Dialect` in `service/http/dialect.py`. It translates a request into one of
-ours, and our answer and errors back. It runs nothing itself: deadlines, admission, limits and statistics are those of
-every request. No other file lists the dialects, so a new dialect is a new file in this package.
+A dialect module defines the members of `Dialect` in `service/http/dialect_parts/dialect.py`. It translates a request
+into one of ours, and our answer and errors back. It runs nothing itself: deadlines, admission, limits and statistics
+are those of every request. No other file lists the dialects, so a new dialect is a new file in this package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 
 from swiftlet_serve.service import plugins
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http.dialect import Dialect
+from swiftlet_serve.service.http.dialect_parts.dialect import Dialect
 
 
 def names() -> list[str]:

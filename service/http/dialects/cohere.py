@@ -10,12 +10,13 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError, invalid_value
-from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, translation
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import Wording, renamed, sentence
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.tasks import empty_input
 from swiftlet_serve.service.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord

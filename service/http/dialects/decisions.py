@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from swiftlet_serve.service.errors import invalid_value
-from swiftlet_serve.service.http import bodies, openai_format
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page, translation
-from swiftlet_serve.service.http.questions import Distribution, Inquiry, Option, Question, ask, confidence
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http.dialect_parts import openai_format
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.service.http.dialect_parts.questions import Distribution, Inquiry, Option, Question, ask, confidence
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 
 MAX_QUESTIONS: Final = 400

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from swiftlet_serve.service import tasks
-from swiftlet_serve.service.http import bodies, problem_details
-from swiftlet_serve.service.http.dialect import Call, Operation, Page
-from swiftlet_serve.service.http.task_endpoint import Translation, renderer
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Operation, Page
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import Translation, renderer
+from swiftlet_serve.service.inference.runtime import Runtime
 
 
 def infer(runtime: Runtime, call: Call) -> Translation:

@@ -11,11 +11,13 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import bodies, model_pages, problem_details, tensor_inference
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, translation
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.service.http.dialect_parts import model_pages, tensor_inference
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Foreign, Operation, translation
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.service.http.wording import Wording, renamed, sentence
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.tasks import MAX_INPUTS
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 

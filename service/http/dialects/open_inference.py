@@ -17,16 +17,18 @@ from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.service import build_info
-from swiftlet_serve.service.catalog import ANY, Route
 from swiftlet_serve.service.errors import InvalidRequest, SwiftletError
-from swiftlet_serve.service.http import bodies, problem_details, tensor_inference, tensors
-from swiftlet_serve.service.http.dialect import Call, Foreign, Operation, Page
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
-from swiftlet_serve.service.http.tensor_inference import Scalar
-from swiftlet_serve.service.http.tensors import Tensor
+from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.service.http.dialect_parts import tensor_inference, tensors
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.service.http.dialect_parts.tensor_inference import Scalar
+from swiftlet_serve.service.http.dialect_parts.tensors import Tensor
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import sentence
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.catalog import ANY, Route
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 
 Parameters = dict[str, Scalar]
 

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from swiftlet_serve.service.http import bodies, model_pages, openai_format
-from swiftlet_serve.service.http.dialect import Call, Operation, translation
-from swiftlet_serve.service.http.openai_format import TRUNCATION, TruncatingRequest, Usage
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.service.http.dialect_parts import model_pages, openai_format
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Operation, translation
+from swiftlet_serve.service.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.service.http.wording import Wording, renamed
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from swiftlet_serve.service.http import bodies, openai_format
-from swiftlet_serve.service.http.dialect import Call, Operation, Page, translation
-from swiftlet_serve.service.http.openai_format import TRUNCATION, TruncatingRequest, Usage
-from swiftlet_serve.service.http.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.service.http.dialect_parts import openai_format
+from swiftlet_serve.service.http.dialect_parts.dialect import Call, Operation, Page, translation
+from swiftlet_serve.service.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve.service.http.endpoints.task_endpoint import TaskResponse, Translation
 from swiftlet_serve.service.http.wording import Wording, renamed
-from swiftlet_serve.service.pipeline import Pipeline
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.tasks import Texts
 from swiftlet_serve.service.telemetry.request_record import RequestRecord
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve.models.artifact import Decisions
 from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.runtime import Runtime
+from swiftlet_serve.service.inference.runtime import Runtime
 from swiftlet_serve.service.settings import Settings
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, reseal

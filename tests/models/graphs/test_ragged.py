@@ -16,7 +16,7 @@ from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8, in_mixed, of_i
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines import onnx_cpu
 from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.types import Batch
 from swiftlet_serve.service.workers.golden import replay
 from tests.support.checkpoints import relative_error

@@ -24,8 +24,8 @@ from swiftlet_serve.models.ragged.ranking import rows_of
 from swiftlet_serve.models.ragged.static import StaticBatch, StaticRunner
 from swiftlet_serve.models.tokenizer import Encoding
 from swiftlet_serve.service.engines.torch import PaddedTorch, RaggedTorch, is_out_of_memory
-from swiftlet_serve.service.topk import Ranked, Scored
 from swiftlet_serve.service.types import Batch
+from swiftlet_serve.service.types.topk import Ranked, Scored
 from tests.support.checkpoints import Task, relative_error
 from tests.support.networks import CONFIGS, NETWORKS, VOCABULARY, network
 

@@ -26,7 +26,7 @@ from swiftlet_serve.models.training.finetuning.task_training import Run
 from swiftlet_serve.models.training.pretraining.corpus import PRUNING_DOCUMENTS
 from swiftlet_serve.models.training.recipe import Finetuning, Recipe
 from swiftlet_serve.models.training.study import read_study
-from swiftlet_serve.service.loading import BUNDLED
+from swiftlet_serve.service.inference.loading import BUNDLED
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.release import release
 from swiftlet_serve.service.offline.study import STUDIES

@@ -12,7 +12,7 @@ from swiftlet_serve.models.training.downstream import score_checkpoints
 from swiftlet_serve.models.training.loop.learning_curve import read_curve
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.models.training.study import read_study
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.offline.study import STUDIES, run_study
 from swiftlet_serve.service.offline.train import training_methods
 

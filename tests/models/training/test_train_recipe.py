@@ -18,7 +18,7 @@ from swiftlet_serve.models.training.pretraining.pretrain import hash_parameters,
 from swiftlet_serve.models.training.recipe import RecipeError
 from swiftlet_serve.service.engines.torch import load_network
 from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.loading import load_model
+from swiftlet_serve.service.inference.loading import load_model
 from swiftlet_serve.service.offline import train as offline_train
 from swiftlet_serve.service.offline.evaluate import evaluate
 from swiftlet_serve.service.offline.release import release

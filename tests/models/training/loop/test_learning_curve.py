@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftlet_serve.models.training.loop.learning_curve import CurvePoint, read_curve, write_curve
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 
 POINTS = [
     CurvePoint(20, 1e-3, {"features": 1.25}, 3.5),

@@ -14,7 +14,7 @@ from torch import Tensor
 from swiftlet_serve.models.training.loop.learning_curve import read_curve
 from swiftlet_serve.models.training.loop.schedule import Schedule
 from swiftlet_serve.models.training.loop.trainer import train
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from tests.support.training import SILENT, SmallNetwork, same_parameters, train_small_network
 
 

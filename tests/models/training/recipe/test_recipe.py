@@ -19,7 +19,7 @@ from swiftlet_serve.models.training.recipe import (
     identifying_settings,
     read_recipe,
 )
-from swiftlet_serve.service.cli import main
+from swiftlet_serve.service.cli.main import main
 from swiftlet_serve.service.errors import SetupError
 from swiftlet_serve.service.offline.train import load_recipe, run_recipe, training_methods
 from tests.support.training import SILENT

@@ -1,0 +1,1 @@
+"""The commands of `swiftlet`. Only this package imports click."""
