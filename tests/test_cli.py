@@ -125,7 +125,7 @@ def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engin
 
 SERVE_FAULTY = """
 from functools import partial
-from swiftlet_serve.service import runtime
+from swiftlet_serve.service.inference import runtime
 from swiftlet_serve.service.cli.main import main
 runtime.ProcessExecutor = partial(runtime.ProcessExecutor, worker_module="tests.support.worker_main")
 main()

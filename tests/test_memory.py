@@ -15,7 +15,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the 
 MEBIBYTE = 1 << 20
 FREE_A_BLOCK = """
 import numpy as np
-from swiftlet_serve.service import memory
+from swiftlet_serve.service.machine import memory
 {setting}
 np.ones(2 * {size}, np.uint8)  # by default, blocks of up to this size now go to the heap
 block = np.ones({size}, np.uint8)

@@ -99,7 +99,7 @@ def test_server_starts_and_answers_with_all_standard_streams_closed(artifact_dir
     addresses = tmp_path / "addresses"
     code = f"""
 from pathlib import Path
-from swiftlet_serve.service import summaries
+from swiftlet_serve.service.cli import summaries
 summaries.announce = lambda addresses, _: Path({str(addresses)!r}).write_text(addresses.public)
 {MAIN}
 """

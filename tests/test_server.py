@@ -35,7 +35,7 @@ Pipeline.answer = answer
 
 BLOCKS = """
 import threading
-from swiftlet_serve.service.http import openapi
+from swiftlet_serve.service.http.endpoints import openapi
 openapi.describe = lambda *_: threading.Event().wait()
 """
 
@@ -134,7 +134,7 @@ def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
 
 
 def test_shutdown_waits_for_incomplete_requests(artifact_dir):
-    patient = f"from swiftlet_serve.service.http import port\nport.UNUSED_S = {PATIENCE_S}"
+    patient = f"from swiftlet_serve.service.http.connections import port\nport.UNUSED_S = {PATIENCE_S}"
 
     async def scenario():
         begun = [(sent, *await asyncio.open_connection("127.0.0.1", server.port)) for sent in (0, 1, 40, 100)]
@@ -226,8 +226,8 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
 
 AUDIT = """
 import atexit, os, socket, sys
-from swiftlet_serve.service import cli, summaries
-from swiftlet_serve.service.http import openapi
+from swiftlet_serve.service.cli import main, summaries
+from swiftlet_serve.service.http.endpoints import openapi
 calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), summaries.announce
 def arm(*arguments):
     sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode() + b"\\n"))

@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 
 
 class Reduced(Ragged, Protocol):
-    """The parts of `service.types.Batch` that say how rows are reduced: see `service.topk`."""
+    """The parts of `service.types.Batch` that say how rows are reduced: see `service.types.topk`."""
 
     @property
     def top_k(self) -> NDArray[np.int64]: ...

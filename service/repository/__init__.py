@@ -12,5 +12,5 @@ agreement  how far two answers to the same request agree
 report     whether a candidate may take over
 commands   the commands of the repository
 
-`http.repository_control` has the endpoints that load and unload models.
+`http.endpoints.repository_control` has the endpoints that load and unload models.
 """

@@ -111,7 +111,7 @@ def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
 
 
 class FillMask:
-    """One sequence for each text. Its row holds the top tokens of each mask, as `service.topk` describes."""
+    """One sequence for each text. Its row holds the top tokens of each mask, as `service.types.topk` describes."""
 
     Request = FillMaskRequest
     Response = Tokens | list[Tokens | Failure]

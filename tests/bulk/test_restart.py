@@ -174,7 +174,7 @@ def test_file_is_durable_before_its_line(options, monkeypatch, tmp_path):
 def test_killed_process_is_followed_by_another(options, expected, number, tmp_path):
     code = (
         "import os, signal\n"
-        "from swiftlet_serve.service import cli\n"
+        "from swiftlet_serve.service.cli import main as cli\n"
         "seen = 0\n"
         "def counted(call):\n"
         "    def wrapper(*args):\n"
