@@ -28,7 +28,7 @@ test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differenc
 	$(if $(CHANGED),$(SELECT) changed | xargs --no-run-if-empty $(PYTEST),$(PYTEST) $(TESTS))
 
 quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch nor a process
-	$(SELECT) quick | xargs $(PYTEST)
+	$(SELECT) quick | xargs $(PYTEST) -m 'not slow'
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run
