@@ -45,11 +45,12 @@ run_prepare() {
   run loadtest.lone_calls --prepare --runs "$runs" &
   networks=$!
   for shape in minilm mobilebert; do
-    run loadtest.released_shapes "$runs" --shape "$shape" --only classify --vocabulary "${VOCABULARY:-$data/bert-base-uncased-vocab.txt}"
+    run loadtest.released_shapes "$runs" --shape "$shape" --only classify \
+      --vocabulary "${VOCABULARY:-$data/bert-base-uncased-vocab.txt}" || return
   done
-  # The peer's files: a process that exports them itself then answers nothing with some versions of torch.
+  # The peer's files too, so that its start takes seconds.
   "$python" -c "import sys; from loadtest.baseline_app import create_app; from loadtest.baseline_fastapi_openvino import load
-create_app(sys.argv[1:], load)" "$runs"/{minilm,mobilebert}-released-classify
+create_app(sys.argv[1:], load)" "$runs"/{minilm,mobilebert}-released-classify || return
   wait "$networks"
 }
 

@@ -3,10 +3,10 @@
     python -m loadtest.front_scaling [--rounds 5] [--seconds 4] [--fronts 1 2 4] [--peers 1 4]
 
 The engine `echo`, which is the default, does nothing, so that all of the time is the server's own. `wrk` sends short
-texts, or the bodies of a file, in a closed loop over `--connections` kept connections. The servers run at once, and
-each round asks all of them. `--peers` adds FastAPI with OpenVINO in so many processes, which divide the cores. On a
-machine with few cores, requests per second say little, since wrk, fronts, coordinator and engine share them: the CPU
-time per request tells what each process takes.
+texts in a closed loop over `--connections` kept connections. The servers run at once, and each round asks all of them.
+`--peers` adds FastAPI with OpenVINO in so many processes, which divide the cores. On a machine with few cores, requests
+per second say little, since wrk, fronts, coordinator and engine share them: the CPU time per request tells what each
+process takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest import wrk
-from loadtest.server_process import cpu_s, module_server, roles, serving, wait_until_idle
+from loadtest.server_process import cpu_by_role, module_server, serving, wait_until_idle
 from swiftlet_serve.service.offline.environment import current_environment
 from swiftlet_serve.service.telemetry.percentile import percentile
 
@@ -41,13 +41,12 @@ class Server:
 
     def measure(self, bodies: Path, connections: int, seconds: float) -> None:
         """Runs a round."""
-        pids = roles(self.pid)
-        before = {role: cpu_s(ids) for role, ids in pids.items()}
+        before = cpu_by_role(self.pid)
         result = wrk.run(f"{self.url}/classify", bodies, connections, seconds)
         self.rounds.setdefault(connections, []).append(result)
         answered, costs = max(1.0, result.rate * seconds), self.cost_us.setdefault(connections, {})
-        for role, ids in pids.items():
-            costs.setdefault(role, []).append(1e6 * (cpu_s(ids) - before[role]) / answered)
+        for role, cpu in cpu_by_role(self.pid).items():
+            costs.setdefault(role, []).append(1e6 * (cpu - before[role]) / answered)
         wait_until_idle(self.pid)
 
 
@@ -73,17 +72,14 @@ def _parse() -> argparse.Namespace:
     add("--fronts", type=int, nargs="+", default=[1, 2, 4])
     add("--cores", type=int, default=1, help="Concurrent engine calls. Default: 1.")
     add("--peers", type=int, nargs="*", default=[], help="Processes of FastAPI with OpenVINO.")
-    add("--bodies", type=Path, help="File of request bodies for /classify, one on each line.")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = _parse()
     with ExitStack() as stack:
-        bodies = arguments.bodies
-        if bodies is None:
-            bodies = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bodies"
-            bodies.write_text(json.dumps({"inputs": TEXT}) + "\n")
+        bodies = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bodies"
+        bodies.write_text(json.dumps({"inputs": TEXT}) + "\n")
         servers = []
         for fronts in arguments.fronts:
             options = ("--fronts", str(fronts), "--cores", str(arguments.cores), "--timeout-ms", "60000")

@@ -48,7 +48,7 @@ from loadtest.generator import closed_loop
 from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.load import Load
 from loadtest.measurement import Measurement, RequestResult, summarize
-from loadtest.server_process import ServerProcess, cpu_s, roles, serving
+from loadtest.server_process import ServerProcess, cpu_by_role, roles, serving
 from loadtest.workload import LONG_BYTES, Body, default_workload, read_workload
 from swiftlet_serve.models.artifact import open_artifact, seal
 from swiftlet_serve.service.http.gate.api_keys import add_line, make_key
@@ -254,11 +254,11 @@ def measure_fronts(setting: Setting, generators: Generators, servers: Mapping[in
     setting.say("| workload | fronts | requests/s | p50 / p99 ms | failed | CPU us: server | fronts | engine |")
     setting.say("|---|---|---|---|---|---|---|---|")
     for name, (fronts, server) in itertools.product(OWN, servers.items()):
-        before, started = {role: cpu_s(ids) for role, ids in roles(server.pid).items()}, time.monotonic()
+        before, started = cpu_by_role(server.pid), time.monotonic()
         result = closed(setting, generators, server, setting.workloads[name])
         sending_s = time.monotonic() - started - (0 if shutil.which("wrk") else 2 * LEAD_S)
         answered = max(1.0, result.rate * sending_s)  # the warm-up's rate is about the same
-        costs = [f"{1e6 * (cpu_s(ids) - before[role]) / answered:.0f}" for role, ids in roles(server.pid).items()]
+        costs = [f"{1e6 * (cpu - before[role]) / answered:.0f}" for role, cpu in cpu_by_role(server.pid).items()]
         found.setdefault(name, {})[fronts] = result.rate
         latency = f"{result.p50:.1f} / {result.p99:.1f}"
         setting.say(f"| {name} | {fronts} | {result.rate:,.0f} | {latency} | {result.failed} | {' | '.join(costs)} |")

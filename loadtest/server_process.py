@@ -118,6 +118,11 @@ def cpu_s(pids: list[int]) -> float:
     return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
 
 
+def cpu_by_role(pid: int) -> dict[str, float]:
+    """Returns the CPU time that a server's processes have taken so far, in seconds, by their roles."""
+    return {role: cpu_s(ids) for role, ids in roles(pid).items()}
+
+
 @contextmanager
 def serving(
     models: Sequence[str | Path],
@@ -128,8 +133,8 @@ def serving(
 ) -> Iterator[ServerProcess]:
     """Serves these models, or the bundled ones if there are none, on a free port. Kills the server at the end.
 
-    The paths in PYTHONPATH come first, also for the server's own processes: a `sitecustomize.py` there takes the place
-    of the one that registers the engine `stand_in`.
+    The paths in PYTHONPATH come first, also for the server's own processes. A `sitecustomize.py` there hides the one
+    that registers the engine `stand_in`.
 
     Raises:
         SystemExit: the server did not start.

@@ -15,11 +15,10 @@ import statistics
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from loadtest.generator import send_all
 from loadtest.http_client import Client, request_bytes
-from loadtest.server_process import ServerProcess, serving
+from loadtest.server_process import ServerProcess, cpu_s, serving
 from swiftlet_serve.service.telemetry.percentile import percentile
 from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
 from swiftlet_serve.service.telemetry.request_stats import RequestStats
@@ -32,12 +31,6 @@ VARIANTS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "with": ({}, ()),
     "with, and access log": ({}, ("--access-log", "true", "--log-format", "json")),
 }
-
-
-def cpu_s(server: ServerProcess) -> float:
-    """Returns the CPU time of the HTTP process so far, in seconds."""
-    threads = Path(f"/proc/{server.pid}/task").glob("*/schedstat")
-    return sum(1e-9 * int(thread.read_text().split()[0]) for thread in threads)
 
 
 async def send(url: str, requests: int) -> None:
@@ -59,9 +52,9 @@ async def send(url: str, requests: int) -> None:
 
 def request_cost_us(server: ServerProcess) -> float:
     """Returns the microseconds of CPU time for each request."""
-    before = cpu_s(server)
+    before = cpu_s([server.pid])  # of the HTTP process alone
     asyncio.run(send(server.url, REQUESTS))
-    return 1e6 * (cpu_s(server) - before) / REQUESTS
+    return 1e6 * (cpu_s([server.pid]) - before) / REQUESTS
 
 
 def statistics_cost_us() -> float:

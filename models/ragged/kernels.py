@@ -48,8 +48,8 @@ class Form(NamedTuple):
 
 
 FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 4, 64, 64, 3)}
-"""The forms of `feed_forward`, by the least tokens that one is used for. They were the fastest on an H200: with few
-tokens, programs of few rows for many multiprocessors; with many, programs of which two fit into a multiprocessor."""
+"""The forms of `feed_forward`, by the least tokens that one is used for. They were the fastest on an H200. With few
+tokens, programs of few rows occupy many multiprocessors. With many tokens, a multiprocessor runs two programs."""
 OLDER_FORMS: Final[Mapping[int, Form]] = {1: Form(16, 4, 128, 128, 3), 2049: Form(64, 8, 32, 32, 3)}
 """Those on GPUs before Hopper. Without its copy engine, the addresses of a block take registers."""
 HOPPER: Final = (9, 0)
@@ -227,7 +227,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int
     """See `in_torch.Kernels`. Heads of other widths than `HEADS` are computed by the kernel of torch.
 
     That kernel starts a program for every block of `longest` tokens of every sequence. A static batch has room for many
-    sequences, of which most are empty and all others short, so that most programs would have no work.
+    sequences. Most of them are empty and the others short, so most programs would have no work.
     """
     tokens, heads, width = query.shape
     if width not in HEADS:

@@ -89,7 +89,7 @@ def test_attention_over_sequences_of_any_length(heads, width, causal):
 
 @interpreted
 @pytest.mark.parametrize("tokens", [1, 16, 37])
-@pytest.mark.parametrize("form", kernels.FORMS.values())
+@pytest.mark.parametrize("form", dict.fromkeys((*kernels.FORMS.values(), *kernels.OLDER_FORMS.values())))
 def test_layer_of_released_width(tokens, form, monkeypatch):
     c, i, h = 128, 512, 512
     layer = FeedForward(
