@@ -23,7 +23,7 @@ include_patterns = [
     "docs/**.md",
     "k8s/README.md",
     "loadtest/results/*.md",
-    "models/training/studies/*.md",
+    "models/swiftlet_train/studies/*.md",
     ".github/CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",

@@ -25,28 +25,28 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.training import recipe as recipes
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.cli.main import main as command_line
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import dialects
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connections.limits import MAX_CONNECTIONS, Limits
-from swiftlet_serve.service.http.dialects import cohere, decisions, openai
-from swiftlet_serve.service.http.endpoints.task_endpoint import MAX_RESPONSE_RATIO
-from swiftlet_serve.service.inference import pipeline
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks import entities, fill_mask, qa, rerank, zero_shot
-from swiftlet_serve.service.telemetry import prometheus
-from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
-from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
-from swiftlet_serve.service.types.body_model import BodyModel
+from swiftlet_models import architectures
+from swiftlet_serve import tasks
+from swiftlet_serve.cli.main import main as command_line
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, Limits
+from swiftlet_serve.http.dialects import cohere, decisions, openai
+from swiftlet_serve.http.endpoints.task_endpoint import MAX_RESPONSE_RATIO
+from swiftlet_serve.inference import pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.tasks import entities, fill_mask, qa, rerank, zero_shot
+from swiftlet_serve.telemetry import prometheus
+from swiftlet_serve.telemetry.shadow_stats import ShadowStats
+from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
+from swiftlet_serve.types.body_model import BodyModel
+from swiftlet_train import recipe as recipes
 
 PAGES: Final = Path(__file__).parent
 ROOT: Final = PAGES.parent
-RECIPE: Final = ROOT / "models/training/recipe"
+RECIPE: Final = (*(ROOT / "models/swiftlet_train/recipe").glob("*.py"), ROOT / "models/swiftlet_models/weakness.py")
 RECIPE_TABLES: Final = (
     "Recipe",
     "TokenizerTraining",
@@ -357,7 +357,7 @@ def modules(package: str) -> str:
 
 def networks() -> str:
     """Returns the networks that `swiftlet import` reads, by their names in a checkpoint's configuration."""
-    folder = ROOT / "models/architectures"
+    folder = ROOT / "models/swiftlet_models/architectures"
     rows = [[code(name.replace("_", "-")), _first_sentence(folder / f"{name}.py")] for name in architectures.names()]
     return table(["`model_type`", "Network"], rows)
 
@@ -372,7 +372,7 @@ def _first_sentence(path: Path) -> str:
 def native_files() -> str:
     """Returns the C++ files with the first sentences of their leading comments."""
     rows = []
-    for path in sorted((ROOT / "service/native").glob("*.[hc]*")):
+    for path in sorted((ROOT / "service/swiftlet_serve/native").glob("*.[hc]*")):
         if path.suffix in (".h", ".cpp"):
             lines = path.read_text("utf-8").splitlines()
             comment = " ".join(line[2:].strip() for line in takewhile(lambda line: line[2:].strip(), lines))
@@ -382,7 +382,7 @@ def native_files() -> str:
 
 def recipe(name: str) -> str:
     """Returns the keys of a table of a recipe, with the docstrings that follow the dataclass's fields."""
-    trees = [ast.parse(path.read_text("utf-8")) for path in sorted(RECIPE.glob("*.py"))]
+    trees = [ast.parse(path.read_text("utf-8")) for path in sorted(RECIPE)]
     classes = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
     rows = {key: row for one in [name, *bases] for key, row in _keys(classes[one])}

@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 from fastapi import Body, FastAPI
 
-from swiftlet_serve.service.benchmark.baselines import Call
-from swiftlet_serve.service.benchmark.networks import Network, artifact_network
-from swiftlet_serve.service.inference.loading import locate, open_model
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.types import Batch
+from swiftlet_serve.benchmark.baselines import Call
+from swiftlet_serve.benchmark.networks import Network, artifact_network
+from swiftlet_serve.inference.loading import locate, open_model
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import Batch
 
 RUNS: Final = Path("runs/bench")
 

@@ -11,7 +11,7 @@ import sys
 
 from loadtest.baseline_app import create_app
 from loadtest.baseline_server import serve
-from swiftlet_serve.service.benchmark.baselines import ENGINES
+from swiftlet_serve.benchmark.baselines import ENGINES
 
 if __name__ == "__main__":
     serve(lambda: create_app(sys.argv[1:], lambda network: ENGINES["ort_stock"].load(network).call))

@@ -20,10 +20,10 @@ import numpy as np
 
 from loadtest.baseline_app import create_app
 from loadtest.baseline_server import serve
-from swiftlet_serve.service.benchmark.baselines import ENGINES, Call
-from swiftlet_serve.service.benchmark.networks import Network
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.types import Batch, PaddedBatch
+from swiftlet_serve.benchmark.baselines import ENGINES, Call
+from swiftlet_serve.benchmark.networks import Network
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import Batch, PaddedBatch
 
 MULTIPLE: Final = 16
 

@@ -26,9 +26,9 @@ import pyarrow as pa
 import ray
 import ray.data
 
-from swiftlet_serve.service.benchmark.measure import Interval
-from swiftlet_serve.service.bulk.ray_data import BatchScorer
-from swiftlet_serve.service.offline.environment import current_environment
+from swiftlet_serve.benchmark.measure import Interval
+from swiftlet_serve.bulk.ray_data import BatchScorer
+from swiftlet_serve.offline.environment import current_environment
 
 BATCH_ROWS: Final = 256
 BLOCKS: Final = 4
@@ -94,7 +94,7 @@ def score_rate(artifact: Path, texts: list[str], folder: Path) -> float:
     command = [
         sys.executable,
         "-m",
-        "swiftlet_serve.service",
+        "swiftlet_serve",
         "score",
         str(folder / "in.csv"),
         "--model",

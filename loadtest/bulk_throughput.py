@@ -24,16 +24,16 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.server_process import resident_kib
-from swiftlet_serve.service.benchmark.measure import Interval
-from swiftlet_serve.service.benchmark.plan import batches_of_similar_length
-from swiftlet_serve.service.bulk import plan as planning
-from swiftlet_serve.service.bulk.job import Options, open_job
-from swiftlet_serve.service.bulk.leases import Leases
-from swiftlet_serve.service.bulk.manifest import Manifest
-from swiftlet_serve.service.bulk.scorer import Scorer
-from swiftlet_serve.service.bulk.worker import Worker
-from swiftlet_serve.service.inference.loading import LoadedModel, load_model, locate
-from swiftlet_serve.service.types import Batch
+from swiftlet_serve.benchmark.measure import Interval
+from swiftlet_serve.benchmark.plan import batches_of_similar_length
+from swiftlet_serve.bulk import plan as planning
+from swiftlet_serve.bulk.job import Options, open_job
+from swiftlet_serve.bulk.leases import Leases
+from swiftlet_serve.bulk.manifest import Manifest
+from swiftlet_serve.bulk.scorer import Scorer
+from swiftlet_serve.bulk.worker import Worker
+from swiftlet_serve.inference.loading import LoadedModel, load_model, locate
+from swiftlet_serve.types import Batch
 
 ROUNDS = 7
 

@@ -38,10 +38,10 @@ from loadtest.report import require_chart
 from loadtest.server_process import module_server, resident_kib, serving, wait_until_idle
 from loadtest.workload import LONG_BYTES, TASKS, default_workload, read_workload, route_of
 from loadtest.wrk import WrkResult
-from swiftlet_serve.service.benchmark.baselines import ENGINES, missing_package
-from swiftlet_serve.service.benchmark.plan import BUNDLED
-from swiftlet_serve.service.offline.environment import Environment, current_environment, load_warnings
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.benchmark.baselines import ENGINES, missing_package
+from swiftlet_serve.benchmark.plan import BUNDLED
+from swiftlet_serve.offline.environment import Environment, current_environment, load_warnings
+from swiftlet_serve.telemetry.percentile import percentile
 
 WARM_UP_S: Final = 2
 MIN_REQUESTS_PER_CALLER: Final = 3

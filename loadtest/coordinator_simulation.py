@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.percentile import percentile
 
 
 class Costs(NamedTuple):

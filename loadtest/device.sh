@@ -76,11 +76,11 @@ run_fronts() {
 
 run_bench() {
   if on_cpu; then
-    "$python" -c "from pathlib import Path; import torch; from swiftlet_serve.service.benchmark import device, measure
+    "$python" -c "from pathlib import Path; import torch; from swiftlet_serve.benchmark import device, measure
 measure.ROUND_S, measure.MIN_ROUNDS, device.MIXED_ROWS, device.MIXED_LENGTHS = 0.0, 2, 1, [8, 16]
 print(device.text(device.bench_device(torch.device('cpu'), ['minilm'], Path('$runs'), 0.0, print, [(1, 16)], 256)))"
   else
-    run swiftlet_serve.service bench --device "$device" --seconds "${SECONDS_A_CASE:-8}" --out "$out" --name gpu --runs "$runs"
+    run swiftlet_serve bench --device "$device" --seconds "${SECONDS_A_CASE:-8}" --out "$out" --name gpu --runs "$runs"
   fi
 }
 

@@ -24,8 +24,8 @@ import uvloop
 
 from loadtest.http_client import Client, Connection, request_bytes
 from loadtest.server_process import serving
-from swiftlet_serve.service.benchmark.measure import Interval
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
+from swiftlet_serve.benchmark.measure import Interval
+from swiftlet_serve.grpc import open_inference_pb2 as pb
 
 TEXT = "A warm, funny and clever film."
 MANY = 64

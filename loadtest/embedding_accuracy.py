@@ -19,14 +19,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_serve.models import metrics
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
-from swiftlet_serve.service.benchmark.networks import artifact_network
-from swiftlet_serve.service.benchmark.plan import batches_of_similar_length
-from swiftlet_serve.service.inference.loading import locate, open_model
-from swiftlet_serve.service.types import Batch
+from swiftlet_models import metrics
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve import tasks
+from swiftlet_serve.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
+from swiftlet_serve.benchmark.networks import artifact_network
+from swiftlet_serve.benchmark.plan import batches_of_similar_length
+from swiftlet_serve.inference.loading import locate, open_model
+from swiftlet_serve.types import Batch
 
 REFERENCE: Final = "sentence_transformers"
 CALIBRATION_TEXTS: Final = 128

@@ -24,16 +24,16 @@ import numpy as np
 import uvloop
 
 from loadtest.coordinator_simulation import Costs, simulate
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.fronts import messages
-from swiftlet_serve.service.fronts.channel import Channel
-from swiftlet_serve.service.fronts.front_requests import FrontRequests
-from swiftlet_serve.service.fronts.messages import HEADER, Kind, Submission
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.scheduling.admission import AdmissionController
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.types import BatchResult, Cost, TimedCall
-from swiftlet_serve.service.workers import codec
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.fronts import messages
+from swiftlet_serve.fronts.channel import Channel
+from swiftlet_serve.fronts.front_requests import FrontRequests
+from swiftlet_serve.fronts.messages import HEADER, Kind, Submission
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.scheduling.admission import AdmissionController
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.types import BatchResult, Cost, TimedCall
+from swiftlet_serve.workers import codec
 
 TOKENS: Final = 12  # of a request, as the text of `front_scaling` has
 REQUESTS: Final = 6_000  # of a case

@@ -21,8 +21,8 @@ from typing import Final
 
 from loadtest import wrk
 from loadtest.server_process import cpu_by_role, module_server, serving, wait_until_idle
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.telemetry.percentile import percentile
 
 ROLE_TITLES: Final = ("server process", "fronts", "engine")
 TEXT: Final = "A warm, funny and clever film."

@@ -14,13 +14,13 @@ from typing import Final
 
 import torch
 
-from swiftlet_serve.service.engines.torch import PRECISIONS, PaddedTorch, load_network, ragged_engine
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.inference.loading import LoadedModel, locate, open_model
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, difference, evaluate
-from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.types import Engine
+from swiftlet_serve.engines.torch import PRECISIONS, PaddedTorch, load_network, ragged_engine
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.inference.loading import LoadedModel, locate, open_model
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.offline.evaluate import Evaluation, agreement, difference, evaluate
+from swiftlet_serve.types import Engine
+from swiftlet_train.run_recipe import load_recipe
 
 MAX_LOSS: Final = 0.5  # points
 

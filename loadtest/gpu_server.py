@@ -50,12 +50,12 @@ from loadtest.load import Load
 from loadtest.measurement import Measurement, RequestResult, summarize
 from loadtest.server_process import ServerProcess, cpu_by_role, roles, serving
 from loadtest.workload import LONG_BYTES, Body, default_workload, read_workload
-from swiftlet_serve.models.artifact import open_artifact, seal
-from swiftlet_serve.service.http.gate.api_keys import add_line, make_key
-from swiftlet_serve.service.inference.loading import locate
-from swiftlet_serve.service.machine.devices import find_devices
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_models.artifact import open_artifact, seal
+from swiftlet_serve.http.gate.api_keys import add_line, make_key
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.machine.devices import find_devices
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.telemetry.percentile import percentile
 
 ENGINE: Final = "torch"
 Capacities: TypeAlias = dict[str, dict[int, float]]  # requests/s by workload and number of fronts

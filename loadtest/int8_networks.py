@@ -11,16 +11,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from swiftlet_serve.models.folding import Folded, Product
-from swiftlet_serve.models.graphs.export import export
-from swiftlet_serve.models.graphs.quantize import quantize
-from swiftlet_serve.models.graphs.ragged import Multiply, Network, in_fp32, in_int8, of_int8
-from swiftlet_serve.models.graphs.reader import block_of, pack
-from swiftlet_serve.models.graphs.writer import CONTRIB, Graph
-from swiftlet_serve.models.heads import Model
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, ragged_inputs, session
-from swiftlet_serve.service.types import Batch, Cost, Engine, Row
+from swiftlet_models.folding import Folded, Product
+from swiftlet_models.graphs.export import export
+from swiftlet_models.graphs.quantize import quantize
+from swiftlet_models.graphs.ragged import Multiply, Network, in_fp32, in_int8, of_int8
+from swiftlet_models.graphs.reader import block_of, pack
+from swiftlet_models.graphs.writer import CONTRIB, Graph
+from swiftlet_models.heads import Model
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx, ragged_inputs, session
+from swiftlet_serve.types import Batch, Cost, Engine, Row
 
 Array = NDArray[Any]
 Call = Callable[[Batch], Array]

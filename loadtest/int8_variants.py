@@ -27,16 +27,16 @@ import numpy as np
 import torch
 
 from loadtest.int8_networks import EQUIVALENT, FP32, VARIANTS, Subject
-from swiftlet_serve.models.artifact import ONNX
-from swiftlet_serve.models.folding import fold
-from swiftlet_serve.models.graphs.reader import read_weights
-from swiftlet_serve.models.heads import build
-from swiftlet_serve.service.benchmark.networks import VOCABULARY_SIZE, batch_of
-from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.inference.loading import BUNDLED, LoadedModel, load_model
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.offline.evaluate import Evaluation, agreement, evaluate
-from swiftlet_serve.service.types import Batch, Engine
+from swiftlet_models.artifact import ONNX
+from swiftlet_models.folding import fold
+from swiftlet_models.graphs.reader import read_weights
+from swiftlet_models.heads import build
+from swiftlet_serve.benchmark.networks import VOCABULARY_SIZE, batch_of
+from swiftlet_serve.errors import Internal
+from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.offline.evaluate import Evaluation, agreement, evaluate
+from swiftlet_serve.types import Batch, Engine
 
 ARCHITECTURES: Final = ("mobilebert", "albert")  # in their released shapes
 SHAPES: Final = ("1x16", "1x32", "1x128", "8x32", "8x128", "1x384", "mixed")  # rows x tokens

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from swiftlet_serve.models.operations import Operations
-from swiftlet_serve.service.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
-from swiftlet_serve.service.benchmark.measure import Interval, Result, measure
-from swiftlet_serve.service.benchmark.networks import RELEASED, Network, batch_of, released_network
-from swiftlet_serve.service.benchmark.plan import Case
-from swiftlet_serve.service.offline.environment import current_environment
+from swiftlet_models.operations import Operations
+from swiftlet_serve.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
+from swiftlet_serve.benchmark.measure import Interval, Result, measure
+from swiftlet_serve.benchmark.networks import RELEASED, Network, batch_of, released_network
+from swiftlet_serve.benchmark.plan import Case
+from swiftlet_serve.offline.environment import current_environment
 
 COMPARED: Final = ("native", "ort_stock", "openvino_int8", "openvino")
 SUBJECT: Final = "native"

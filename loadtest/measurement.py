@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from loadtest.verdict import MAX_BAD_SHARE, Run
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.percentile import percentile
 
 MAX_GENERATOR_CPU_SHARE: Final = 0.9  # above this share of a core the generator is saturated
 SLICES: Final = 10

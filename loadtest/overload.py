@@ -37,9 +37,9 @@ from loadtest.generator import closed_loop, open_loop
 from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.report import require_chart
 from loadtest.server_process import ServerProcess, serving
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.scheduling.load import AdmissionPolicy
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.scheduling.load import AdmissionPolicy
+from swiftlet_serve.telemetry.percentile import percentile
 
 MODEL: Final = "mobilebert-sst2"
 WORDS: Final = {"short": 8, "medium": 48, "long": 250}  # by length class; a word is one token, and two tokens are added

@@ -24,7 +24,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.percentile import percentile
 
 ROUNDS, CALLS = 20, 100
 SHARED_BYTES = 1 << 20

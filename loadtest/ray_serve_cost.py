@@ -22,9 +22,9 @@ from ray import serve
 
 from loadtest import wrk
 from loadtest.server_process import serving
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.ray_serve import application
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.ray_serve import application
+from swiftlet_serve.telemetry.percentile import percentile
 
 TEXT: Final = "A warm, funny and clever film."
 CONNECTIONS: Final = (1, 32)

@@ -14,11 +14,11 @@ from typing import Final
 
 import torch
 
-from swiftlet_serve.models.artifact import Head, Manifest
-from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.benchmark.networks import RELEASED
-from swiftlet_serve.service.offline.release import Draft, release
+from swiftlet_models.artifact import Head, Manifest
+from swiftlet_models.heads import build
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.benchmark.networks import RELEASED
+from swiftlet_serve.offline.release import Draft, release
 
 VOCABULARY: Final = Path("../shared/data/bert-base-uncased-vocab.txt")
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {"classify": ("NEGATIVE", "POSITIVE"), "qa": (), "fill-mask": ()}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from loadtest.verdict import MAX_BAD_SHARE, Run, fit
-from swiftlet_serve.service import extras
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.offline.environment import load_warnings
+from swiftlet_serve import extras
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.offline.environment import load_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -139,7 +139,7 @@ def serving(
     Raises:
         SystemExit: the server did not start.
     """
-    command = [sys.executable, "-m", "swiftlet_serve.service", "serve", "--port", str(port), "--engine", engine]
+    command = [sys.executable, "-m", "swiftlet_serve", "serve", "--port", str(port), "--engine", engine]
     command += [*(["--models", ",".join(map(str, models))] if models else []), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(STAND_IN), str(ROOT)])

@@ -37,9 +37,9 @@ from loadtest.load import Load, add_options, arrival_times, duration_s, load_of
 from loadtest.measurement import Measurement, generator_limited, summarize
 from loadtest.server_process import module_server, serving
 from loadtest.verdict import MAX_BAD_SHARE, MIN_RATE, estimate, next_rate, verdict
-from swiftlet_serve.service.cli.progress import advance
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.cli.progress import advance
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.settings import Settings
 
 CALLERS: Final = 32  # of a closed loop
 MIN_REQUESTS: Final = 200  # of a load; with fewer, a single request decides about 1 %

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from loadtest.generator import send_all
 from loadtest.http_client import Client, request_bytes
 from loadtest.server_process import ServerProcess, cpu_s, serving
-from swiftlet_serve.service.telemetry.percentile import percentile
-from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
-from swiftlet_serve.service.telemetry.request_stats import RequestStats
+from swiftlet_serve.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
+from swiftlet_serve.telemetry.request_stats import RequestStats
 
 CLIENTS, WARM_UP_REQUESTS, REQUESTS = 8, 800, 400
 REPEATS = 2_000

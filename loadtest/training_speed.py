@@ -23,26 +23,26 @@ from typing import Final
 
 import torch
 
-from swiftlet_serve.models.architectures.layers import Encoder
-from swiftlet_serve.models.artifact import TOKENIZER, Artifact, open_artifact
-from swiftlet_serve.models.device_peak import measured_peak
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.batches import make_batches
-from swiftlet_serve.models.training.examples.example import Example, take_evenly
-from swiftlet_serve.models.training.finetuning.finetune import read_examples
-from swiftlet_serve.models.training.finetuning.logits import task_logits
-from swiftlet_serve.models.training.finetuning.losses import label_loss
-from swiftlet_serve.models.training.loop import trainer
-from swiftlet_serve.models.training.loop.cpu_acceleration import attending_in_bf16
-from swiftlet_serve.models.training.loop.gpu_acceleration import can_be_packed, compiled, packed
-from swiftlet_serve.models.training.loop.learning_curve import LOSSES_FILE, read_curve
-from swiftlet_serve.models.training.loop.schedule import Schedule
-from swiftlet_serve.models.training.recipe import Finetuning, Precision
-from swiftlet_serve.service.engines.torch import load_network
-from swiftlet_serve.service.inference.loading import locate
-from swiftlet_serve.service.offline.environment import current_environment
-from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_models.architectures.layers import Encoder
+from swiftlet_models.artifact import TOKENIZER, Artifact, open_artifact
+from swiftlet_models.device_peak import measured_peak
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.engines.torch import load_network
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.offline.environment import current_environment
+from swiftlet_serve.telemetry.percentile import percentile
+from swiftlet_train.examples.batches import make_batches
+from swiftlet_train.examples.example import Example, take_evenly
+from swiftlet_train.finetuning.finetune import read_examples
+from swiftlet_train.finetuning.logits import task_logits
+from swiftlet_train.finetuning.losses import label_loss
+from swiftlet_train.loop import trainer
+from swiftlet_train.loop.cpu_acceleration import attending_in_bf16
+from swiftlet_train.loop.gpu_acceleration import can_be_packed, compiled, packed
+from swiftlet_train.loop.learning_curve import LOSSES_FILE, read_curve
+from swiftlet_train.loop.schedule import Schedule
+from swiftlet_train.recipe import Finetuning, Precision
+from swiftlet_train.run_recipe import load_recipe
 
 MODELS: Final = ("mobilebert-sst2", "mobilebert-qa", "albert-sst2", "albert-qa")
 TOKENS: Final = re.compile(r"([\d,]+) tokens/s")

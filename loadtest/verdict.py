@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.percentile import percentile
 
 MAX_BAD_SHARE: Final = 0.01
 BOOTSTRAP_DRAWS: Final = 1000

@@ -46,7 +46,7 @@ def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "torch" not in sys.modules:  # no collected test exports a network, and the import takes seconds
         yield
         return
-    from swiftlet_serve.models.graphs import export
+    from swiftlet_models.graphs import export
     from tests.support.graph_cache import cached
 
     directory = tmp_path_factory.getbasetemp()

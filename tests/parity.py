@@ -24,14 +24,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from swiftlet_serve.models.convert import ConvertedCheckpoint
-from swiftlet_serve.models.folding import fold
-from swiftlet_serve.models.graphs.ragged import in_fp32, of_int8
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.native import Native
-from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.convert import ConvertedCheckpoint
+from swiftlet_models.folding import fold
+from swiftlet_models.graphs.ragged import in_fp32, of_int8
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.native import Native
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.types import Batch
 from tests.goldens import cases
 from tests.support import embedding_parity
 from tests.support.checkpoints import (

@@ -8,14 +8,14 @@ from importlib import metadata
 
 import pytest
 
-from swiftlet_serve.service import build_info
+from swiftlet_serve import build_info
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package without a revision: no file, no metadata, no checkout."""
-    package = tmp_path / "service"
-    package.mkdir()
+    package = tmp_path / "checkout/service/swiftlet_serve"
+    package.mkdir(parents=True)
     monkeypatch.setattr(build_info, "PACKAGE", package)
     monkeypatch.setattr(build_info, "DISTRIBUTION", "not-installed")
     build_info.revision.cache_clear()
@@ -44,7 +44,7 @@ def test_metadata_of_an_installation_from_git_has_the_revision(package, monkeypa
 
 
 def test_checkout_has_the_revision(package):
-    git = ["git", "-C", str(package.parent), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    git = ["git", "-C", str(package.parents[1]), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "--quiet"], check=True)
     assert build_info.revision() == "unknown", "no commit"
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "first"], check=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.inference.catalog import share_of
+from swiftlet_serve.inference.catalog import share_of
 
 SPLITS = st.lists(st.tuples(st.integers(1, 99), st.floats(0.01, 100)), min_size=1, max_size=5, unique_by=lambda x: x[0])
 

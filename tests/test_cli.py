@@ -15,10 +15,10 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.models.artifact import ONNX
-from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.settings import Settings
+from swiftlet_models.artifact import ONNX
+from swiftlet_serve import engines, plugins
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.settings import Settings
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
@@ -89,7 +89,7 @@ def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engin
     command = [
         sys.executable,
         "-m",
-        "swiftlet_serve.service",
+        "swiftlet_serve",
         "serve",
         "--port",
         "0",
@@ -125,8 +125,8 @@ def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engin
 
 SERVE_FAULTY = """
 from functools import partial
-from swiftlet_serve.service.inference import runtime
-from swiftlet_serve.service.cli.main import main
+from swiftlet_serve.inference import runtime
+from swiftlet_serve.cli.main import main
 runtime.ProcessExecutor = partial(runtime.ProcessExecutor, worker_module="tests.support.worker_main")
 main()
 """

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.errors import DeadlineExceeded
-from swiftlet_serve.service.inference.deadlines import RESOLUTION_S, Deadlines
+from swiftlet_serve.errors import DeadlineExceeded
+from swiftlet_serve.inference.deadlines import RESOLUTION_S, Deadlines
 from tests.support.virtual import run
 
 SECONDS = st.integers(0, 20).map(float)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.machine.devices import find_devices
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.machine.devices import find_devices
 
 
 class NVMLError(Exception):

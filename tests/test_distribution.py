@@ -24,17 +24,17 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif("SWIFTLET_DISTRIBUTION_TEST" not in os.environ, reason="takes minutes: make dist-test")
 
-PACKAGE = "swiftlet_serve"
-SOURCES = ("LICENSE", "MANIFEST.in", "NOTICE", "README.md", "models", "pyproject.toml", "service", "src")
-BUILT = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-DATA = (
-    "models/bundled/*/*",
-    "models/training/recipes/*.toml",
-    "models/training/studies/*.toml",
-    "service/http/playground/*.*",
-    "models/**/*.py",
-    "service/**/*.py",
+SOURCES = ("LICENSE", "NOTICE", "README.md", "models", "pyproject.toml", "service")
+BUILT = shutil.ignore_patterns("*.so", "__pycache__")
+SERVER = (
+    "models/swiftlet_models/**/*.py",
+    "models/swiftlet_models/bundled/*/*",
+    "models/swiftlet_models/py.typed",
+    "service/swiftlet_serve/**/*.py",
+    "service/swiftlet_serve/http/playground/*.*",
+    "service/swiftlet_serve/py.typed",
 )
+TRAINING = ("models/swiftlet_train/**/*.py", "models/swiftlet_train/*/*.toml", "models/swiftlet_train/py.typed")
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,21 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=BUILT)
         else:
             shutil.copy2(ROOT / name, source / name)
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", source], check=True, capture_output=True)
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist"]
+    for project in (source, source / "models"):
+        subprocess.run([*build, project], check=True, capture_output=True)
     return source / "dist"
 
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    (path,) = dist.glob("*.whl")
+    (path,) = dist.glob("swiftlet_serve-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def training(dist: Path) -> Path:
+    (path,) = dist.glob("swiftlet_train-*.whl")
     return path
 
 
@@ -72,30 +80,48 @@ def names_in(wheel: Path) -> set[str]:
 
 
 def test_sdist_leaves_out_tests_and_compiled_kernels(dist):
-    (path,) = dist.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        names = [name.partition("/")[2] for name in archive.getnames()]
+    for path in dist.glob("*.tar.gz"):
+        with tarfile.open(path) as archive:
+            names = [name.partition("/")[2] for name in archive.getnames()]
 
-    assert "pyproject.toml" in names
-    assert [name for name in names if name.startswith(("tests", "docs", "loadtest")) or name.endswith(".so")] == []
-
-
-def test_wheel_has_one_top_level_package(wheel):
-    assert {name.partition("/")[0].partition("-")[0] for name in names_in(wheel)} == {PACKAGE}
+        assert "pyproject.toml" in names
+        assert [name for name in names if name.startswith(("tests", "docs", "loadtest")) or name.endswith(".so")] == []
 
 
-def test_wheel_holds_every_module_model_recipe_and_page_file(wheel):
-    expected = {f"{PACKAGE}/{path.relative_to(ROOT)}" for pattern in DATA for path in ROOT.glob(pattern)}
+def expected(patterns: tuple[str, ...]) -> set[str]:
+    """Returns the names that files of the checkout have in a wheel: those from their import root on."""
+    found = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    assert found
+    return {"/".join(path.relative_to(ROOT).parts[1:]) for path in found}
 
-    assert expected
-    assert sorted((expected | {f"{PACKAGE}/py.typed"}) - names_in(wheel)) == []
+
+def packages_in(names: set[str]) -> set[str]:
+    return {name.partition("/")[0] for name in names if ".dist-info" not in name}
+
+
+def test_wheel_holds_every_module_model_and_page_file_and_no_training(wheel):
+    names = names_in(wheel)
+
+    assert sorted(expected(SERVER) - names) == []
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
+        "swiftlet_serve",
+        "swiftlet_models",
+    }
+    assert [name for name in names if name.endswith((".h", ".cpp"))] == []
+
+
+def test_wheel_of_the_training_holds_every_module_recipe_and_study(training):
+    names = names_in(training)
+
+    assert sorted(expected(TRAINING) - names) == []
+    assert packages_in(names) == {"swiftlet_train"}
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_wheel_holds_the_kernels_of_its_architecture_and_suits_later_pythons(wheel):
-    kernels = {Path(name).name.partition(".")[0] for name in names_in(wheel) if name.endswith(".abi3.so")}
+    kernels = {Path(name).name.partition(".")[0] for name in names_in(wheel) if name.endswith(".so")}
 
-    assert "-cp311-abi3-linux_" in wheel.name
+    assert "-py3-none-linux_" in wheel.name
     assert kernels in ({"avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"}, {"neon", "neon_i8mm"})
 
 
@@ -123,8 +149,17 @@ def test_installed_wheel_serves_the_bundled_models_from_another_folder(installed
     assert b"<html" in page
 
 
-def test_installed_wheel_brings_no_package_named_models_or_service(installed, tmp_path):
-    for name in ("models", "service"):
-        found = subprocess.run([installed / "python", "-c", f"import {name}"], cwd=tmp_path, capture_output=True)
+@pytest.mark.parametrize("command", ["train", "study", "plot"])
+def test_installed_wheel_says_what_to_install_for_training(installed, tmp_path, command):
+    asked = subprocess.run([installed / "swiftlet", command, "x", "--out", "y"], cwd=tmp_path, capture_output=True)
 
-        assert b"ModuleNotFoundError" in found.stderr
+    assert asked.returncode == 1
+    assert b"pip install ./models" in asked.stderr
+
+
+def test_installed_training_adds_its_commands(installed, training, tmp_path):
+    pip = [installed / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--no-deps", training], check=True)
+    asked = subprocess.run([installed / "swiftlet", "train", "--help"], cwd=tmp_path, capture_output=True, check=True)
+
+    assert b"--only" in asked.stdout

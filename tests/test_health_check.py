@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service.cli.health_check import address, is_ready
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.cli.health_check import address, is_ready
+from swiftlet_serve.settings import Settings
 from tests.support.certificates import make_certificate
 from tests.support.processes import serving
 
@@ -61,7 +61,7 @@ def test_server_with_a_certificate_is_ready(artifact_dir, tmp_path):
 
 
 def test_module_imports_only_the_standard_library():
-    code = "import sys; before = set(sys.modules); import swiftlet_serve.service.cli.health_check; print(*sys.modules)"
+    code = "import sys; before = set(sys.modules); import swiftlet_serve.cli.health_check; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
 
@@ -69,6 +69,6 @@ def test_module_imports_only_the_standard_library():
 
 
 def test_server_that_accepts_and_says_nothing_is_not_ready(monkeypatch):
-    monkeypatch.setattr("swiftlet_serve.service.cli.health_check.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("swiftlet_serve.cli.health_check.TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not is_ready("127.0.0.1", silent.getsockname()[1], False)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.service import build_info
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve import build_info
+from swiftlet_serve.settings import Settings
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 from tests.support.processes import ask, serving
@@ -71,7 +71,7 @@ def test_every_line_is_json_if_the_log_is(artifact_dir):
 def test_closed_output_does_not_end_the_server(kind, artifact_dir):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "swiftlet_serve.service", "serve", "--port", "0", "--engine", "echo"]
+    command = [sys.executable, "-m", "swiftlet_serve", "serve", "--port", "0", "--engine", "echo"]
     command += ["--models", str(artifact_dir / "tiny-classify"), "--log-format", kind]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
@@ -89,6 +89,6 @@ def test_closed_output_does_not_end_the_server(kind, artifact_dir):
 
 
 def test_defaults_are_not_repeated_in_the_log():
-    from swiftlet_serve.service.server import _changes
+    from swiftlet_serve.server import _changes
 
     assert _changes(Settings(cores=3)) == "3 cores, settings: the defaults"

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.artifact import GOLDEN, TOKENIZER, ArtifactError
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference import loading
-from swiftlet_serve.service.inference.loading import load_model, locate, open_model
+from swiftlet_models.artifact import GOLDEN, TOKENIZER, ArtifactError
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference import loading
+from swiftlet_serve.inference.loading import load_model, locate, open_model
 from tests.support.artifacts import make_artifact, reseal
 
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service.machine import memory
-from swiftlet_serve.service.machine.memory import CgroupMemory
+from swiftlet_serve.machine import memory
+from swiftlet_serve.machine.memory import CgroupMemory
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc")
 MEBIBYTE = 1 << 20
 FREE_A_BLOCK = """
 import numpy as np
-from swiftlet_serve.service.machine import memory
+from swiftlet_serve.machine import memory
 {setting}
 np.ones(2 * {size}, np.uint8)  # by default, blocks of up to this size now go to the heap
 block = np.ones({size}, np.uint8)

@@ -13,14 +13,14 @@ import pytest
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.loading import LoadedModel, load_model
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks import qa
-from swiftlet_serve.service.types import Batch, Row
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.loading import LoadedModel, load_model
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.tasks import qa
+from swiftlet_serve.types import Batch, Row
 
 TASKS = ("classify", "qa", "fill-mask")
 LONG = "a " * 60  # more tokens than the tiny models read

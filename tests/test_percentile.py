@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.percentile import percentile
 
 
 @given(st.lists(st.floats(0, 10), min_size=1), st.floats(0.01, 1))

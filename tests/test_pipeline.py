@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.inference.pipeline import Pipeline
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks.classify import ClassifyRequest
-from swiftlet_serve.service.tasks.qa import QaRequest
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.tasks.classify import ClassifyRequest
+from swiftlet_serve.tasks.qa import QaRequest
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.fakes import soon
 
 

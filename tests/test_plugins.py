@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from swiftlet_serve.service import plugins
-from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve import plugins
+from swiftlet_serve.errors import SetupError
 
 
 @pytest.fixture

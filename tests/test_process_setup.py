@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.http.gate.api_keys import make_key
+from swiftlet_serve.http.gate.api_keys import make_key
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
 from tests.support.processes import ask
 
-MAIN = "from swiftlet_serve.service.__main__ import main; main()"
+MAIN = "from swiftlet_serve.__main__ import main; main()"
 HANGS_UP_BEFORE_THE_MODELS = """
 import os, signal, sys
 from pathlib import Path
 class Finder:
     def find_spec(self, name, *_):
-        if name == "swiftlet_serve.service.cli.main":
+        if name == "swiftlet_serve.cli.main":
             sys.meta_path.remove(self)
-            from swiftlet_serve.service import server
+            from swiftlet_serve import server
             start = server.Runtime.start
             def hang_up(settings):
                 Path(settings.api_keys_file).write_text({keys!r})
@@ -86,7 +86,7 @@ def test_sighup_before_the_models_are_loaded_has_its_effect_once_they_are(artifa
         assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("module", ["swiftlet_serve.service.cli.main", "swiftlet_serve.service.server"])
+@pytest.mark.parametrize("module", ["swiftlet_serve.cli.main", "swiftlet_serve.server"])
 def test_sigint_during_the_start_ends_the_process_without_a_traceback(module, artifact_dir):
     code = INTERRUPTS_ITSELF.format(module=module) + MAIN
     with start(code, serve(artifact_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -99,7 +99,7 @@ def test_server_starts_and_answers_with_all_standard_streams_closed(artifact_dir
     addresses = tmp_path / "addresses"
     code = f"""
 from pathlib import Path
-from swiftlet_serve.service.cli import summaries
+from swiftlet_serve.cli import summaries
 summaries.announce = lambda addresses, _: Path({str(addresses)!r}).write_text(addresses.public)
 {MAIN}
 """
@@ -127,7 +127,7 @@ def test_log_that_is_never_read_stops_neither_the_server_nor_its_end(artifact_di
     ready = tmp_path / "ready"
     code = f"""
 from pathlib import Path
-from swiftlet_serve.service import server
+from swiftlet_serve import server
 server.is_writable, known = lambda stream: Path({str(ready)!r}).write_text(str(known(stream))) == 0, server.is_writable
 {MAIN}
 """

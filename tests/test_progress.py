@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service.cli.progress import ProgressReport
+from swiftlet_serve.cli.progress import ProgressReport
 
 
 class Terminal(io.StringIO):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.http.gate.api_keys import make_key
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.http.gate.api_keys import make_key
 from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import Client, request
 from tests.support.processes import Process, ask, serving

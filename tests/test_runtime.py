@@ -7,14 +7,14 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.artifact import CARD
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.errors import NotFound, SetupError
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference import loading
-from swiftlet_serve.service.inference import runtime as runtime_module
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_models.artifact import CARD
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.errors import NotFound, SetupError
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference import loading
+from swiftlet_serve.inference import runtime as runtime_module
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.apps import TASKS
 from tests.support.artifacts import make_artifact, reseal
 

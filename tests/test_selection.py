@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.selection import ROOT, changed, module_name, quick
 
+SERVER = "service/swiftlet_serve"
+
 
 @pytest.mark.parametrize(
     ("test", "expected"),
@@ -26,11 +28,19 @@ def test_quick_files_need_neither_torch_nor_a_process(test, expected):
 @pytest.mark.parametrize(
     ("file", "affected", "unaffected"),
     [
-        ("service/scheduling/batch_planner.py", "scheduling.test_batch_planner", "loadtest.test_backoff"),
-        ("service/http/connections/request_parser.py", "http.test_request_parser", "scheduling.test_batch_planner"),
-        ("service/tasks/qa.py", "tasks.test_requests", "loadtest.test_backoff"),  # a plug-in
         (
-            "service/http/connections/request_parser.py",
+            f"{SERVER}/scheduling/batch_planner.py",
+            "scheduling.test_batch_planner",
+            "loadtest.test_backoff",
+        ),
+        (
+            f"{SERVER}/http/connections/request_parser.py",
+            "http.test_request_parser",
+            "scheduling.test_batch_planner",
+        ),
+        (f"{SERVER}/tasks/qa.py", "tasks.test_requests", "loadtest.test_backoff"),  # a plug-in
+        (
+            f"{SERVER}/http/connections/request_parser.py",
             "test_server",
             "loadtest.test_arrivals",
         ),  # a process imports everything
@@ -51,6 +61,6 @@ def test_other_files_affect_all_tests():
 
 
 def test_modules_are_named_after_their_files():
-    assert module_name(ROOT / "service/tasks/__init__.py") == "swiftlet_serve.service.tasks"
-    assert module_name(ROOT / "models/tokenizer.py") == "swiftlet_serve.models.tokenizer"
+    assert module_name(ROOT / SERVER / "tasks/__init__.py") == "swiftlet_serve.tasks"
+    assert module_name(ROOT / "models/swiftlet_models/tokenizer.py") == "swiftlet_models.tokenizer"
     assert module_name(Path("/elsewhere/a.py")) is None

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.http.connections.port import CANCEL_S, POLL_S
-from swiftlet_serve.service.machine.watchdog import Watchdog
+from swiftlet_serve.http.connections.port import CANCEL_S, POLL_S
+from swiftlet_serve.machine.watchdog import Watchdog
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ROOT, Process, Tally, ask, load, read_response, request, serving
 from tests.support.restarts import roll
@@ -26,7 +26,7 @@ LONG = ("--drain-s", "600", "--shutdown-timeout-s", "600")
 
 HANGS = """
 import asyncio
-from swiftlet_serve.service.inference.pipeline import Pipeline
+from swiftlet_serve.inference.pipeline import Pipeline
 async def answer(self, *_):
     print("asked", flush=True)
     await asyncio.Event().wait()
@@ -35,7 +35,7 @@ Pipeline.answer = answer
 
 BLOCKS = """
 import threading
-from swiftlet_serve.service.http.endpoints import openapi
+from swiftlet_serve.http.endpoints import openapi
 openapi.describe = lambda *_: threading.Event().wait()
 """
 
@@ -134,7 +134,7 @@ def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
 
 
 def test_shutdown_waits_for_incomplete_requests(artifact_dir):
-    patient = f"from swiftlet_serve.service.http.connections import port\nport.UNUSED_S = {PATIENCE_S}"
+    patient = f"from swiftlet_serve.http.connections import port\nport.UNUSED_S = {PATIENCE_S}"
 
     async def scenario():
         begun = [(sent, *await asyncio.open_connection("127.0.0.1", server.port)) for sent in (0, 1, 40, 100)]
@@ -210,7 +210,7 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
         *IN_NEW_NAMESPACE,
         sys.executable,
         "-m",
-        "swiftlet_serve.service",
+        "swiftlet_serve",
         "serve",
         "--port",
         "0",
@@ -226,8 +226,8 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
 
 AUDIT = """
 import atexit, os, socket, sys
-from swiftlet_serve.service.cli import main, summaries
-from swiftlet_serve.service.http.endpoints import openapi
+from swiftlet_serve.cli import main, summaries
+from swiftlet_serve.http.endpoints import openapi
 calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), summaries.announce
 def arm(*arguments):
     sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode() + b"\\n"))

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.settings import Settings, check_variables, usable_cores
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.settings import Settings, check_variables, usable_cores
 
 
 @pytest.fixture(autouse=True)

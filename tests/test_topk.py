@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.types.topk import NOTHING, Ranked, Ranking, rank, top, width
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.types import Batch
+from swiftlet_serve.types.topk import NOTHING, Ranked, Ranking, rank, top, width
 
 
 def numbers(rows: int, columns: int, seed: int, *, coarse: bool) -> np.ndarray:

@@ -8,18 +8,18 @@ import os
 from pathlib import Path
 from typing import cast
 
-import swiftlet_serve.service.engines
+import swiftlet_serve.engines
 
-swiftlet_serve.service.engines.__path__.append(str(Path(__file__).parent / "engines"))
+swiftlet_serve.engines.__path__.append(str(Path(__file__).parent / "engines"))
 
 if os.environ.get("STAND_IN_WITHOUT_STATS"):
-    from swiftlet_serve.service.telemetry.request_stats import RequestStats
+    from swiftlet_serve.telemetry.request_stats import RequestStats
 
     for name in ("accept", "finish", "add_batch"):
         setattr(RequestStats, name, lambda *_: None)
 
 if policy := os.environ.get("STAND_IN_ADMISSION_POLICY"):
-    from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-    from swiftlet_serve.service.scheduling.load import AdmissionPolicy
+    from swiftlet_serve.scheduling.dispatcher import Dispatcher
+    from swiftlet_serve.scheduling.load import AdmissionPolicy
 
     Dispatcher.policy = cast("AdmissionPolicy", policy)

@@ -9,14 +9,14 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.benchmark import bench, measure, networks, plan, report
-from swiftlet_serve.service.benchmark.baselines import ENGINES, Unsupported
-from swiftlet_serve.service.benchmark.plan import Plan
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import Artifact
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.benchmark import bench, measure, networks, plan, report
+from swiftlet_serve.benchmark.baselines import ENGINES, Unsupported
+from swiftlet_serve.benchmark.plan import Plan
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.types import Batch
 from tests.support import native_kernels
 from tests.support import networks as small_networks
 from tests.support.sentence_checkpoints import save_encoder
@@ -30,7 +30,7 @@ def small_plan(tmp_path, monkeypatch):
         raise Unsupported("it has no support")
 
     graph = small_networks.graph("albert", "classify")
-    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: graph)
+    monkeypatch.setattr("swiftlet_models.graphs.export.export", lambda _: graph)
     monkeypatch.setattr(networks, "VOCABULARY_SIZE", small_networks.VOCABULARY)
     manifest = small_networks.draft("albert", "classify").manifest
     model = small_networks.network("albert", "classify")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swiftlet_serve.service.benchmark import device, measure, networks
-from swiftlet_serve.service.benchmark.device import IN_FLIGHT, REFERENCE, SUBJECT, bench_device
-from swiftlet_serve.service.cli.main import main
+from swiftlet_serve.benchmark import device, measure, networks
+from swiftlet_serve.benchmark.device import IN_FLIGHT, REFERENCE, SUBJECT, bench_device
+from swiftlet_serve.cli.main import main
 from tests.support import networks as small_networks
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def small_network(tmp_path, monkeypatch):
     graph = small_networks.graph("albert", "classify")
-    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: graph)
+    monkeypatch.setattr("swiftlet_models.graphs.export.export", lambda _: graph)
     monkeypatch.setattr(networks, "VOCABULARY_SIZE", small_networks.VOCABULARY)
     manifest = small_networks.draft("albert", "classify").manifest
     model = small_networks.network("albert", "classify")

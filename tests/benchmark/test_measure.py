@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.operations import Operations
-from swiftlet_serve.service.benchmark import measure as module
-from swiftlet_serve.service.benchmark.baselines import LoadedEngine
-from swiftlet_serve.service.benchmark.measure import MIN_ROUNDS, Interval, measure, passes_per_s
-from swiftlet_serve.service.benchmark.networks import batch_of
-from swiftlet_serve.service.benchmark.plan import Case
+from swiftlet_models.operations import Operations
+from swiftlet_serve.benchmark import measure as module
+from swiftlet_serve.benchmark.baselines import LoadedEngine
+from swiftlet_serve.benchmark.measure import MIN_ROUNDS, Interval, measure, passes_per_s
+from swiftlet_serve.benchmark.networks import batch_of
+from swiftlet_serve.benchmark.plan import Case
 
 OPERATIONS = Operations(1, 1, 1, 1, 1, 1)
 

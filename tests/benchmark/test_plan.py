@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.benchmark import networks, plan
-from swiftlet_serve.service.benchmark.plan import Plan, batches_of_similar_length, texts_of
-from swiftlet_serve.service.inference.loading import locate, open_model
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.benchmark import networks, plan
+from swiftlet_serve.benchmark.plan import Plan, batches_of_similar_length, texts_of
+from swiftlet_serve.inference.loading import locate, open_model
+from swiftlet_serve.types import Batch
 from tests.support import networks as small_networks
 
 
@@ -90,15 +90,15 @@ def test_network_is_exported_once(tmp_path, monkeypatch):
     manifest = small_networks.draft("albert", "classify").manifest
     model = small_networks.network("albert", "classify")
     graph = small_networks.graph("albert", "classify")
-    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: graph)
+    monkeypatch.setattr("swiftlet_models.graphs.export.export", lambda _: graph)
     networks.cached_network(manifest, "", model, None, tmp_path, lambda _: None)
-    monkeypatch.setattr("swiftlet_serve.models.graphs.export.export", lambda _: pytest.fail("It was exported twice."))
+    monkeypatch.setattr("swiftlet_models.graphs.export.export", lambda _: pytest.fail("It was exported twice."))
 
     networks.cached_network(manifest, "", model, None, tmp_path, lambda _: None)
 
 
 def test_sources_of_a_graph_exist():
     """A change in one of them makes another graph."""
-    folder = networks.Path(networks.swiftlet_serve.models.__file__).parent
+    folder = networks.Path(networks.swiftlet_models.__file__).parent
 
     assert all(list(folder.glob(pattern)) for pattern in networks.GRAPH_SOURCES)

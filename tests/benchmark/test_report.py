@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from swiftlet_serve.service.benchmark import report
-from swiftlet_serve.service.benchmark.bench import Benchmark, Memory, Scaling
-from swiftlet_serve.service.benchmark.measure import Interval, Result
-from swiftlet_serve.service.offline.environment import current_environment
+from swiftlet_serve.benchmark import report
+from swiftlet_serve.benchmark.bench import Benchmark, Memory, Scaling
+from swiftlet_serve.benchmark.measure import Interval, Result
+from swiftlet_serve.offline.environment import current_environment
 
 SETTING = current_environment()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service import tasks
+from swiftlet_serve import tasks
 from tests.support.artifacts import make_artifact
 
 

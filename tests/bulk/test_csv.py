@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.bulk.formats import csv as csv_format
-from swiftlet_serve.service.bulk.lines import MAX_RECORD_BYTES
-from swiftlet_serve.service.bulk.records import Header, Layout
-from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.bulk.formats import csv as csv_format
+from swiftlet_serve.bulk.lines import MAX_RECORD_BYTES
+from swiftlet_serve.bulk.records import Header, Layout
+from swiftlet_serve.errors import SetupError
 
 FIELDS = st.text(st.sampled_from('ab,"\n\r é\x85\u2028🎬'), max_size=6)
 LAYOUT = Layout(["a", "b"], "answer", "error", ",")

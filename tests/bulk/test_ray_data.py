@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service.errors import SetupError
+from swiftlet_serve.errors import SetupError
 from tests.bulk.test_files import read_parquet, write_parquet
 from tests.support.scoring import done, texts
 
 
 @pytest.fixture
 def scorer_class():
-    from swiftlet_serve.service.bulk.ray_data import BatchScorer
+    from swiftlet_serve.bulk.ray_data import BatchScorer
 
     return BatchScorer
 

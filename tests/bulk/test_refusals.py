@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.service.bulk import plan
-from swiftlet_serve.service.bulk.worker import Worker
+from swiftlet_serve.bulk import plan
+from swiftlet_serve.bulk.worker import Worker
 from tests.bulk.test_files import write_parquet
 from tests.support.artifacts import make_artifact
 from tests.support.scoring import content, done, refusal, score, texts, write_csv, write_jsonl
@@ -237,7 +237,7 @@ def test_file_system_without_locks_is_refused(source, model, out, monkeypatch, n
     [("pyarrow", ["--format", "parquet"], "The format parquet"), ("fsspec", [], "A URL as input")],
 )
 def test_missing_package_is_named_with_its_extra(source, model, out, monkeypatch, package, arguments, purpose):
-    monkeypatch.delitem(sys.modules, "swiftlet_serve.service.bulk.formats.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "swiftlet_serve.bulk.formats.parquet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     given = source if arguments else f"file://{source}"
 

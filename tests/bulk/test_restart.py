@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.bulk.leases import Leases
-from swiftlet_serve.service.bulk.plan import Shard
-from swiftlet_serve.service.bulk.records import Chunk
-from swiftlet_serve.service.bulk.worker import Part, Worker
+from swiftlet_serve.bulk.leases import Leases
+from swiftlet_serve.bulk.plan import Shard
+from swiftlet_serve.bulk.records import Chunk
+from swiftlet_serve.bulk.worker import Part, Worker
 from tests.support.paths import ROOT
 from tests.support.scoring import content, done, refusal, score, texts, write_csv
 
@@ -174,7 +174,7 @@ def test_file_is_durable_before_its_line(options, monkeypatch, tmp_path):
 def test_killed_process_is_followed_by_another(options, expected, number, tmp_path):
     code = (
         "import os, signal\n"
-        "from swiftlet_serve.service.cli import main as cli\n"
+        "from swiftlet_serve.cli import main as cli\n"
         "seen = 0\n"
         "def counted(call):\n"
         "    def wrapper(*args):\n"
@@ -287,7 +287,7 @@ def test_worker_waits_for_the_lease_of_another(options, expected, tmp_path):
     _forget(tmp_path / "out", 1)
     holder = _holder(tmp_path / "out", 1)
     try:
-        command = [sys.executable, "-m", "swiftlet_serve.service", "score", *map(str, options)]
+        command = [sys.executable, "-m", "swiftlet_serve", "score", *map(str, options)]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         while "of which" not in process.stderr.readline():
@@ -312,7 +312,7 @@ def _forget(out: Path, shard: int) -> None:
 def _holder(out: Path, shard: int) -> subprocess.Popen[str]:
     """Starts a process that holds a lease until it is killed."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom swiftlet_serve.service.bulk.leases import Leases\n"
+        "import sys\nfrom pathlib import Path\nfrom swiftlet_serve.bulk.leases import Leases\n"
         f"leases = Leases(Path({str(out)!r}))\nprint(leases.take({shard}), flush=True)\nsys.stdin.read()\n"
     )
     process = subprocess.Popen(

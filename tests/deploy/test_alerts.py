@@ -26,10 +26,10 @@ from loadtest.prometheus_server import (
     installed,
     prometheus,
 )
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.prometheus import PREFIX
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.prometheus import PREFIX
 from tests.support.alert_timeline import Scrape, Timeline
 from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S
@@ -40,7 +40,7 @@ from tests.support.repositories import example_state
 needs_prometheus = pytest.mark.skipif(not installed(), reason="needs Prometheus: apt-get install prometheus")
 
 LEAKY_COUNTERS = f"""{TEST_ENGINES}
-from swiftlet_serve.service.telemetry.request_stats import RequestStats
+from swiftlet_serve.telemetry.request_stats import RequestStats
 finish = RequestStats.finish
 def leak(stats, record):
     if record.id == "leak-me":

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swiftlet_serve.service.cli import health_check
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.cli import health_check
+from swiftlet_serve.settings import Settings
 from tests.support.paths import ROOT
 
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text("utf-8")
@@ -126,10 +126,13 @@ def test_layers_that_change_often_come_last(target):
     assert stage.index("ARG VERSION") > stage.index("COPY --from=app /build/code")
 
 
-def test_only_kernels_and_the_project_file_are_compiled_again():
+def test_only_changes_of_the_kernels_compile_them_again():
     stage = DOCKERFILE.split("FROM tools AS kernels\n")[1].split("\nFROM ")[0]
 
-    assert re.findall(r"^COPY (.*)$", stage, re.MULTILINE) == ["pyproject.toml ./", "service/native service/native"]
+    assert re.findall(r"^COPY (.*)$", stage, re.MULTILINE) == [
+        "service/build_kernels.py service/",
+        "service/swiftlet_serve/native service/swiftlet_serve/native",
+    ]
 
 
 @pytest.fixture(params=COMPOSE["services"])

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from swiftlet_serve.service.settings import Settings, check_variables
+from swiftlet_serve.settings import Settings, check_variables
 from tests.deploy.test_k8s import EXIT_S, K8S, KUBERNETES, container, copy_with, kustomize_version, one, pod
 from tests.deploy.test_k8s import render as kustomize
 from tests.deploy.test_operators import VALIDATORS, kind, refusals

@@ -23,14 +23,14 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.service.offline.environment import processor
+from swiftlet_serve.offline.environment import processor
 from tests.deploy.test_docker import PROJECT, locked
 from tests.support.paths import ROOT
 
 TOOLS = ("buildah", "debootstrap", "ip", "nsenter", "unshare")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 STORAGE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
-BUNDLED = {path.parent.name for path in (ROOT / "models/bundled").glob("*/manifest.json")}
+BUNDLED = {path.parent.name for path in (ROOT / "models/swiftlet_models/bundled").glob("*/manifest.json")}
 START_S = 120.0
 GRACE_S = 35.0  # k8s/base/deployment.yaml
 
@@ -231,7 +231,7 @@ def test_image_reports_ready_on_the_admin_port_and_in_its_health_check(container
 
 def test_image_tells_its_version_and_revision(container):
     labels = {name.rpartition(".")[2]: value for name, value in container.image.config["Labels"].items()}
-    told = container.execute("python3", "-c", "from swiftlet_serve.service import build_info as b; print(b.revision())")
+    told = container.execute("python3", "-c", "from swiftlet_serve import build_info as b; print(b.revision())")
 
     assert labels["version"] == PROJECT["project"]["version"]
     assert labels["licenses"] == PROJECT["project"]["license"]
@@ -253,12 +253,10 @@ def test_image_runs_without_privileges_and_cannot_write(container):
 def test_image_holds_only_the_packages_for_serving(image):
     packages = {path.name for path in image.packages.iterdir()}
 
-    assert {"onnxruntime", "tokenizers", "swiftlet_serve"} <= packages
+    assert {"onnxruntime", "tokenizers", "swiftlet_serve", "swiftlet_models"} <= packages
     assert not packages & {"torch", "huggingface_hub", "pip", "pytest", "transformers"}
     assert not [path for path in image.root.glob("opt/swiftlet/**/*") if path.stat().st_mode & 0o022]
-    assert {
-        path.parent.name for path in image.packages.glob("swiftlet_serve/models/bundled/*/manifest.json")
-    } == BUNDLED
+    assert {path.parent.name for path in image.packages.glob("swiftlet_models/bundled/*/manifest.json")} == BUNDLED
 
 
 def test_image_holds_exactly_the_packages_of_its_lock(image):
@@ -288,7 +286,7 @@ HEAVY = {
 
 def test_image_memory_fits_the_limit_of_a_pod(container):
     for name in sorted(BUNDLED):
-        task = json.loads((ROOT / "models/bundled" / name / "manifest.json").read_text("utf-8"))["task"]
+        task = json.loads((ROOT / "models/swiftlet_models/bundled" / name / "manifest.json").read_text("utf-8"))["task"]
         output, error = container.ask(f"/{task}", HEAVY[task] | {"model": name}).communicate()
         assert output, error.decode()
     resident = [int(container.status(pid)["VmRSS"].split()[0]) // 1024 for pid in container.process_tree()]

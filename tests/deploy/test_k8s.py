@@ -17,10 +17,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from swiftlet_serve.service import server
-from swiftlet_serve.service.http import dialects
-from swiftlet_serve.service.http.connections import port
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve import server
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.connections import port
+from swiftlet_serve.settings import Settings
 from tests.deploy.test_operators import VALIDATORS, kind, refusals
 from tests.support.paths import ROOT
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, Manifest, find_artifacts
-from swiftlet_serve.service import engines, plugins, tasks
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http import playground
-from swiftlet_serve.service.http.app import CORS, create_app
-from swiftlet_serve.service.inference.loading import BUNDLED
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_models.artifact import CARD, MANIFEST, OPTIONAL, REQUIRED, Manifest, find_artifacts
+from swiftlet_serve import engines, plugins, tasks
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http import playground
+from swiftlet_serve.http.app import CORS, create_app
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.dialects import dialect_routes
 from tests.support.markdown import blocks, code, first_column, table, text_of
 from tests.support.paths import ROOT
@@ -146,7 +146,8 @@ def test_manifest_fields_and_files_are_those_of_an_artifact():
 def test_card_fields_are_those_that_commands_write():
     cards = [json.loads((path / CARD).read_text("utf-8")) for path in find_artifacts(BUNDLED)]
     shown = set(first_column(page("artifact"), "Field", "Meaning"))
-    written = "".join(text_of(path) for path in (ROOT / "service/offline").glob("*.py"))
+    commands = [*(ROOT / "service/swiftlet_serve/offline").glob("*.py"), ROOT / "models/swiftlet_train/run_recipe.py"]
+    written = "".join(map(text_of, commands))
 
     assert cards
     assert {name for card in cards for name in card} <= shown
@@ -178,7 +179,7 @@ def test_scores_are_those_of_the_cards():
 
 def test_recipes_shown_are_part_of_the_shipped_ones():
     shown = blocks(text_of(DOCS / "how-to/train.md"), "toml")
-    paths = (ROOT / "models/training/recipes").glob("*.toml")
+    paths = (ROOT / "models/swiftlet_train/recipes").glob("*.toml")
     shipped = [flat(tomllib.loads(text_of(path))).items() for path in paths]
 
     assert len(shown) == 3
@@ -200,7 +201,7 @@ def test_metrics_named_in_the_guides_exist():
         name.removesuffix("_bucket")
         for path in DOCS.rglob("*.md")
         for line in code(text_of(path))
-        for name in re.findall(r"\bswiftlet_(?!serve)\w+", line)
+        for name in re.findall(r"\bswiftlet_(?!serve|models|train)\w+", line)
     }
 
     assert named

@@ -20,13 +20,13 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.skipif("SWIFTLET_TUTORIAL_TEST" not in os.environ, reason="takes minutes: make tutorial-test")
 
 TUTORIAL = text_of(ROOT / "docs/tutorial.md")
-PROGRAMS = {"swiftlet": ["-m", "swiftlet_serve.service"], "python": []}
+PROGRAMS = {"swiftlet": ["-m", "swiftlet_serve"], "python": []}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that stands in for the clone, so that what the tutorial writes does not land there."""
-    for name in ("docs", "loadtest", "models", "service", "src"):
+    for name in ("docs", "loadtest", "models", "service"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 

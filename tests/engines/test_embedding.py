@@ -13,20 +13,20 @@ import onnx
 import pytest
 import torch
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.artifact import ONNX, Embedding
-from swiftlet_serve.models.folding import Folded, fold
-from swiftlet_serve.models.graphs.export import export
-from swiftlet_serve.models.graphs.quantize import quantize
-from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8
-from swiftlet_serve.models.heads import Model, build
-from swiftlet_serve.models.ragged.network import Network
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines.native import Native
-from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
-from swiftlet_serve.service.engines.openvino import OpenVino
-from swiftlet_serve.service.engines.torch import PaddedTorch, RaggedTorch
-from swiftlet_serve.service.types import Batch, Engine
+from swiftlet_models import architectures
+from swiftlet_models.artifact import ONNX, Embedding
+from swiftlet_models.folding import Folded, fold
+from swiftlet_models.graphs.export import export
+from swiftlet_models.graphs.quantize import quantize
+from swiftlet_models.graphs.ragged import in_fp32, in_int8
+from swiftlet_models.heads import Model, build
+from swiftlet_models.ragged.network import Network
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines.native import Native
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx, RaggedOnnx
+from swiftlet_serve.engines.openvino import OpenVino
+from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch
+from swiftlet_serve.types import Batch, Engine
 from tests.support.checkpoints import randomise, relative_error
 from tests.support.native_kernels import CONFIGS, best, encoding, weights
 

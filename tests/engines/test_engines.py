@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.artifact import ONNX, ArtifactError, open_artifact
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.engines.echo import Echo, echo
-from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx
-from swiftlet_serve.service.engines.openvino import OpenVino
-from swiftlet_serve.service.types import Batch, Cost
+from swiftlet_models.artifact import ONNX, ArtifactError, open_artifact
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve import engines, plugins
+from swiftlet_serve.engines.echo import Echo, echo
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx
+from swiftlet_serve.engines.openvino import OpenVino
+from swiftlet_serve.types import Batch, Cost
 from tests.support.artifacts import VOCABULARY, WIDTHS, make_artifact, network, table
 from tests.support.paths import ROOT
 
@@ -170,7 +170,7 @@ def test_engine_sends_no_telemetry(engine, artifact_dir, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "swiftlet_serve.service",
+        "swiftlet_serve",
         "check",
         "--engine",
         engine,
@@ -185,10 +185,10 @@ GROWTH = """
 import sys
 from pathlib import Path
 import numpy as np
-from swiftlet_serve.models.artifact import open_artifact
-from swiftlet_serve.service.engines.onnx_cpu import create
-from swiftlet_serve.service.machine.memory import resident_bytes
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import open_artifact
+from swiftlet_serve.engines.onnx_cpu import create
+from swiftlet_serve.machine.memory import resident_bytes
+from swiftlet_serve.types import Batch
 
 ids = np.full(512, 7)
 zero, ends = np.zeros(1, np.int64), np.array([0, 512])
@@ -206,7 +206,10 @@ print((resident_bytes() - before) // 2**20)
 
 def test_onnx_engines_share_an_arena():
     """With an arena for each engine, the memory grows by 64 MiB."""
-    paths = [str(ROOT / "models/bundled" / name) for name in ("albert-cola", "albert-nsmc", "albert-qa", "albert-sst2")]
+    paths = [
+        str(ROOT / "models/swiftlet_models/bundled" / name)
+        for name in ("albert-cola", "albert-nsmc", "albert-qa", "albert-sst2")
+    ]
     grown = subprocess.run([sys.executable, "-c", GROWTH, *paths], stdout=subprocess.PIPE, check=True)
 
     assert int(grown.stdout) < 20

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_serve.models.artifact import ONNX, open_artifact
-from swiftlet_serve.service.engines.openvino import OpenVino
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import ONNX, open_artifact
+from swiftlet_serve.engines.openvino import OpenVino
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, draft, encodings, make
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swiftlet_serve.models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
-from swiftlet_serve.service.engines import torch as torch_engine
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import ONNX, SAFETENSORS, ArtifactError, open_artifact, seal
+from swiftlet_serve.engines import torch as torch_engine
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS, answers, draft, encodings, make, network
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal, SwiftletError, TooManyRequests, Unavailable, deadline_exceeded
-from swiftlet_serve.service.fronts import load_page, messages
-from swiftlet_serve.service.fronts.channel import Channel
-from swiftlet_serve.service.fronts.load_page import LoadReader, LoadState, LoadWriter
-from swiftlet_serve.service.fronts.messages import HEADER, Kind, Submission
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types.topk import NOTHING, Ranked, Scored
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import Internal, SwiftletError, TooManyRequests, Unavailable, deadline_exceeded
+from swiftlet_serve.fronts import load_page, messages
+from swiftlet_serve.fronts.channel import Channel
+from swiftlet_serve.fronts.load_page import LoadReader, LoadState, LoadWriter
+from swiftlet_serve.fronts.messages import HEADER, Kind, Submission
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types.topk import NOTHING, Ranked, Scored
 
 NUMBERS = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9).map(lambda ids: np.array(ids, np.int64))
 ENCODINGS = st.one_of(

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
-from swiftlet_serve.service.errors import TooManyRequests, rate_limit_exceeded
-from swiftlet_serve.service.fronts.remote_scheduling import RemoteRateLimiter
+from swiftlet_serve.errors import TooManyRequests, rate_limit_exceeded
+from swiftlet_serve.fronts.remote_scheduling import RemoteRateLimiter
 
 
 def test_refused_clients_are_refused_until_their_time_without_the_memory_of_their_requests():

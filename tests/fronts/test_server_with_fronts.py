@@ -12,17 +12,17 @@ import sys
 
 import pytest
 
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.fronts.sockets import bind_public
-from swiftlet_serve.service.http.gate.api_keys import make_key
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.fronts.sockets import bind_public
+from swiftlet_serve.http.gate.api_keys import make_key
+from swiftlet_serve.settings import Settings
 from tests.support.fakes import PATIENCE_S
 from tests.support.fronts import CONNECTIONS, ask_all, processes, until_fronts, until_metrics
 from tests.support.metrics import ACCEPTED, FINISHED, IN_FLIGHT, REFUSED, scrape, total
 from tests.support.processes import ROOT, Tally, ask, load, read_response, request, serving
 
-FRONT = "swiftlet_serve.service.fronts.front_main"
-WORKER = "swiftlet_serve.service.workers.worker_main"
+FRONT = "swiftlet_serve.fronts.front_main"
+WORKER = "swiftlet_serve.workers.worker_main"
 TWO = ("--fronts", "2")
 REQUESTS = [
     ("/classify", {"inputs": "fine"}),
@@ -36,22 +36,22 @@ REQUESTS = [
 
 NEVER_ANSWERS = """
 import asyncio
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 ProcessExecutor._run_on = lambda self, *call: asyncio.get_running_loop().create_future()
 """
 
 NO_REPLACEMENT = """
-from swiftlet_serve.service.fronts import coordinator
+from swiftlet_serve.fronts import coordinator
 coordinator.BACK_OFF_S = (600.0,)
 """
 
 SOON_IMPATIENT = """
-from swiftlet_serve.service.fronts import coordinator
+from swiftlet_serve.fronts import coordinator
 coordinator.MAX_SILENCE_S = 3.0
 """
 
 DAMAGES_ONE_REQUEST = """
-from swiftlet_serve.service.fronts import front_process
+from swiftlet_serve.fronts import front_process
 receive, damaged = front_process.FrontProcess._receive, []
 def damage(self, kind, number, body):
     if kind is front_process.Kind.SUBMIT and number == 3 and not damaged:
@@ -63,7 +63,7 @@ front_process.FrontProcess._receive = damage
 
 
 NO_FRONTS = """
-from swiftlet_serve.service.fronts import coordinator
+from swiftlet_serve.fronts import coordinator
 coordinator.Coordinator.__init__.__defaults__ = ("no_such_module",)
 """
 
@@ -374,7 +374,7 @@ def test_sighup_changes_the_keys_of_all_fronts(artifact_dir, tmp_path):
 
 
 def test_server_whose_fronts_cannot_start_says_so_and_ends(artifact_dir):
-    start = f"{NO_FRONTS}\nfrom swiftlet_serve.service.cli.main import main\nmain()"
+    start = f"{NO_FRONTS}\nfrom swiftlet_serve.cli.main import main\nmain()"
     command = [sys.executable, "-c", start, "serve", "--port", "0", "--engine", "echo", "--fronts", "2"]
     command += ["--models", str(artifact_dir / "tiny-classify")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

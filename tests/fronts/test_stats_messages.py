@@ -7,17 +7,17 @@ import random
 import pytest
 from pydantic_core import from_json, to_json
 
-from swiftlet_serve.service.fronts.stats_messages import (
+from swiftlet_serve.fronts.stats_messages import (
     dump_snapshot,
     dump_stats,
     load_report,
     load_snapshot,
     load_stats,
 )
-from swiftlet_serve.service.telemetry.prometheus import SnapshotCollector
-from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
-from swiftlet_serve.service.telemetry.request_stats import RequestStats
-from swiftlet_serve.service.telemetry.snapshot import ModelInfo, QueueState, Snapshot
+from swiftlet_serve.telemetry.prometheus import SnapshotCollector
+from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
+from swiftlet_serve.telemetry.request_stats import RequestStats
+from swiftlet_serve.telemetry.snapshot import ModelInfo, QueueState, Snapshot
 
 TASKS = {"a": "classify", "b": "qa"}
 ENDS = [(200, ""), (500, "internal"), (504, "deadline_exceeded"), (None, ""), (503, "overloaded")]

@@ -11,17 +11,17 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.grpc.calls import STATUSES
-from swiftlet_serve.service.grpc.port import GrpcPort
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
-from swiftlet_serve.service.inference.pipeline import Pipeline
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.telemetry.tracing import Tracer
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.grpc.calls import STATUSES
+from swiftlet_serve.grpc.port import GrpcPort
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.tracing import Tracer
 from tests.support.apps import MAX_BODY_BYTES, SECRET, make_runtime
 from tests.support.fakes import PATIENCE_S, ManualEngine
 from tests.support.gated_runtime import gate_classify

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.errors import InvalidRequest, Unprocessable
-from swiftlet_serve.service.grpc import messages
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.errors import InvalidRequest, Unprocessable
+from swiftlet_serve.grpc import messages
+from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.inference.runtime import Runtime
 from tests.support.apps import SECRET, make_runtime
 from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import FAULTS, columns, damage, damaged_sources, request, serving, valid_request

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service import build_info
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve import build_info
+from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.artifacts import LABELS, make_artifact
 from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import columns, request, serving

@@ -18,14 +18,14 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.grpc import calls, port
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.grpc.health import HEALTH
-from swiftlet_serve.service.grpc.open_inference import SERVICE
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.server import _create_grpc_port
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.grpc import calls, port
+from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.grpc.health import HEALTH
+from swiftlet_serve.grpc.open_inference import SERVICE
+from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.server import _create_grpc_port
 from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import Client, columns, request, serving
@@ -252,10 +252,10 @@ def test_metrics_count_calls(artifact_dir):
 
 
 def test_port_needs_the_extra(runtime, monkeypatch):
-    monkeypatch.setitem(sys.modules, "swiftlet_serve.service.grpc.port", None)
+    monkeypatch.setitem(sys.modules, "swiftlet_serve.grpc.port", None)
     monkeypatch.setitem(sys.modules, "grpc", None)
 
-    with pytest.raises(SetupError, match=r"grpc_port needs .* pip install grpcio=="):
+    with pytest.raises(SetupError, match=r"grpc_port needs .* pip install grpcio"):
         _create_grpc_port(runtime, None, [], None)
 
 
@@ -272,7 +272,7 @@ def test_modules_are_made_from_the_proto_file(tmp_path):
     from grpc_tools import protoc
 
     source = Path(pb.__file__).with_name("open_inference.proto")
-    name = "swiftlet_serve/service/grpc/open_inference"
+    name = "swiftlet_serve/grpc/open_inference"
     copy = tmp_path / f"{name}.proto"
     copy.parent.mkdir(parents=True)
     copy.write_text(source.read_text())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
 from tests.support.apps import make_runtime
 
 

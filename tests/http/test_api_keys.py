@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http import playground
-from swiftlet_serve.service.http.app import create_admin_app, create_app
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http import playground
+from swiftlet_serve.http.app import create_admin_app, create_app
+from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from tests.support.apps import TASKS, assert_problem, make_runtime, record_clients
 from tests.support.dialects import dialect_routes
 

@@ -12,14 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.artifact import seal
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.http import playground
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.endpoints.routes import paced
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import seal
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.http import playground
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.endpoints.routes import paced
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
 from tests.support.artifacts import make_artifact
 from tests.support.dialects import dialect_routes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.apps import SECRET, TASKS, assert_problem, make_gated_runtime, make_runtime
 
 
@@ -31,7 +31,7 @@ def test_app_responds_503_with_retry_after_when_the_queue_is_full(artifact_dir):
 def test_app_refuses_before_it_reads_the_body(artifact_dir, monkeypatch):
     """The body is not JSON and would cause a 400 if it were read."""
     runtime = make_runtime(artifact_dir)
-    monkeypatch.setattr("swiftlet_serve.service.scheduling.admission.wait_s", lambda *_: 5.0)
+    monkeypatch.setattr("swiftlet_serve.scheduling.admission.wait_s", lambda *_: 5.0)
     with TestClient(create_app(runtime)) as client:
         refused, bulk = (
             client.post("/classify", content="no", headers={"x-request-timeout-ms": timeout} | priority)
@@ -52,7 +52,7 @@ def test_app_refuses_before_it_searches_a_route(artifact_dir, monkeypatch):
     app.router.routes.clear()
     with TestClient(app) as client:
         assert_problem(client.post("/classify", json={"inputs": "a"}), 404, "unknown_route")
-        monkeypatch.setattr("swiftlet_serve.service.scheduling.admission.wait_s", lambda *_: 50.0)
+        monkeypatch.setattr("swiftlet_serve.scheduling.admission.wait_s", lambda *_: 50.0)
         assert_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
 
 

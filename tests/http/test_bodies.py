@@ -9,10 +9,10 @@ import logging
 import pytest
 from pydantic import ValidationError
 
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.http import dialects
-from swiftlet_serve.service.http.endpoints import bodies
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.endpoints import bodies
 from tests.support.apps import MAX_BODY_BYTES, SECRET, assert_problem
 
 
@@ -259,7 +259,7 @@ def test_unknown_field_names_the_most_similar_one(body, nearest, client):
 def test_many_unknown_fields_are_compared_once(client, monkeypatch):
     compared = []
     monkeypatch.setattr(
-        "swiftlet_serve.service.http.endpoints.bodies.get_close_matches", lambda *names: compared.append(names) or []
+        "swiftlet_serve.http.endpoints.bodies.get_close_matches", lambda *names: compared.append(names) or []
     )
     body = {"inputs": "a", **{f"topk{i}": 1 for i in range(50)}}
 

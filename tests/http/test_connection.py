@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.service.http.connections.connection import HEAD
+from swiftlet_serve.http.connections.connection import HEAD
 from tests.support.connections import (
     CHUNKED,
     GET,

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits
-from swiftlet_serve.service.http.connections.read_scheduler import ReadScheduler
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.read_scheduler import ReadScheduler
 from tests.support.connections import (
     GET,
     HOST,

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.exchange import TaskExchange
-from swiftlet_serve.service.http.connections.uvicorn_internals import RequestResponseCycle
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.exchange import TaskExchange
+from swiftlet_serve.http.connections.uvicorn_internals import RequestResponseCycle
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.connections import (
     CHUNKED,
     GET,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection import Connection
 from tests.support.connections import (
     CHUNKED,
     GET,

@@ -8,11 +8,11 @@ from ipaddress import ip_network
 
 import pytest
 
-from swiftlet_serve.service.errors import Unavailable
-from swiftlet_serve.service.http.connections import connection_table
-from swiftlet_serve.service.http.connections.connection import HEAD, Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits, default_max_connections
+from swiftlet_serve.errors import Unavailable
+from swiftlet_serve.http.connections import connection_table
+from swiftlet_serve.http.connections.connection import HEAD, Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits, default_max_connections
 from tests.support.connections import (
     GET,
     POST,
@@ -143,7 +143,7 @@ async def idle_client_at(service: Service, address: str) -> RawClient:
 def test_limits_leave_half_of_the_file_descriptors(monkeypatch):
     for files, connections in [(1024, 512), (1 << 20, 4096), (-1, 4096), (1, 1)]:
         monkeypatch.setattr(
-            "swiftlet_serve.service.http.connections.limits.resource.getrlimit", lambda _, files=files: (files, files)
+            "swiftlet_serve.http.connections.limits.resource.getrlimit", lambda _, files=files: (files, files)
         )
         assert default_max_connections() == connections
 

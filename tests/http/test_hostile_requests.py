@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.tasks import MAX_INPUTS, fill_mask
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks import MAX_INPUTS, fill_mask
+from swiftlet_serve.types import Batch
 from tests.goldens import cases
 from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.service.http.endpoints.json_items import exceeds
+from swiftlet_serve.http.endpoints.json_items import exceeds
 
 WORDS = ["", "a", ",", "[{,", '"', '\\"', "\\", "\\\\", '",[', "é,", "\u2028[", "\n", '\\",{']
 

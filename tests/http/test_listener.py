@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.http.connections.listener import RETRY_S, Listener, bind
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http.connections.listener import RETRY_S, Listener, bind
 from tests.support.fakes import PATIENCE_S
 
 

@@ -14,10 +14,10 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from swiftlet_serve.service import errors
-from swiftlet_serve.service.errors import SwiftletError
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.endpoints import openapi
+from swiftlet_serve import errors
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.endpoints import openapi
 from tests.support.apps import TASKS, make_runtime
 
 

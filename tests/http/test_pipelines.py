@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits
 from tests.support.apps import make_runtime
 from tests.support.connections import HOST, FakeTransport, cut
 

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from swiftlet_serve.service.http.gate.api_keys import make_key
+from swiftlet_serve.http.gate.api_keys import make_key
 from tests.http.test_playground import in_a_browser, visiting
 from tests.support.artifacts import HEADS, make_artifact
 from tests.support.browsing import chromium, locate

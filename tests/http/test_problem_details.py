@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from swiftlet_serve.service.errors import Unavailable
-from swiftlet_serve.service.http import problem_details
+from swiftlet_serve.errors import Unavailable
+from swiftlet_serve.http import problem_details
 
 
 def test_render_falls_back_when_rendering_fails(monkeypatch):

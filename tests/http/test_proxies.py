@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
-from swiftlet_serve.service.http.gate.proxies import client_address, client_of
-from swiftlet_serve.service.http.gate.request_guard import runs_model
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.http.gate.proxies import client_address, client_of
+from swiftlet_serve.http.gate.request_guard import runs_model
+from swiftlet_serve.settings import Settings
 from tests.support.apps import assert_problem, make_runtime, record_clients
 
 KEY, LINE = make_key("alice")

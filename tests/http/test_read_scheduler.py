@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.http.connections.fair_queue import FAIR_EVERY
-from swiftlet_serve.service.http.connections.read_scheduler import (
+from swiftlet_serve.http.connections.fair_queue import FAIR_EVERY
+from swiftlet_serve.http.connections.read_scheduler import (
     BUDGET_S,
     CROWDED_S,
     REST,

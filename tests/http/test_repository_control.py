@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from swiftlet_serve.service.http.app import create_admin_app
-from swiftlet_serve.service.http.endpoints.repository_control import RepositoryControl
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.http.app import create_admin_app
+from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
+from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from tests.support.apps import assert_problem
 from tests.support.repositories import in_event_loop, make_version, served
 

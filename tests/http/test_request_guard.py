@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from swiftlet_serve.service.errors import DeadlineExceeded, SwiftletError, Unavailable
-from swiftlet_serve.service.http.gate.request_guard import RequestContext, RequestGuard
-from swiftlet_serve.service.http.gate.route_table import Route, RouteTable
-from swiftlet_serve.service.scheduling.admission import admissible
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import Priority
+from swiftlet_serve.errors import DeadlineExceeded, SwiftletError, Unavailable
+from swiftlet_serve.http.gate.request_guard import RequestContext, RequestGuard
+from swiftlet_serve.http.gate.route_table import Route, RouteTable
+from swiftlet_serve.scheduling.admission import admissible
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Priority
 
 NOW = 1000.0
 ENDPOINT: Any = object()  # never called

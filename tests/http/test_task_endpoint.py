@@ -12,10 +12,10 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.endpoints.task_endpoint import COMPUTE_HEADERS, _run_while_connected
-from swiftlet_serve.service.scheduling import admission
-from swiftlet_serve.service.telemetry.request_record import STAGES
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.endpoints.task_endpoint import COMPUTE_HEADERS, _run_while_connected
+from swiftlet_serve.scheduling import admission
+from swiftlet_serve.telemetry.request_record import STAGES
 from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime
 from tests.support.fakes import PATIENCE_S
 

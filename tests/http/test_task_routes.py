@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swiftlet_serve.models import tokenizer_safety
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits
-from swiftlet_serve.service.http.endpoints.task_endpoint import TaskEndpoint
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_models import tokenizer_safety
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.endpoints.task_endpoint import TaskEndpoint
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.apps import MAX_BODY_BYTES, make_gated_runtime, make_runtime
 from tests.support.artifacts import make_tokenizer
 from tests.support.connections import HOST, FakeTransport, cut, exchange, run, serving, until

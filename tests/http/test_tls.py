@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.service.cli.main import main
+from swiftlet_serve.cli.main import main
 from tests.support.certificates import make_certificate
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import ask, request, serving

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits
-from swiftlet_serve.service.http.connections.listener import Listener, bind
-from swiftlet_serve.service.http.gate.tls import load_context
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.listener import Listener, bind
+from swiftlet_serve.http.gate.tls import load_context
 from tests.support.certificates import make_certificate
 from tests.support.connections import GET, LOCAL, RawClient, RecordingApp, run, until
 from tests.support.fakes import PATIENCE_S

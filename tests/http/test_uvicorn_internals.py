@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swiftlet_serve.service.http.connections.uvicorn_internals import FINGERPRINTS, USED
+from swiftlet_serve.http.connections.uvicorn_internals import FINGERPRINTS, USED
 from tests.support.paths import ROOT
 
 MODULES = sorted((ROOT / "service").rglob("*.py"))
@@ -30,7 +30,7 @@ def test_uvicorn_source_is_unchanged(internal):
     digest = hashlib.sha256(inspect.getsource(internal).encode()).hexdigest()[:16]
 
     assert digest == FINGERPRINTS[internal], (
-        f"uvicorn's {internal.__name__} has changed. Compare it with the use in service/http, then update FINGERPRINTS."
+        f"uvicorn's {internal.__name__} has changed. Compare it with the use in service/, then update FINGERPRINTS."
     )
 
 

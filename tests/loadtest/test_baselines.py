@@ -8,11 +8,11 @@ import pytest
 
 from loadtest import baseline_fastapi_openvino
 from loadtest.baseline_fastapi_openvino import MULTIPLE, padded
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.benchmark import networks
-from swiftlet_serve.service.engines.onnx_cpu import PaddedOnnx
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import Artifact
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.benchmark import networks
+from swiftlet_serve.engines.onnx_cpu import PaddedOnnx
+from swiftlet_serve.types import Batch
 from tests.support import networks as small_networks
 
 

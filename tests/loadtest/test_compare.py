@@ -13,7 +13,7 @@ from loadtest import compare
 from loadtest.compare import Comparison, Point, short_p99, workload_files
 from loadtest.workload import read_workload
 from loadtest.wrk import WrkResult
-from swiftlet_serve.service.offline.environment import current_environment
+from swiftlet_serve.offline.environment import current_environment
 
 SETTING = replace(current_environment("numpy"), load=1.5, cores=2)
 FAST, SLOW = WrkResult(100.0, 1.5, 9.0, 0), WrkResult(80.0, 2.5, 19.0, 2)

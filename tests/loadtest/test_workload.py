@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loadtest.workload import MASK, OTHERS, TASKS, Body, default_workload, read_workload, route_of
-from swiftlet_serve.service import tasks
+from swiftlet_serve import tasks
 from tests.support.artifacts import make_artifact, make_tokenizer
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures import albert, bert, layers
-from swiftlet_serve.models.convert import convert
-from swiftlet_serve.models.heads import Model
+from swiftlet_models import architectures
+from swiftlet_models.architectures import albert, bert, layers
+from swiftlet_models.convert import convert
+from swiftlet_models.heads import Model
 from tests.support.checkpoints import (
     AUTO,
     HEADS,

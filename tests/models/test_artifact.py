@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.models import artifact
-from swiftlet_serve.models.artifact import (
+from swiftlet_models import artifact
+from swiftlet_models.artifact import (
     LATER,
     MANIFEST,
     Artifact,

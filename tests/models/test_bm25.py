@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swiftlet_serve.models.bm25 import BM25
+from swiftlet_models.bm25 import BM25
 
 TEXTS = ["the cat sat", "the dog sat on the cat", "Über 고양이"]
 

@@ -14,14 +14,14 @@ import onnx
 import pytest
 import torch
 
-from swiftlet_serve.models.artifact import ONNX, Artifact, find_artifacts, open_artifact
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.inference.loading import BUNDLED, LoadedModel, load_model
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.offline.release import golden_encodings
-from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import ONNX, Artifact, find_artifacts, open_artifact
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.offline.release import golden_encodings
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import Batch
+from swiftlet_train.run_recipe import load_recipe
 from tests.support.checkpoints import relative_error
 from tests.support.paths import ROOT
 
@@ -48,7 +48,7 @@ MIN_SCORES = {
 }
 BATCH_TOLERANCE = 1e-5  # relative error between a row in a batch and the row alone; measured: 0
 
-pytestmark = pytest.mark.skipif(not PATHS, reason="models/bundled is empty")
+pytestmark = pytest.mark.skipif(not PATHS, reason="models/swiftlet_models/bundled is empty")
 each = pytest.mark.parametrize("name", NAMES)
 
 
@@ -339,4 +339,4 @@ def test_embedding_model_ranks_the_text_that_answers_first():
 
 
 def test_bundled_folder_is_that_of_the_package():
-    assert ROOT / "models" / "bundled" == BUNDLED
+    assert ROOT / "models/swiftlet_models/bundled" == BUNDLED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swiftlet_serve.models import calibration
+from swiftlet_models import calibration
 
 
 def test_softmax_divides_logits_by_the_temperature():

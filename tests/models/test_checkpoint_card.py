@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.models import checkpoint_card
+from swiftlet_models import checkpoint_card
 
 
 @pytest.mark.parametrize(

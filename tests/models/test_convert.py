@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.convert import ConversionError, convert, locate
+from swiftlet_models import architectures
+from swiftlet_models.convert import ConversionError, convert, locate
 from tests.support.checkpoints import (
     AUTO,
     HEADS,

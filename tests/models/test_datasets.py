@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models import datasets
-from swiftlet_serve.models.datasets import (
+from swiftlet_models import datasets
+from swiftlet_models.datasets import (
     DatasetError,
     Inference,
     Labelled,

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from swiftlet_serve.models.added_tokens import TokenizerError
-from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases, families
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures.traits import EmbeddingTraits
-from swiftlet_serve.models.folding import FoldingError, fold
-from swiftlet_serve.service.types import Batch
+from swiftlet_models import architectures
+from swiftlet_models.architectures.traits import EmbeddingTraits
+from swiftlet_models.folding import FoldingError, fold
+from swiftlet_serve.types import Batch
 from tests.support.checkpoints import relative_error, untrained
 from tests.support.native_kernels import CONFIGS, NETWORKS, encoding, network, run_folded, torch_rows, weights
 
@@ -105,9 +105,9 @@ def test_fold_rejects_unsupported_traits(monkeypatch, changes, reason):
 def test_fold_does_not_import_torch():
     code = """
 import sys
-from swiftlet_serve.models.architectures import describe, names
-from swiftlet_serve.models.folding import fold
-from swiftlet_serve.models.parameters import ParametersError
+from swiftlet_models.architectures import describe, names
+from swiftlet_models.folding import fold
+from swiftlet_models.parameters import ParametersError
 for name in names():
     try:
         fold(name, describe(name).Config().__dict__, {})

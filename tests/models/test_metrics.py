@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.models import metrics
-from swiftlet_serve.models.metrics import (
+from swiftlet_models import metrics
+from swiftlet_models.metrics import (
     Score,
     _f1,
     _matthews,

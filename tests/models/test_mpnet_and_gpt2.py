@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from swiftlet_serve.models.architectures import gpt2, mpnet
-from swiftlet_serve.models.architectures.layers import causal_bias, position_bias
-from swiftlet_serve.models.convert import ConversionError, ConvertedCheckpoint, convert
+from swiftlet_models.architectures import gpt2, mpnet
+from swiftlet_models.architectures.layers import causal_bias, position_bias
+from swiftlet_models.convert import ConversionError, ConvertedCheckpoint, convert
 from tests.support.checkpoints import (
     HEADS,
     Rows,

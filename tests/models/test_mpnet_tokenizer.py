@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures import descriptions
-from swiftlet_serve.models.artifact import Artifact, Manifest
-from swiftlet_serve.models.folding import fold
-from swiftlet_serve.models.operations import Operations
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline.release import Draft, release
-from swiftlet_serve.service.types import Batch
+from swiftlet_models import architectures
+from swiftlet_models.architectures import descriptions
+from swiftlet_models.artifact import Artifact, Manifest
+from swiftlet_models.folding import fold
+from swiftlet_models.operations import Operations
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.release import Draft, release
+from swiftlet_serve.types import Batch
 from tests.support import native_kernels
 from tests.support.artifacts import LABELS, make_tokenizer
 from tests.support.checkpoints import randomise, relative_error, untrained
@@ -94,7 +94,7 @@ def artifact(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory)
 def test_new_architecture_is_described_without_torch(folder: Path) -> None:
     code = f"""
 import sys
-from swiftlet_serve.models import architectures
+from swiftlet_models import architectures
 architectures.__path__.append({str(folder)!r})
 traits = architectures.describe({NAME!r}).Config(num_hidden_layers=4).traits()
 print(architectures.names(), *traits.layers, traits.norm, "torch" in sys.modules)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from swiftlet_serve.models.artifact import Embedding
-from swiftlet_serve.models.heads import build
-from swiftlet_serve.models.operations import Operations
+from swiftlet_models.artifact import Embedding
+from swiftlet_models.heads import build
+from swiftlet_models.operations import Operations
 from tests.support import native_kernels
 
 

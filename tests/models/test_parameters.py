@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.models.architectures import bert
-from swiftlet_serve.models.architectures.traits import PositionBias
-from swiftlet_serve.models.artifact import Artifact, ArtifactError, Embedding
-from swiftlet_serve.models.parameters import ParametersError, Sizes, check_artifact, check_parameters, configure
+from swiftlet_models import architectures
+from swiftlet_models.architectures import bert
+from swiftlet_models.architectures.traits import PositionBias
+from swiftlet_models.artifact import Artifact, ArtifactError, Embedding
+from swiftlet_models.parameters import ParametersError, Sizes, check_artifact, check_parameters, configure
 from tests.support.native_kernels import CONFIGS, NETWORKS, POSITIONS, VOCABULARY, network
 from tests.support.networks import draft
 from tests.support.networks import network as small_network

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swiftlet_serve.models import architectures
+from swiftlet_models import architectures
 from tests import parity
 from tests.support.checkpoints import Task
 

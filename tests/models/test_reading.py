@@ -11,11 +11,11 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.added_tokens import TokenizerError
-from swiftlet_serve.models.artifact import Reading
-from swiftlet_serve.models.checkpoint_tokenizer import Limits, read_limits
-from swiftlet_serve.models.token_ranges import mirrored, window_ranges
-from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.artifact import Reading
+from swiftlet_models.checkpoint_tokenizer import Limits, read_limits
+from swiftlet_models.token_ranges import mirrored, window_ranges
+from swiftlet_models.tokenizer import Tokenizer
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import BERT, write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.models.relations import find_entailment, find_relations
+from swiftlet_models.relations import find_entailment, find_relations
 
 TWO = ("NOT_ENTAILMENT", "ENTAILMENT")
 THREE = ("contradiction", "neutral", "entailment")

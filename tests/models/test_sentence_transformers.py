@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from torch import nn
 
-from swiftlet_serve.models.artifact import Artifact, Embedding, Pooling
-from swiftlet_serve.models.convert import ConversionError
-from swiftlet_serve.models.sentence_transformers import MODULES, SETTINGS, read_encoder
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline.evaluate import respond
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+from swiftlet_models.artifact import Artifact, Embedding, Pooling
+from swiftlet_models.convert import ConversionError
+from swiftlet_models.sentence_transformers import MODULES, SETTINGS, read_encoder
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.evaluate import respond
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.support import embedding_parity
 from tests.support.sentence_checkpoints import (
     DENSE_WIDTH,

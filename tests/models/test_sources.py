@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.models import sources
-from swiftlet_serve.service.cli.main import main
+from swiftlet_models import sources
+from swiftlet_serve.cli.main import main
 
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftlet_serve.models.convert import ConversionError, convert
+from swiftlet_models.convert import ConversionError, convert
 from tests.support.checkpoints import HEADS, SMALL, Task, conversion, our_rows, reference, reference_rows, rows
 from tests.support.checkpoints import relative_error as error
 

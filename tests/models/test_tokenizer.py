@@ -20,9 +20,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import AlbertConverter
 
-from swiftlet_serve.models.added_tokens import TokenizerError
-from swiftlet_serve.models.token_ranges import pair_lengths, window_ranges
-from swiftlet_serve.models.tokenizer import TextTooLong, Tokenizer
+from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.token_ranges import pair_lengths, window_ranges
+from swiftlet_models.tokenizer import TextTooLong, Tokenizer
 from tests.goldens import cases, families
 
 FILES = {"vocab": "vocab.txt", "spiece": "spiece.model"}

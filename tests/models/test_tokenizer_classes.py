@@ -12,10 +12,10 @@ import pytest
 import transformers
 from click.testing import CliRunner
 
-from swiftlet_serve.models import tokenizer_check
-from swiftlet_serve.models.added_tokens import TokenizerError
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.cli.main import main
+from swiftlet_models import tokenizer_check
+from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.cli.main import main
 from tests.goldens import cases, families
 from tests.support.sentence_checkpoints import save_transformer
 

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from swiftlet_serve.models.added_tokens import TokenizerError
-from swiftlet_serve.models.artifact import find_artifacts
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.tokenizer_safety import check
-from swiftlet_serve.service.inference.loading import BUNDLED
+from swiftlet_models.added_tokens import TokenizerError
+from swiftlet_models.artifact import find_artifacts
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.tokenizer_safety import check
+from swiftlet_serve.inference.loading import BUNDLED
 from tests.support.artifacts import make_tokenizer
 
 BACKTRACK = (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
-from swiftlet_serve.models.training.vocabulary.tokenizer_training import (
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_train.vocabulary.pruning import SPECIALS
+from swiftlet_train.vocabulary.tokenizer_training import (
     find_continuations,
     train_unigram,
     train_wordpiece,

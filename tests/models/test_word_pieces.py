@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.word_pieces import MAX_CHARACTERS, WordPieces
+from swiftlet_models.word_pieces import MAX_CHARACTERS, WordPieces
 from tests.goldens import cases
 
 VOCAB = (cases.HERE / "vocab.txt").read_text("utf-8").splitlines()

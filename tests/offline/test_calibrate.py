@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftlet_serve.models.artifact import Decisions, open_artifact
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.inference.loading import load_model, open_model
-from swiftlet_serve.service.offline.evaluate import evaluate, respond
+from swiftlet_models.artifact import Decisions, open_artifact
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.inference.loading import load_model, open_model
+from swiftlet_serve.offline.evaluate import evaluate, respond
 from tests.support.artifacts import make_artifact
 
 COUNT = 60

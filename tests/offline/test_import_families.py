@@ -16,12 +16,12 @@ import torch
 import transformers
 from click.testing import CliRunner
 
-from swiftlet_serve.models.artifact import open_artifact
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.types import Batch, Row
+from swiftlet_models.artifact import open_artifact
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.engines import native
+from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families
 from tests.support.checkpoints import AUTO, randomise
 from tests.support.fakes import PATIENCE_S

@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from swiftlet_serve.models.artifact import Reading
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.offline import import_checkpoint as module
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.offline.release import Draft
+from swiftlet_models.artifact import Reading
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.offline import import_checkpoint as module
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.offline.release import Draft
 from tests.goldens import cases
 from tests.models.test_tokenizer_classes import entry, write
 from tests.support.checkpoints import AUTO, randomise

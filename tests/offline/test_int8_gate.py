@@ -11,14 +11,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from swiftlet_serve.models.artifact import GOLDEN, ONNX, Artifact, Embedding, Manifest, open_artifact, seal
-from swiftlet_serve.models.metrics import mean
-from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.inference.loading import BUNDLED
-from swiftlet_serve.service.offline.evaluate import Evaluation
-from swiftlet_serve.service.offline.fidelity import LEAST, Fidelity, fidelity
-from swiftlet_serve.service.offline.int8_gate import judge, loss_of
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import GOLDEN, ONNX, Artifact, Embedding, Manifest, open_artifact, seal
+from swiftlet_models.metrics import mean
+from swiftlet_serve import engines, plugins
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.offline.evaluate import Evaluation
+from swiftlet_serve.offline.fidelity import LEAST, Fidelity, fidelity
+from swiftlet_serve.offline.int8_gate import judge, loss_of
+from swiftlet_serve.types import Batch
 
 GOOD = Fidelity("probability", 0.99, 0.98, 7)
 BAD = Fidelity("probability", 0.9, 0.3, 7)

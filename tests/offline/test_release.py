@@ -16,21 +16,21 @@ import torch
 from click.testing import CliRunner
 from onnx import numpy_helper
 
-from swiftlet_serve.models.artifact import CARD, ONNX, SAFETENSORS, ArtifactError, open_artifact
-from swiftlet_serve.models.graphs.export import answer
-from swiftlet_serve.models.graphs.quantize import quantize, read_weights
-from swiftlet_serve.models.metrics import Score, mean
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.recipe import Weakness
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline import release as releases
-from swiftlet_serve.service.offline.evaluate import Evaluation
-from swiftlet_serve.service.offline.fidelity import Fidelity
-from swiftlet_serve.service.offline.release import Measure, ReleaseError, golden_encodings
-from swiftlet_serve.service.workers.golden import replay
+from swiftlet_models.artifact import CARD, ONNX, SAFETENSORS, ArtifactError, open_artifact
+from swiftlet_models.graphs.export import answer
+from swiftlet_models.graphs.quantize import quantize, read_weights
+from swiftlet_models.metrics import Score, mean
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_models.weakness import Weakness
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.engines import native
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline import release as releases
+from swiftlet_serve.offline.evaluate import Evaluation
+from swiftlet_serve.offline.fidelity import Fidelity
+from swiftlet_serve.offline.release import Measure, ReleaseError, golden_encodings
+from swiftlet_serve.workers.golden import replay
 from tests.support.artifacts import VOCABULARY, make_artifact
 from tests.support.checkpoints import SMALL, reference
 from tests.support.networks import draft, graph, make, network
@@ -300,7 +300,7 @@ def damage(name, factor):
         tensor.CopyFrom(numpy_helper.from_array(scale, tensor.name))
         return result
 
-    return mock.patch("swiftlet_serve.models.graphs.quantize.quantize", quantise)
+    return mock.patch("swiftlet_models.graphs.quantize.quantize", quantise)
 
 
 @pytest.mark.parametrize("name", ["encoder.embeddings.word.weight", "encoder.layers.0.ffn_in.weight"])
@@ -362,7 +362,7 @@ def test_release_rejects_graph_that_differs_from_torch(out):
     other = copy.deepcopy(plan.network)
     other.head.output.bias.data += 0.1
     with (
-        mock.patch("swiftlet_serve.models.graphs.export.export", return_value=graph("bert", "classify")),
+        mock.patch("swiftlet_models.graphs.export.export", return_value=graph("bert", "classify")),
         pytest.raises(ArtifactError, match="differ from the golden answers"),
     ):
         make(out, replace(plan, network=other))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.ray_serve import autoscaling
-from swiftlet_serve.service.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy, wanted_replicas
+from swiftlet_serve.ray_serve import autoscaling
+from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy, wanted_replicas
 
 
 @pytest.mark.parametrize(

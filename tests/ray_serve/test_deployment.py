@@ -11,11 +11,11 @@ import pytest
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
-from swiftlet_serve.service.errors import SetupError, Unavailable
-from swiftlet_serve.service.ray_serve import application
-from swiftlet_serve.service.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION
-from swiftlet_serve.service.ray_serve.deployment import DEPLOYMENT, RAYS_OWN, Replica
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.errors import SetupError, Unavailable
+from swiftlet_serve.ray_serve import application
+from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION
+from swiftlet_serve.ray_serve.deployment import DEPLOYMENT, RAYS_OWN, Replica
+from swiftlet_serve.settings import Settings
 from tests.support.repositories import in_event_loop, make_version
 
 BODY = {"inputs": "hello"}
@@ -24,7 +24,7 @@ BODY = {"inputs": "hello"}
 @pytest.fixture(autouse=True)
 def no_log_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica owns the log of its process, and a test does not."""
-    monkeypatch.setattr("swiftlet_serve.service.ray_serve.deployment.QueuedLogHandler", lambda *_, **__: None)
+    monkeypatch.setattr("swiftlet_serve.ray_serve.deployment.QueuedLogHandler", lambda *_, **__: None)
 
 
 @asynccontextmanager

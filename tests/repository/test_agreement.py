@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service.repository.agreement import compare
+from swiftlet_serve.repository.agreement import compare
 
 
 def labels(*pairs: tuple[str, float]) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.http.app import create_app
 from tests.support.repositories import in_event_loop, make_version, served, want
 
 

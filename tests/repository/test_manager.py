@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
-from swiftlet_serve.service.errors import NotFound, SetupError
-from swiftlet_serve.service.repository import manager as manager_module
-from swiftlet_serve.service.repository.manager import LoadFailed
+from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, open_artifact
+from swiftlet_serve.errors import NotFound, SetupError
+from swiftlet_serve.repository import manager as manager_module
+from swiftlet_serve.repository.manager import LoadFailed
 from tests.support.artifacts import reseal
 from tests.support.fakes import PATIENCE_S
 from tests.support.repositories import Served, in_event_loop, make_version, served, want

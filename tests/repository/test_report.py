@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service.repository.report import lines, objection, read
+from swiftlet_serve.repository.report import lines, objection, read
 
 
 def page(agreed: int, differed: int, failed: int = 0, candidate_s: float = 1.0) -> str:

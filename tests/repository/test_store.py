@@ -10,11 +10,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from swiftlet_serve.models.artifact import CARD, MANIFEST, ArtifactError, open_artifact
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.repository import store as store_module
-from swiftlet_serve.service.repository.cache import Cache
-from swiftlet_serve.service.repository.store import DESIRED, DirectoryStore, RepositoryError, Store, open_store, push
+from swiftlet_models.artifact import CARD, MANIFEST, ArtifactError, open_artifact
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.repository import store as store_module
+from swiftlet_serve.repository.cache import Cache
+from swiftlet_serve.repository.store import DESIRED, DirectoryStore, RepositoryError, Store, open_store, push
 from tests.support.artifacts import make_artifact, reseal
 from tests.support.repositories import make_version
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
-from swiftlet_serve.service.scheduling.admission import MAX_WAIT_SHARE, admissible, retry_after_s
-from swiftlet_serve.service.scheduling.load import wait_s
+from swiftlet_serve.errors import DeadlineExceeded, Unavailable
+from swiftlet_serve.scheduling.admission import MAX_WAIT_SHARE, admissible, retry_after_s
+from swiftlet_serve.scheduling.load import wait_s
 from tests.support.fakes import (
     PATIENCE_S,
     Engine,

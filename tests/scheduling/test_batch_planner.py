@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.scheduling.batch_planner import plan
-from swiftlet_serve.service.scheduling.latency_model import LatencyModel
-from swiftlet_serve.service.types import Cost
+from swiftlet_serve.scheduling.batch_planner import plan
+from swiftlet_serve.scheduling.latency_model import LatencyModel
+from swiftlet_serve.types import Cost
 
 COSTS = st.builds(
     Cost,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.types import BatchResult, Cost
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.types import BatchResult, Cost
 from tests.support.simulation import ROW, Client, Executor, simulate, summary
 
 COPY_S = 0.015

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from swiftlet_serve.service.errors import DeadlineExceeded
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.scheduling.load import BULK_EVERY
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import Batch, Cost
+from swiftlet_serve.errors import DeadlineExceeded
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.load import BULK_EVERY
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Batch, Cost
 from tests.support.fakes import (
     Engine,
     ManualEngine,

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from swiftlet_serve.service.errors import DeadlineExceeded, Internal, Unavailable
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.types import WorkerLost
+from swiftlet_serve.errors import DeadlineExceeded, Internal, Unavailable
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.types import WorkerLost
 from tests.support.fakes import (
     WIDTH,
     Engine,

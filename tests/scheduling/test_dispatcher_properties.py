@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal, SwiftletError
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import Batch, BatchResult, Cost, Outcome, Priority, TimedCall, WorkerLost
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import Internal, SwiftletError
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Batch, BatchResult, Cost, Outcome, Priority, TimedCall, WorkerLost
 from tests.support.fakes import (
     PATIENCE_S,
     ManualEngine,

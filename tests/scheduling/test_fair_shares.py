@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.scheduling.client_times import KEPT, ClientTimes
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.scheduling.load import wait_s
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.scheduling.client_times import KEPT, ClientTimes
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.load import wait_s
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.simulation import LONG, SHORT, Client, Executor, Result, capacity, encoding, simulate
 
 SLOW = {"fixed_s": 9.6e-3, "token_s": 4e-4, "square_s": 4e-7}

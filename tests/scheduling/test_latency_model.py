@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.scheduling.latency_model import LatencyModel
-from swiftlet_serve.service.types import Cost
+from swiftlet_serve.scheduling.latency_model import LatencyModel
+from swiftlet_serve.types import Cost
 
 PADDED = Cost(padded=True, call_tokens=24, max_tokens=512, max_rows=64)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.errors import TooManyRequests
-from swiftlet_serve.service.scheduling.rate_limit import ClientRateLimiter, RateLimiter
+from swiftlet_serve.errors import TooManyRequests
+from swiftlet_serve.scheduling.rate_limit import ClientRateLimiter, RateLimiter
 
 
 @given(st.floats(0.1, 100), st.lists(st.floats(0, 1), min_size=1, max_size=100))

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 
 import tokenizers
 
-from swiftlet_serve.models.artifact import TOKENIZER, open_artifact
-from swiftlet_serve.models.datasets import documents
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.pretraining.corpus import encode_documents
-from swiftlet_serve.models.training.recipe import KnowledgeTransfer, Recipe
-from swiftlet_serve.service.inference.loading import BUNDLED
-from swiftlet_serve.service.offline.train import RECIPES, load_recipe
+from swiftlet_models.artifact import TOKENIZER, open_artifact
+from swiftlet_models.datasets import documents
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_train.pretraining.corpus import encode_documents
+from swiftlet_train.recipe import KnowledgeTransfer, Recipe
+from swiftlet_train.run_recipe import RECIPES, load_recipe
 from tests.support.paths import DATA, TESTS
 
 COUNTS: Final = TESTS / "support/articles_read.json"

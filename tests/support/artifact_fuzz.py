@@ -28,15 +28,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from swiftlet_serve.models.artifact import Artifact, ArtifactError, _parse
-from swiftlet_serve.models.folding import Folded, FoldingError, fold_artifact
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.native import Library, Native
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.types import Batch, Engine
-from swiftlet_serve.service.types.topk import Ranked, Scored
+from swiftlet_models.artifact import Artifact, ArtifactError, _parse
+from swiftlet_models.folding import Folded, FoldingError, fold_artifact
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.native import Library, Native
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.types import Batch, Engine
+from swiftlet_serve.types.topk import Ranked, Scored
 from tests.support.hostile_artifacts import Hostile, hostile, write
 from tests.support.paths import ROOT
 

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Embedding, Head, Manifest, seal
-from swiftlet_serve.models.tokenizer import Tokenizer
+from swiftlet_models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Embedding, Head, Manifest, seal
+from swiftlet_models.tokenizer import Tokenizer
 
 CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]

@@ -17,8 +17,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from swiftlet_serve.models.datasets import labelled
-from swiftlet_serve.models.metrics import Score, matthews, mean
+from swiftlet_models.datasets import labelled
+from swiftlet_models.metrics import Score, matthews, mean
 from tests.support.paths import DATA
 
 BASELINES: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -16,9 +16,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from swiftlet_serve.models.artifact import Head, Outputs
-from swiftlet_serve.models.convert import ConvertedCheckpoint, convert
-from swiftlet_serve.models.heads import Model, build
+from swiftlet_models.artifact import Head, Outputs
+from swiftlet_models.convert import ConvertedCheckpoint, convert
+from swiftlet_models.heads import Model, build
 
 Task = Literal["classify", "qa", "fill-mask", "score", "entities", "zero-shot"]
 TASKS: Final[tuple[Task, ...]] = ("classify", "qa", "fill-mask")

@@ -15,10 +15,10 @@ from typing import Any, Final
 import uvloop
 from starlette.responses import Response
 
-from swiftlet_serve.service.http.connections.connection import Connection
-from swiftlet_serve.service.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.service.http.connections.limits import Limits
-from swiftlet_serve.service.http.gate.task_routes import TaskRoutes
+from swiftlet_serve.http.connections.connection import Connection
+from swiftlet_serve.http.connections.connection_table import ConnectionTable
+from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.gate.task_routes import TaskRoutes
 from tests.support.fakes import PATIENCE_S
 
 LOCAL: Final = ip_network("127.0.0.1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swiftlet_serve.service.http import dialects
+from swiftlet_serve.http import dialects
 
 
 def dialect_routes(*, shared: bool = False) -> dict[tuple[str, str], bool]:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline.evaluate import respond
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
+from swiftlet_models.artifact import Artifact
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.evaluate import respond
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
 from tests.goldens.cases import SENTENCES, strings
 from tests.support.sentence_checkpoints import save_encoder
 

@@ -11,15 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import DeadlineExceeded
-from swiftlet_serve.service.scheduling.admission import AdmissionController
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
-from swiftlet_serve.service.types import Engine as AnyEngine
-from swiftlet_serve.service.workers.hosted_model import HostedModel
-from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import DeadlineExceeded
+from swiftlet_serve.scheduling.admission import AdmissionController
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Batch, BatchResult, Cost, Deadline, Outcome, Priority, Row, TimedCall
+from swiftlet_serve.types import Engine as AnyEngine
+from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
 
 PATIENCE_S = 30.0  # time limit for events that must happen; only a failing test waits that long
 RAGGED = Cost(padded=False, call_tokens=0, max_tokens=512, max_rows=64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.workers.hosted_model import HostedModel
-from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import ManualEngine
 
 

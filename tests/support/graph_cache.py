@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 import torch
 
-from swiftlet_serve.models.heads import Model
+from swiftlet_models.heads import Model
 
 Trace = Callable[[Model], onnx.ModelProto]
 

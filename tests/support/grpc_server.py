@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from swiftlet_serve.service.grpc import open_inference_pb2 as pb
-from swiftlet_serve.service.grpc.open_inference import SERVICE
-from swiftlet_serve.service.grpc.port import GrpcPort
-from swiftlet_serve.service.http.dialect_parts.tensors import DTYPES
-from swiftlet_serve.service.http.gate.api_keys import ApiKeys
-from swiftlet_serve.service.http.gate.request_tracker import Observer
-from swiftlet_serve.service.http.gate.tls import Certificate
-from swiftlet_serve.service.inference.runtime import Runtime
+from swiftlet_serve.grpc import open_inference_pb2 as pb
+from swiftlet_serve.grpc.open_inference import SERVICE
+from swiftlet_serve.grpc.port import GrpcPort
+from swiftlet_serve.http.dialect_parts.tensors import DTYPES
+from swiftlet_serve.http.gate.api_keys import ApiKeys
+from swiftlet_serve.http.gate.request_tracker import Observer
+from swiftlet_serve.http.gate.tls import Certificate
+from swiftlet_serve.inference.runtime import Runtime
 from tests.support.apps import SECRET
 from tests.support.fakes import PATIENCE_S
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from swiftlet_serve.models.architectures import describe
-from swiftlet_serve.models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Embedding, Manifest
-from swiftlet_serve.models.graphs.quantize import MIN_ROWS
-from swiftlet_serve.models.graphs.reader import INT8, SCALE, block_of, pack
-from swiftlet_serve.models.graphs.writer import Graph
+from swiftlet_models.architectures import describe
+from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Embedding, Manifest
+from swiftlet_models.graphs.quantize import MIN_ROWS
+from swiftlet_models.graphs.reader import INT8, SCALE, block_of, pack
+from swiftlet_models.graphs.writer import Graph
 from tests.support.artifacts import HEADS, LABELS, VOCABULARY, make_tokenizer
 from tests.support.network_sizes import CONFIGS, POSITIONS
 

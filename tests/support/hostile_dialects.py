@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swiftlet_serve.models.artifact import Decisions
+from swiftlet_models.artifact import Decisions
 from tests.support.apps import SECRET
 from tests.support.artifacts import LABELS, make_artifact, reseal
 from tests.support.hostile import HEADERS, MUTATIONS, Attack, canary

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from swiftlet_serve.models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Manifest, seal
-from swiftlet_serve.models.graphs.reader import BLOCK, INT8, SCALE
-from swiftlet_serve.models.graphs.writer import Graph
+from swiftlet_models.artifact import CARD, GOLDEN, ONNX, TOKENIZER, Artifact, Manifest, seal
+from swiftlet_models.graphs.reader import BLOCK, INT8, SCALE
+from swiftlet_models.graphs.writer import Graph
 from tests.support.artifacts import HEADS, LABELS, make_tokenizer
 
 INTERMEDIATE: Final = 4  # widths of the hidden states in that of the feed-forward network

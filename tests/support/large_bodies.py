@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from fastapi import FastAPI
 from starlette.types import Scope
 
-from swiftlet_serve.service.errors import SwiftletError
+from swiftlet_serve.errors import SwiftletError
 from tests.support.hostile import Raw, dump
 from tests.support.hostile_dialects import BODIES as DIALECT_BODIES
 from tests.support.hostile_dialects import TEXTS, places

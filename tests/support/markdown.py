@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.settings import Settings
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASE_URL = f"http://127.0.0.1:{Settings.model_fields['port'].default}"

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from swiftlet_serve.models.folding import Folded, Product, fold
-from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.native import Library
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.folding import Folded, Product, fold
+from swiftlet_models.heads import Model
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.native import Library
+from swiftlet_serve.types import Batch
 from tests.support.checkpoints import TASKS, Task, randomise, untrained
 from tests.support.network_sizes import CONFIGS as CONFIGS
 from tests.support.network_sizes import POSITIONS as POSITIONS
@@ -45,7 +45,7 @@ def best() -> Library:
 
 
 def compile_library(source: str, to: Path, *options: str) -> Path:
-    """Compiles a file of `service/native`, unoptimised to save time. Skips the test if there is no compiler."""
+    """Compiles a file of `native`, unoptimised to save time. Skips the test if there is no compiler."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -68,9 +68,9 @@ def kernels(kernel: str, directory: Path) -> Library:
     """
     serving = native.best()
     if serving is None or kernel != serving.kernel:
-        for library in native._libraries(kernel):
-            if library.supported:
-                return library
+        library = native._library(kernel)
+        if library is not None and library.supported:
+            return library
     return emulated(kernel, directory)
 
 

@@ -15,13 +15,13 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from swiftlet_serve.models.artifact import Artifact, Manifest, Precision
-from swiftlet_serve.models.graphs.export import INPUTS, export
-from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service import engines, plugins
-from swiftlet_serve.service.offline.release import Draft, Measure, release
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import Artifact, Manifest, Precision
+from swiftlet_models.graphs.export import INPUTS, export
+from swiftlet_models.heads import Model
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve import engines, plugins
+from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.types import Batch
 from tests.support.artifacts import LABELS as NAMES
 from tests.support.artifacts import make_tokenizer
 from tests.support.checkpoints import HEADS, Rows, Task, randomise, rows, untrained

@@ -49,7 +49,7 @@ class Process:
     def warnings(self) -> str:
         """The log of a process that has ended, without the lines of its life cycle."""
         lines = self.stderr.splitlines(keepends=True)
-        cycle = (" INFO swiftlet_serve.service.inference.runtime: model ", " INFO swiftlet_serve.service.server: ")
+        cycle = (" INFO swiftlet_serve.inference.runtime: model ", " INFO swiftlet_serve.server: ")
         return "".join(line for line in lines if not any(part in line for part in cycle))
 
     def wait(self) -> int:
@@ -67,8 +67,8 @@ def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Proce
         options: further options of `swiftlet serve`.
         code: Python code that the process runs first.
     """
-    start = f"{code}\nfrom swiftlet_serve.service.cli.main import main\nmain()" if code else None
-    command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve.service"])]
+    start = f"{code}\nfrom swiftlet_serve.cli.main import main\nmain()" if code else None
+    command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve"])]
     command += ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify"), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(

@@ -13,7 +13,7 @@ import ray
 import ray.data
 from ray.data.checkpoint import CheckpointConfig
 
-from swiftlet_serve.service.bulk.ray_data import BatchScorer
+from swiftlet_serve.bulk.ray_data import BatchScorer
 
 BLOCK_BYTES = 1 << 15  # small, so that both actors get some
 DOOMED = "SWIFTLET_TEST_DOOMED_NODE"  # environment variable of a node that is killed: a FIFO to announce a batch on

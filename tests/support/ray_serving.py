@@ -23,7 +23,7 @@ import ray
 from ray import serve
 from ray.serve._private.common import ReplicaState
 
-from swiftlet_serve.service.ray_serve import application
+from swiftlet_serve.ray_serve import application
 from tests.support.processes import Tally, load
 
 PATIENCE_S: Final = 120.0

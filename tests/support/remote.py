@@ -14,8 +14,8 @@ from typing import Any, Final, Self, cast
 import numpy as np
 import pytest
 
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.engines.native import Library
+from swiftlet_serve.engines import native
+from swiftlet_serve.engines.native import Library
 
 EXTENSIONS: Final = {"neon": "dotprod", "neon_i8mm": "i8mm"}  # of ARMv8.2, by kernel
 PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"

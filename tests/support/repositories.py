@@ -14,14 +14,14 @@ from typing import Any, ParamSpec
 
 import httpx2
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.repository.cache import Cache
-from swiftlet_serve.service.repository.manager import ModelManager
-from swiftlet_serve.service.repository.store import DESIRED, open_store
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.shadow_stats import ShadowStats
-from swiftlet_serve.service.telemetry.snapshot import RepositoryState, VersionState
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.repository.cache import Cache
+from swiftlet_serve.repository.manager import ModelManager
+from swiftlet_serve.repository.store import DESIRED, open_store
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.shadow_stats import ShadowStats
+from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
 from tests.support.artifacts import LABELS, make_artifact, reseal
 
 P = ParamSpec("P")

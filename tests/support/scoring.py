@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from swiftlet_serve.service.cli.main import main
+from swiftlet_serve.cli.main import main
 
 INPUTS: Mapping[str, Any] = {
     "classify": "a fine film",

@@ -20,12 +20,13 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = {
     "tests": ROOT / "tests",
     "loadtest": ROOT / "loadtest",
-    "swiftlet_serve.service": ROOT / "service",
-    "swiftlet_serve.models": ROOT / "models",
+    "swiftlet_serve": ROOT / "service/swiftlet_serve",
+    "swiftlet_models": ROOT / "models/swiftlet_models",
+    "swiftlet_train": ROOT / "models/swiftlet_train",
 }
 SLOW: Final = frozenset({"torch", "transformers", "ray", "sphinx", "playwright"})
 PROCESSES: Final = "tests.support.processes"
-LOADER: Final = "swiftlet_serve.service.plugins"
+LOADER: Final = "swiftlet_serve.plugins"
 
 
 @cache
@@ -109,7 +110,7 @@ def quick(test: str) -> bool:
 def changed(files: Sequence[Path]) -> Callable[[str], bool]:
     """Returns whether a test module is affected by changes of these files."""
     names = {module_name(file) for file in files if file.suffix != ".md"}
-    if any((name or "").startswith("swiftlet_serve") for name in names):
+    if any((name or "").startswith(("swiftlet_serve", "swiftlet_models")) for name in names):
         names.add(PROCESSES)
     if any(file.suffix == ".md" for file in files):
         names |= {module_name(file) for file in (ROOT / "tests/docs").glob("*.py")}

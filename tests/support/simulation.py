@@ -16,13 +16,13 @@ from typing import get_args
 
 import numpy as np
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.scheduling.load import AdmissionPolicy
-from swiftlet_serve.service.telemetry.percentile import percentile
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.types import BatchResult, Cost, Priority, TimedCall
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import DeadlineExceeded, Unavailable
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.load import AdmissionPolicy
+from swiftlet_serve.telemetry.percentile import percentile
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import BatchResult, Cost, Priority, TimedCall
 from tests.support import virtual
 from tests.support.fakes import Scheduler
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.service.errors import Unprocessable
+from swiftlet_models.artifact import Manifest
+from swiftlet_serve.errors import Unprocessable
 from tests.support.artifacts import HEADS
 
 MAX_TOKENS = 64

@@ -18,17 +18,17 @@ import torch
 from tokenizers import normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.models.training.examples.example import Example
-from swiftlet_serve.models.training.loop.schedule import Schedule
-from swiftlet_serve.models.training.loop.trainer import Losses, train
-from swiftlet_serve.models.training.recipe import Recipe
-from swiftlet_serve.models.training.vocabulary.pruning import SPECIALS
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.offline.train import load_recipe
-from swiftlet_serve.service.settings import Settings
+from swiftlet_models.artifact import Artifact
+from swiftlet_models.heads import Model
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_train.examples.example import Example
+from swiftlet_train.loop.schedule import Schedule
+from swiftlet_train.loop.trainer import Losses, train
+from swiftlet_train.recipe import Recipe
+from swiftlet_train.run_recipe import load_recipe
+from swiftlet_train.vocabulary.pruning import SPECIALS
 from tests.support.checkpoints import SMALL, reference
 
 SILENT = partial(lambda text: None)

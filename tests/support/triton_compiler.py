@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from swiftlet_serve.models.ragged import kernels
+from swiftlet_models.ragged import kernels
 
 BF16, INT32 = "*bf16", "*i32"
 

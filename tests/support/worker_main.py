@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from swiftlet_serve.models import architectures
-from swiftlet_serve.service import engines
-from swiftlet_serve.service.workers import worker_main
+from swiftlet_models import architectures
+from swiftlet_serve import engines
+from swiftlet_serve.workers import worker_main
 
 engines.__path__.append(str(Path(__file__).parent / "engines"))
 architectures.__path__ += os.environ.get("TEST_ARCHITECTURES", "").split()

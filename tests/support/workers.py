@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.types import Row
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.errors import Internal
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.types import Row
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
 
 MODEL = "tiny-qa"  # its rows have two columns, like those of the faulty engine

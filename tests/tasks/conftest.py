@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.tasks import classify, fill_mask, qa
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.tasks import classify, fill_mask, qa
 from tests.goldens import cases
 from tests.support.task_requests import LABELS, manifest
 

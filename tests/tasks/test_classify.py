@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from swiftlet_serve.service.tasks import classify, softmax
+from swiftlet_serve.tasks import classify, softmax
 from tests.support.task_requests import MAX_TOKENS, encode, rejection
 
 

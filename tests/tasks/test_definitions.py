@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models.artifact import MANIFEST, ArtifactError
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference.loading import open_model
+from swiftlet_models.artifact import MANIFEST, ArtifactError
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
 
 NAMES = ("classify", "embed", "entities", "fill-mask", "qa", "rerank", "score", "zero-shot")

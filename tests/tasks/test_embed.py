@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from swiftlet_serve.models.artifact import Embedding
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.tasks import MAX_INPUTS, embed
+from swiftlet_models.artifact import Embedding
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.tasks import MAX_INPUTS, embed
 from tests.support.task_requests import LABELS, MAX_TOKENS, encode, manifest, rejection
 
 WIDTH = 4

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.models import datasets
-from swiftlet_serve.models.datasets import DatasetError, Tagged
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.inference import partial_results
-from swiftlet_serve.service.tasks import entities
+from swiftlet_models import datasets
+from swiftlet_models.datasets import DatasetError, Tagged
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.inference import partial_results
+from swiftlet_serve.tasks import entities
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")

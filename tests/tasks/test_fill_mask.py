@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.tasks import fill_mask
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.tasks import fill_mask
+from swiftlet_serve.types import Batch
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
 
 

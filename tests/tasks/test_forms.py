@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.tasks._forms import answer_fields, forms, parameter_names
+from swiftlet_serve import tasks
+from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.tasks import entities, zero_shot
-from swiftlet_serve.service.types import Row
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.tasks import entities, zero_shot
+from swiftlet_serve.types import Row
 from tests.goldens import cases, label_cases
 from tests.goldens.cases import Case
 from tests.tasks.test_pipeline_parity import TOLERANCE, ask, copy_vocabulary, golden, manifest

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from swiftlet_serve.models.artifact import Artifact, Manifest
-from swiftlet_serve.models.heads import build
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline.release import Draft, Measure, release
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.artifact import Artifact, Manifest
+from swiftlet_models.heads import build
+from swiftlet_serve import tasks
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.engines import native
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.release import Draft, Measure, release
+from swiftlet_serve.types import Batch
 from tests.support.artifacts import make_tokenizer
 from tests.support.checkpoints import randomise
 from tests.support.fakes import PATIENCE_S
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "__path__", [*tasks.__path__, str(folder)])
         yield folder
-        sys.modules.pop("swiftlet_serve.service.tasks.tag_words", None)
+        sys.modules.pop("swiftlet_serve.tasks.tag_words", None)
         patch.delattr(tasks, "tag_words", raising=False)
 
 
@@ -87,10 +87,10 @@ def artifact(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_new_task_is_listed_without_being_imported(folder: Path) -> None:
-    sys.modules.pop("swiftlet_serve.service.tasks.tag_words", None)
+    sys.modules.pop("swiftlet_serve.tasks.tag_words", None)
 
     assert {"classify", "tag-words"} < set(tasks.names())
-    assert "swiftlet_serve.service.tasks.tag_words" not in sys.modules
+    assert "swiftlet_serve.tasks.tag_words" not in sys.modules
 
 
 def test_release_measures_new_task(artifact: Artifact) -> None:
@@ -122,7 +122,7 @@ def test_evaluate_measures_new_task(artifact: Artifact, data: Path, engine: str)
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_server_answers_new_task(artifact: Artifact, folder: Path, engine: str) -> None:
-    code = f"from swiftlet_serve.service import tasks\ntasks.__path__.append({str(folder)!r})"
+    code = f"from swiftlet_serve import tasks\ntasks.__path__.append({str(folder)!r})"
     with serving(artifact.path.parent, "--engine", engine, "--models", str(artifact.path), code=code) as server:
         found = _ask(f"{server.url}/tag-words", {"inputs": list(TEXTS)})
         (model,) = _ask(f"{server.url}/models")

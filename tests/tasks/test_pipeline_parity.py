@@ -19,12 +19,12 @@ import pytest
 import torch
 import transformers
 
-from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.convert import convert
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.tasks import classify, fill_mask, qa
-from swiftlet_serve.service.types import Batch, Row
+from swiftlet_models.artifact import Manifest
+from swiftlet_models.convert import convert
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.tasks import classify, fill_mask, qa
+from swiftlet_serve.types import Batch, Row
 from tests.goldens import cases, families, kinds
 from tests.goldens.cases import LABELS, MAX_TOKENS, Case
 from tests.support.checkpoints import HEADS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from swiftlet_serve.service.tasks import qa
+from swiftlet_serve.tasks import qa
 from tests.goldens import cases
 from tests.support.task_requests import MAX_TOKENS, encode, rejection
 

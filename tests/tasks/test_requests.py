@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.tasks import MAX_INPUTS, is_blank
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.tasks import MAX_INPUTS, is_blank
+from swiftlet_serve.types import Batch
 
 
 def test_request_examples_can_be_answered(classifier: Any, answerer: Any, filler: Any, tokenizer: Tokenizer) -> None:

@@ -13,15 +13,15 @@ from pydantic import ValidationError
 from sentence_transformers import CrossEncoder
 from torch import nn
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.models.convert import ConversionError
-from swiftlet_serve.models.sentence_transformers import cross_encoder_problem
-from swiftlet_serve.models.tokenizer import Tokenizer
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.inference.loading import load_model
-from swiftlet_serve.service.offline.evaluate import respond
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.tasks import rerank
+from swiftlet_models.artifact import Artifact
+from swiftlet_models.convert import ConversionError
+from swiftlet_models.sentence_transformers import cross_encoder_problem
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.offline.evaluate import respond
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.tasks import rerank
 from tests.support import embedding_parity, native_kernels
 from tests.support.sentence_checkpoints import edit, save_encoder, save_transformer
 from tests.support.task_requests import MAX_TOKENS, manifest, rejection

@@ -15,15 +15,15 @@ import torch
 from click.testing import CliRunner
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.service.cli.main import main
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.inference.loading import LoadedModel, load_model
-from swiftlet_serve.service.offline.import_checkpoint import import_checkpoint
-from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.types.topk import Ranked, Scored, log_probabilities
-from swiftlet_serve.service.workers.hosted_model import HostedModel, run_batch
+from swiftlet_models.artifact import Artifact
+from swiftlet_serve.cli.main import main
+from swiftlet_serve.engines import native
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.inference.loading import LoadedModel, load_model
+from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+from swiftlet_serve.types import Batch
+from swiftlet_serve.types.topk import Ranked, Scored, log_probabilities
+from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
 from tests.support.checkpoints import Shape, Task, reference
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import serving

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.artifact import Embedding, seal
-from swiftlet_serve.models.datasets import DatasetError
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service.errors import Unprocessable
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.tasks import zero_shot
+from swiftlet_models.artifact import Embedding, seal
+from swiftlet_models.datasets import DatasetError
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.tasks import zero_shot
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, make_tokenizer
 from tests.tasks.test_pipeline_parity import manifest

@@ -6,11 +6,11 @@ import re
 
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry import access_log
-from swiftlet_serve.service.telemetry.request_record import STAGES, RequestRecord
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry import access_log
+from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
 
 
 def test_access_log_has_id_trace_counts_and_durations_of_a_request(artifact_dir, caplog):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swiftlet_serve.service.telemetry.event_loop_lag import INTERVAL_S, WINDOW_S, EventLoopLag
+from swiftlet_serve.telemetry.event_loop_lag import INTERVAL_S, WINDOW_S, EventLoopLag
 
 
 class Loop:

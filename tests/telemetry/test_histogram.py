@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.service.telemetry.histogram import Histogram
+from swiftlet_serve.telemetry.histogram import Histogram
 
 
 def test_copy_does_not_change_with_the_original():

@@ -12,7 +12,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.telemetry.logging_setup import (
+from swiftlet_serve.telemetry.logging_setup import (
     MAX_MESSAGE_CHARACTERS,
     MAX_QUEUED_RECORDS,
     QueuedLogHandler,

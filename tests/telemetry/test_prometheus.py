@@ -14,14 +14,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics import parser as openmetrics
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service import build_info
-from swiftlet_serve.service.errors import Unavailable, deadline_exceeded
-from swiftlet_serve.service.http.app import create_admin_app, create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry import prometheus
-from swiftlet_serve.service.telemetry.request_record import STAGES
-from swiftlet_serve.service.telemetry.tracing import Tracer
+from swiftlet_serve import build_info
+from swiftlet_serve.errors import Unavailable, deadline_exceeded
+from swiftlet_serve.http.app import create_admin_app, create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry import prometheus
+from swiftlet_serve.telemetry.request_record import STAGES
+from swiftlet_serve.telemetry.tracing import Tracer
 from tests.support.apps import make_runtime
 from tests.support.gated_runtime import make_gated_runtime
 from tests.support.metrics import ACCEPTED, FINISHED, REFUSED, parse, scrape, total

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.gated_runtime import make_gated_runtime
 
 

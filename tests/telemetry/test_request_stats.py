@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.telemetry.request_stats import OUTCOMES, REQUEST_BUCKETS_S, Histogram, RequestStats
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.request_stats import OUTCOMES, REQUEST_BUCKETS_S, Histogram, RequestStats
 
 
 @given(st.lists(st.floats(0, 20), max_size=50))

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.request_record import STAGES
-from swiftlet_serve.service.telemetry.tracing import Tracer
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_record import STAGES
+from swiftlet_serve.telemetry.tracing import Tracer
 from tests.support.fakes import PATIENCE_S
 from tests.support.processes import Process, ask, serving
 
@@ -54,7 +54,7 @@ def test_request_has_a_span_in_the_callers_trace_and_one_child_per_stage(traced)
 
 def test_failed_request_without_a_parent_starts_a_trace_with_status_error(traced, monkeypatch):
     client, exporter = traced
-    monkeypatch.setattr("swiftlet_serve.service.inference.partial_results.encode", lambda *_: 1 / 0)
+    monkeypatch.setattr("swiftlet_serve.inference.partial_results.encode", lambda *_: 1 / 0)
     client.post("/classify", json={"inputs": "x"}, headers={"traceparent": CANARY})
     (*_, root) = exporter.get_finished_spans()
 
@@ -78,7 +78,7 @@ sys.meta_path.insert(0, Missing())
 def test_setting_an_endpoint_without_the_extra_fails_at_startup(artifact_dir):
     command = ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify")]
     command += ["--traces-endpoint", "http://127.0.0.1:9/v1/traces"]
-    code = f"{WITHOUT_EXTRA}\nfrom swiftlet_serve.service.cli.main import main\nmain()"
+    code = f"{WITHOUT_EXTRA}\nfrom swiftlet_serve.cli.main import main\nmain()"
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert done.returncode == 1

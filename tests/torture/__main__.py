@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from swiftlet_serve.service.offline.environment import current_environment, load_warnings
+from swiftlet_serve.offline.environment import current_environment, load_warnings
 from tests.support.artifacts import make_artifact
 from tests.support.hostile import TASKS
 from tests.torture.cases import CASES, table

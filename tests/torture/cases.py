@@ -22,18 +22,18 @@ from unittest import mock
 import numpy as np
 import uvloop
 
-import swiftlet_serve.service.engines
+import swiftlet_serve.engines
 from loadtest.arrivals import poisson
 from loadtest.generator import open_loop, send_all
 from loadtest.http_client import Client, ConnectionLost, request_bytes
 from loadtest.overload import run as run_overload
 from loadtest.server_process import STAND_IN, ServerProcess, resident_kib, serving
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.inference.loading import load_model, locate
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.telemetry.percentile import percentile
-from swiftlet_serve.service.types import Batch
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.inference.loading import load_model, locate
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.percentile import percentile
+from swiftlet_serve.types import Batch
 from tests.support.hostile import CANARY, TASKS, Attack, attacks, complaint
 from tests.support.restarts import peak, roll
 from tests.torture.artifacts import hostile_artifacts
@@ -46,9 +46,9 @@ from tests.torture.scoring import killed_jobs
 from tests.torture.shares import shares, stalls
 from tests.torture.switches import switch_latency, switches
 
-ENGINES: Final = [*swiftlet_serve.service.engines.__path__, str(STAND_IN / "engines")]
-with mock.patch.object(swiftlet_serve.service.engines, "__path__", ENGINES):
-    from swiftlet_serve.service.engines import stand_in  # type: ignore[attr-defined]  # found by the patched path
+ENGINES: Final = [*swiftlet_serve.engines.__path__, str(STAND_IN / "engines")]
+with mock.patch.object(swiftlet_serve.engines, "__path__", ENGINES):
+    from swiftlet_serve.engines import stand_in  # type: ignore[attr-defined]  # found by the patched path
 
 PATIENCE_S: Final = 60.0
 FAULT_SHARE: Final = 0.01  # of the sequences

@@ -12,8 +12,8 @@ from typing import Final
 import uvloop
 
 from loadtest.server_process import ServerProcess, resident_kib, serving
-from swiftlet_serve.service.inference.loading import locate
-from swiftlet_serve.service.telemetry.percentile import percentile
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.telemetry.percentile import percentile
 from tests.support.certificates import make_certificate
 from tests.support.processes import ask
 from tests.torture.outcome import Outcome, scaled

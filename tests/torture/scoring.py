@@ -28,7 +28,7 @@ def killed_jobs(artifact_dir: Path, scale: float) -> list[Outcome]:
         folder = Path(directory)
         source = write_csv(folder / "in.csv", texts(rows))
         model = artifact_dir / "tiny-classify"
-        command = [sys.executable, "-m", "swiftlet_serve.service", "score", str(source), "--model", str(model)]
+        command = [sys.executable, "-m", "swiftlet_serve", "score", str(source), "--model", str(model)]
         command += ["--engine", "echo", "--shard-rows", str(SHARD_ROWS), "--out"]
         started = time.monotonic()
         start_and_wait([*command, str(folder / "whole")])

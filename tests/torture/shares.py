@@ -15,10 +15,10 @@ import uvloop
 
 from loadtest.http_client import request_bytes
 from loadtest.server_process import serving
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.loading import locate
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.loading import locate
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.hostile_dialects import models
 from tests.support.large_bodies import LargeBody, large_bodies, loop_seconds
 from tests.torture.outcome import Outcome

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models.artifact import ArtifactError
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.workers import worker_process
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
-from swiftlet_serve.service.workers.worker_process import WorkerProcess
+from swiftlet_models.artifact import ArtifactError
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.workers import worker_process
+from swiftlet_serve.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.worker_process import WorkerProcess
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import PATIENCE_S, encoding
 from tests.support.workers import MODEL, ask, opened, pid, rows, start, until

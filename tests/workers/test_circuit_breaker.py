@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.service.workers.circuit_breaker import CircuitBreaker
+from swiftlet_serve.workers.circuit_breaker import CircuitBreaker
 
 THRESHOLDS = st.integers(1, 10)
 SUCCESSES = st.lists(st.booleans())

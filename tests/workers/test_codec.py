@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.errors import Internal
-from swiftlet_serve.service.types import BatchResult
-from swiftlet_serve.service.types.topk import Ranked
-from swiftlet_serve.service.workers import codec
-from swiftlet_serve.service.workers.hosted_model import ERROR_DETAILS
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import Internal
+from swiftlet_serve.types import BatchResult
+from swiftlet_serve.types.topk import Ranked
+from swiftlet_serve.workers import codec
+from swiftlet_serve.workers.hosted_model import ERROR_DETAILS
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.models.artifact import ArtifactError
-from swiftlet_serve.service.errors import Unavailable, engine_unavailable
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.types import BatchResult, Cost, WorkerLost
-from swiftlet_serve.service.workers.device_executor import DeviceExecutor
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_models.artifact import ArtifactError
+from swiftlet_serve.errors import Unavailable, engine_unavailable
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.types import BatchResult, Cost, WorkerLost
+from swiftlet_serve.workers.device_executor import DeviceExecutor
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.engines.faulty import ONCE
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, submit
 from tests.support.workers import MODEL, ask, far_deadline, opened, rows, until

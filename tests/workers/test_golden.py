@@ -11,9 +11,9 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.artifact import GOLDEN, ArtifactError, open_artifact, seal
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.workers.golden import replay
+from swiftlet_models.artifact import GOLDEN, ArtifactError, open_artifact, seal
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.workers.golden import replay
 from tests.support.artifacts import make_artifact, reseal
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.artifact import ArtifactError
-from swiftlet_serve.service.errors import Internal, SetupError
-from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.types.topk import NOTHING, Ranked
-from swiftlet_serve.service.workers.hosted_model import (
+from swiftlet_models.artifact import ArtifactError
+from swiftlet_serve.errors import Internal, SetupError
+from swiftlet_serve.types import Batch
+from swiftlet_serve.types.topk import NOTHING, Ranked
+from swiftlet_serve.workers.hosted_model import (
     ERROR_DETAILS,
     HostedModel,
     host_model,

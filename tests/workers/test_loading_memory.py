@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.engines import native
-from swiftlet_serve.service.machine import memory
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.engines import native
+from swiftlet_serve.machine import memory
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.large_artifacts import make_bert
 from tests.support.paths import ROOT
 

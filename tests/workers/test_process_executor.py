@@ -11,16 +11,16 @@ import time
 import numpy as np
 import pytest
 
-from swiftlet_serve.models.artifact import GOLDEN, open_artifact
-from swiftlet_serve.service.errors import DeadlineExceeded, Unavailable
-from swiftlet_serve.service.inference.loading import BUNDLED
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
-from swiftlet_serve.service.types import Batch, BatchResult, WorkerLost
-from swiftlet_serve.service.workers import codec, process_executor
-from swiftlet_serve.service.workers.circuit_breaker import FAILURE_THRESHOLD
-from swiftlet_serve.service.workers.hosted_model import HostedModel, host_model
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
-from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from swiftlet_models.artifact import GOLDEN, open_artifact
+from swiftlet_serve.errors import DeadlineExceeded, Unavailable
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.types import Batch, BatchResult, WorkerLost
+from swiftlet_serve.workers import codec, process_executor
+from swiftlet_serve.workers.circuit_breaker import FAILURE_THRESHOLD
+from swiftlet_serve.workers.hosted_model import HostedModel, host_model
+from swiftlet_serve.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.engines.faulty import CRASH, EXIT, FEW, HANG, NAN, ONCE, RAISE, SEIZE
 from tests.support.fakes import PATIENCE_S, Scheduler, encoding, row_of, submit
 from tests.support.workers import MODEL, alive, ask, far_deadline, opened, outcomes_of, pid, rows, start, until

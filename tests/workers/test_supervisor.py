@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from swiftlet_serve.models.artifact import GOLDEN, ArtifactError, open_artifact, seal
-from swiftlet_serve.service.errors import SetupError, Unavailable
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
-from swiftlet_serve.service.types import WorkerLost
-from swiftlet_serve.service.workers import supervisor
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_models.artifact import GOLDEN, ArtifactError, open_artifact, seal
+from swiftlet_serve.errors import SetupError, Unavailable
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import WorkerLost
+from swiftlet_serve.workers import supervisor
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.engines.faulty import HANG, SEIZE
 from tests.support.fakes import PATIENCE_S
 from tests.support.workers import MODEL, alive, ask, opened, pid, rows, start, until
@@ -82,7 +82,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.fakes import encoding
-from swiftlet_serve.service.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.process_executor import ProcessExecutor
 
 async def main():
     executor = ProcessExecutor("faulty", [Path(sys.argv[1])], 1, spare=False, worker_module="tests.support.worker_main")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from swiftlet_serve.service.workers.hosted_model import HostedModel
-from swiftlet_serve.service.workers.thread_executor import ThreadExecutor
+from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
 from tests.support.fakes import PATIENCE_S, WIDTH, Engine, ManualEngine, encoding, row_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swiftlet_serve.service.types import BatchResult, WorkerLost
-from swiftlet_serve.service.workers import codec
-from swiftlet_serve.service.workers.worker_connection import WorkerConnection
+from swiftlet_serve.types import BatchResult, WorkerLost
+from swiftlet_serve.workers import codec
+from swiftlet_serve.workers.worker_connection import WorkerConnection
 from tests.support.fakes import row_of
 
 CALL = 7

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.service.types import Cost, TimedCall
-from swiftlet_serve.service.workers import codec
-from swiftlet_serve.service.workers.worker_main import ModelReport, WorkerConfig
+from swiftlet_serve.types import Cost, TimedCall
+from swiftlet_serve.workers import codec
+from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
 from tests.support.engines.faulty import Faulty
 from tests.support.fakes import PATIENCE_S, encoding, row_of
 from tests.support.workers import MODEL

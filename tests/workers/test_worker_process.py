@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from swiftlet_serve.models.artifact import ArtifactError
-from swiftlet_serve.service.errors import SetupError
-from swiftlet_serve.service.machine.memory import MEBIBYTE, CgroupMemory
-from swiftlet_serve.service.types import WorkerLost
-from swiftlet_serve.service.workers.worker_process import WorkerProcess, explain_exit
+from swiftlet_models.artifact import ArtifactError
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.machine.memory import MEBIBYTE, CgroupMemory
+from swiftlet_serve.types import WorkerLost
+from swiftlet_serve.workers.worker_process import WorkerProcess, explain_exit
 from tests.support.engines.faulty import EXIT, HANG, Faulty
 from tests.support.fakes import PATIENCE_S, encoding, row_of
 from tests.support.workers import MODEL

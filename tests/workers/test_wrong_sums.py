@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from swiftlet_serve.service.workers import supervisor
-from swiftlet_serve.service.workers.worker_main import ModelReport
+from swiftlet_serve.workers import supervisor
+from swiftlet_serve.workers.worker_main import ModelReport
 from tests.support.engines.faulty import WRONG
 from tests.support.fakes import PATIENCE_S, encoding
 from tests.support.workers import MODEL, alive, ask, opened, pid, rows, start, until

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.types import Batch, Row
+from swiftlet_models.artifact import Artifact
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.types import Batch, Row
 
 
 class StandIn(Echo):
@@ -57,6 +57,6 @@ def create(artifact: Artifact, threads: int) -> StandIn:  # noqa: ARG001  # all 
     values = [float(os.environ.get(f"STAND_IN_{name}", "0")) for name in ("FIXED_MS", "TOKEN_US", "FAULTS")]
     fixed_ms, token_us, faults = values
     if faults:
-        logger = logging.getLogger("swiftlet_serve.service.workers.hosted_model")
+        logger = logging.getLogger("swiftlet_serve.workers.hosted_model")
         logger.disabled = True  # it would log every injected fault
     return StandIn(artifact.manifest.width, fixed_ms / 1e3, token_us / 1e6, faults)

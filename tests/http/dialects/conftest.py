@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support import hostile_dialects
 from tests.support.artifacts import make_artifact
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.models.artifact import Decisions
+from swiftlet_models.artifact import Decisions
 from tests.support.artifacts import make_artifact, reseal
 from tests.support.fakes import PATIENCE_S
 from tests.support.paths import ROOT
@@ -44,15 +44,15 @@ WRITE = "SWIFTLET_WRITE_CLIENTS" in os.environ
 
 NEVER = """
 import asyncio
-from swiftlet_serve.service.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
 Dispatcher.submit = lambda _, __, sequences, *___: [asyncio.get_running_loop().create_future() for _ in sequences]
 """
 """No sequence is ever computed, so that every deadline passes."""
 
 ALTERNATELY = """
 from itertools import cycle
-from swiftlet_serve.service.scheduling.admission import AdmissionController
-from swiftlet_serve.service.scheduling.rate_limit import RateLimiter
+from swiftlet_serve.scheduling.admission import AdmissionController
+from swiftlet_serve.scheduling.rate_limit import RateLimiter
 waits, full, decide = cycle((0.25, 0.0, 0.0, 0.0)), cycle((False, True, False)), AdmissionController._decide
 def check(self, *arguments):
     if next(full):

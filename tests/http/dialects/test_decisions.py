@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.models.artifact import Decisions
-from swiftlet_serve.service.http.app import create_app
-from swiftlet_serve.service.inference.runtime import Runtime
-from swiftlet_serve.service.settings import Settings
+from swiftlet_models.artifact import Decisions
+from swiftlet_serve.http.app import create_app
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.settings import Settings
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, reseal
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http import dialects
+from swiftlet_serve.http import dialects
 from tests.support.apps import SECRET
 from tests.support.hostile_dialects import BODIES, damage
 

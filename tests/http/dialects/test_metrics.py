@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from swiftlet_serve.service.http import dialects
-from swiftlet_serve.service.http.app import create_app
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.app import create_app
 from tests.support.apps import make_runtime
 
 

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.http import dialects
-from swiftlet_serve.service.http.endpoints import repository_control
+from swiftlet_serve import tasks
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.endpoints import repository_control
 from tests.support.hostile_dialects import BODIES
 
 CHANGING = ("id", "created")  # fields of answers that differ from one to the next

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swiftlet_serve.service.telemetry.request_record import RequestRecord
-from swiftlet_serve.service.telemetry.truncation_log import INTERVAL_S, TruncationLog
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.truncation_log import INTERVAL_S, TruncationLog
 from tests.support.artifacts import MAX_TOKENS
 from tests.support.hostile_dialects import tensor
 

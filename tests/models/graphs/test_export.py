@@ -13,10 +13,10 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
-from swiftlet_serve.models.graphs.export import GOLDEN_COLUMNS, ExportError, export, golden, write
-from swiftlet_serve.models.heads import Model
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.graphs.export import GOLDEN_COLUMNS, ExportError, export, golden, write
+from swiftlet_models.heads import Model
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.types import Batch
 from tests.support.checkpoints import our_rows, relative_error
 from tests.support.graph_cache import cached, structure
 from tests.support.networks import NETWORKS, batch, graph, network, run

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from swiftlet_serve.models.architectures import albert
-from swiftlet_serve.models.graphs.quantize import MIN_ROWS, quantize, read_weights
-from swiftlet_serve.models.graphs.reader import INT8, SCALE, SMALLEST_BLOCK, pack, unpack
+from swiftlet_models.architectures import albert
+from swiftlet_models.graphs.quantize import MIN_ROWS, quantize, read_weights
+from swiftlet_models.graphs.reader import INT8, SCALE, SMALLEST_BLOCK, pack, unpack
 from tests.support.checkpoints import our_rows, relative_error, untrained
 from tests.support.networks import CONFIGS, NETWORKS, batch, graph, network, run
 

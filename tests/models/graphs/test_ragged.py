@@ -10,15 +10,15 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from swiftlet_serve.models.artifact import open_artifact
-from swiftlet_serve.models.folding import FoldingError, Product
-from swiftlet_serve.models.graphs.ragged import in_fp32, in_int8, in_mixed, of_int8, ragged
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines import onnx_cpu
-from swiftlet_serve.service.engines.onnx_cpu import RaggedOnnx
-from swiftlet_serve.service.inference.loading import BUNDLED
-from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.workers.golden import replay
+from swiftlet_models.artifact import open_artifact
+from swiftlet_models.folding import FoldingError, Product
+from swiftlet_models.graphs.ragged import in_fp32, in_int8, in_mixed, of_int8, ragged
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.engines.onnx_cpu import RaggedOnnx
+from swiftlet_serve.inference.loading import BUNDLED
+from swiftlet_serve.types import Batch
+from swiftlet_serve.workers.golden import replay
 from tests.support.checkpoints import relative_error
 from tests.support.native_kernels import NETWORKS, encoding, folded, network, torch_rows
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from swiftlet_serve.models.artifact import ONNX, find_artifacts
-from swiftlet_serve.models.graphs import quantize
-from swiftlet_serve.models.graphs.reader import WeightsError, read_weights
-from swiftlet_serve.service.inference.loading import BUNDLED
+from swiftlet_models.artifact import ONNX, find_artifacts
+from swiftlet_models.graphs import quantize
+from swiftlet_models.graphs.reader import WeightsError, read_weights
+from swiftlet_serve.inference.loading import BUNDLED
 from tests.support.networks import NETWORKS, graph
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.ragged.buckets import GROWTH, STEP, buckets, choose, token_counts
-from swiftlet_serve.models.ragged.layout import Sizes
+from swiftlet_models.ragged.buckets import GROWTH, STEP, buckets, choose, token_counts
+from swiftlet_models.ragged.layout import Sizes
 
 
 @pytest.mark.parametrize("longest", [1, 16, 17, 512, 16384])

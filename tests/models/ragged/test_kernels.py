@@ -13,11 +13,11 @@ import pytest
 import torch
 import triton
 
-from swiftlet_serve.models.ragged import fusion, in_torch, kernels
-from swiftlet_serve.models.ragged.attention import attend_by_sequence
-from swiftlet_serve.models.ragged.feed_forward import FeedForward
-from swiftlet_serve.models.ragged.layout import Layout
-from swiftlet_serve.service.types import Batch
+from swiftlet_models.ragged import fusion, in_torch, kernels
+from swiftlet_models.ragged.attention import attend_by_sequence
+from swiftlet_models.ragged.feed_forward import FeedForward
+from swiftlet_models.ragged.layout import Layout
+from swiftlet_serve.types import Batch
 from tests.models.ragged.test_network import CPU, CUDA, computed, on_cuda, ragged, sequences
 from tests.support.checkpoints import relative_error
 from tests.support.networks import NETWORKS
@@ -191,8 +191,8 @@ class TestUse:
         assert message in caplog.text
 
     def test_torch_is_used_without_the_package(self, network, monkeypatch, caplog):
-        monkeypatch.setitem(sys.modules, "swiftlet_serve.models.ragged.kernels", None)
-        monkeypatch.delattr("swiftlet_serve.models.ragged.kernels")
+        monkeypatch.setitem(sys.modules, "swiftlet_models.ragged.kernels", None)
+        monkeypatch.delattr("swiftlet_models.ragged.kernels")
         assert not fusion.use_triton(network, torch.device("cuda"))
         assert "triton is not installed" in caplog.text
 

@@ -12,20 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.models.artifact import Embedding
-from swiftlet_serve.models.folding import Product, fold
-from swiftlet_serve.models.ragged import attention, static
-from swiftlet_serve.models.ragged.attention import attend_by_sequence, attend_with_bias
-from swiftlet_serve.models.ragged.buckets import buckets, token_counts
-from swiftlet_serve.models.ragged.layout import Layout, Sizes
-from swiftlet_serve.models.ragged.network import Network
-from swiftlet_serve.models.ragged.products import in_fp8, in_int8
-from swiftlet_serve.models.ragged.ranking import rows_of
-from swiftlet_serve.models.ragged.static import StaticBatch, StaticRunner
-from swiftlet_serve.models.tokenizer import Encoding
-from swiftlet_serve.service.engines.torch import PaddedTorch, RaggedTorch, is_out_of_memory
-from swiftlet_serve.service.types import Batch
-from swiftlet_serve.service.types.topk import Ranked, Scored
+from swiftlet_models.artifact import Embedding
+from swiftlet_models.folding import Product, fold
+from swiftlet_models.ragged import attention, static
+from swiftlet_models.ragged.attention import attend_by_sequence, attend_with_bias
+from swiftlet_models.ragged.buckets import buckets, token_counts
+from swiftlet_models.ragged.layout import Layout, Sizes
+from swiftlet_models.ragged.network import Network
+from swiftlet_models.ragged.products import in_fp8, in_int8
+from swiftlet_models.ragged.ranking import rows_of
+from swiftlet_models.ragged.static import StaticBatch, StaticRunner
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.engines.torch import PaddedTorch, RaggedTorch, is_out_of_memory
+from swiftlet_serve.types import Batch
+from swiftlet_serve.types.topk import Ranked, Scored
 from tests.support.checkpoints import Task, relative_error
 from tests.support.networks import CONFIGS, NETWORKS, VOCABULARY, network
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swiftlet_serve.models.artifact import Artifact, ArtifactError
-from swiftlet_serve.service.types import EARLIER_WRONG_SUMS, Batch, Cost, Row
+from swiftlet_models.artifact import Artifact, ArtifactError
+from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Row
 
 RAISE, HANG, SEIZE, EXIT, CRASH, NAN, FEW, ONCE, WRONG = range(1001, 1010)
 FOREVER_S = 1000

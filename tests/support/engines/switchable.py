@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from swiftlet_serve.models.artifact import Artifact
-from swiftlet_serve.service.engines.echo import Echo
-from swiftlet_serve.service.types import Batch, Cost, Row
+from swiftlet_models.artifact import Artifact
+from swiftlet_serve.engines.echo import Echo
+from swiftlet_serve.types import Batch, Cost, Row
 
 
 class Switchable(Echo):

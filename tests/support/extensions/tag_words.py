@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_serve.models import datasets, metrics
-from swiftlet_serve.models.artifact import Manifest
-from swiftlet_serve.models.metrics import Score
-from swiftlet_serve.models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve.service import tasks
-from swiftlet_serve.service.tasks import MAX_INPUTS, Case, Failure, Grade, softmax
-from swiftlet_serve.service.types import Row
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Manifest
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Grade, softmax
+from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from swiftlet_serve.models.architectures.descriptions import describing
-from swiftlet_serve.models.architectures.traits import (
+from swiftlet_models.architectures.descriptions import describing
+from swiftlet_models.architectures.traits import (
     Activation,
     Count,
     EmbeddingTraits,
@@ -72,9 +72,9 @@ if not describing(__name__):
     import torch
     from torch import Tensor, nn
 
-    from swiftlet_serve.models.architectures import layers
-    from swiftlet_serve.models.architectures.layers import ACTIVATIONS, attend, padding_bias
-    from swiftlet_serve.models.architectures.mobilebert import NoNorm
+    from swiftlet_models.architectures import layers
+    from swiftlet_models.architectures.layers import ACTIVATIONS, attend, padding_bias
+    from swiftlet_models.architectures.mobilebert import NoNorm
 
     class Embeddings(layers.Embeddings):
         def __init__(self, config: Config) -> None:

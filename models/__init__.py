@@ -1,4 +1,0 @@
-"""Everything about the networks: architectures, tokenizers, artifacts, and the road from one to the next.
-
-Nothing here imports `service`.
-"""

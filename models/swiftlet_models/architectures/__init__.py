@@ -1,0 +1,96 @@
+"""The architectures. A file is its registration: `architectures/bert.py` is architecture "bert".
+
+An architecture file has two parts:
+
+- The description needs no torch: `Config` (a frozen dataclass, derived from `Settings`, with its `traits()`) and the
+  names that transformers uses. These are the patterns for parameter `NAMES`, the settings that are `FIXED` because only
+  one value is implemented, the values `IMPLIED` by a missing setting, the parameters that may be `UNREAD`, and patterns
+  of those `TRANSPOSED`. Optional are `FUSED`, the tensors that hold several parameters, and `OMITTED`, the parameters
+  that transformers does not have and that are zero.
+- The network, in the block `if not describing(__name__)`: `Encoder`, a torch module from tokens to hidden states.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from swiftlet_models.architectures.traits import Activation, Traits
+
+_HELPERS: Final = frozenset({"descriptions", "layers", "traits"})
+
+
+class Config(Protocol):
+    """The configuration of an architecture, as everything but its own network sees it."""
+
+    def traits(self) -> Traits: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def pooler(self) -> Activation | None: ...
+    @property
+    def prediction_act(self) -> Activation: ...
+
+
+class Description(Protocol):
+    """An architecture without its network."""
+
+    @property
+    def Config(self) -> Callable[..., Config]: ...  # noqa: N802  # the name of a class
+
+
+class Architecture(Protocol):
+    """An architecture with its network."""
+
+    Config: type[Any]
+    Encoder: Callable[[Any], Any]
+    NAMES: Sequence[tuple[str, str]]
+    FIXED: Mapping[str, Any]
+    IMPLIED: Mapping[str, Any]
+    UNREAD: Sequence[str]
+    TRANSPOSED: Sequence[str]
+
+
+def names() -> list[str]:
+    """Returns the names of all architectures, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _HELPERS)
+
+
+def refusal(model_type: object) -> str | None:
+    """Returns why checkpoints of this `model_type` cannot be converted; None if they can."""
+    if isinstance(model_type, str) and model_type.replace("-", "_") in names():
+        return None
+    known = ", ".join(name.replace("_", "-") for name in names())
+    return f"config.json: model_type {model_type!r} is not supported; supported are {known}."
+
+
+def describe(name: str) -> Description:
+    """Imports an architecture without its network, and therefore without torch.
+
+    Raises:
+        ValueError: there is no architecture of this name.
+    """
+    description: Any = _import("descriptions.", name)
+    return description  # type: ignore[no-any-return]
+
+
+def load(name: str) -> Architecture:
+    """Imports an architecture with its network.
+
+    Raises:
+        ValueError: there is no architecture of this name.
+    """
+    architecture: Any = _import("", name)
+    return architecture  # type: ignore[no-any-return]
+
+
+def _import(package: str, name: str) -> Any:
+    if name not in names():
+        raise ValueError(f"architecture {name!r} is not one of {', '.join(names())}.")
+    return importlib.import_module(f"{__name__}.{package}{name}")

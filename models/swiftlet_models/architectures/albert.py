@@ -1,0 +1,196 @@
+"""ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with a factorised embedding (section 3.1) and shared layers.
+
+The word table is V x E with E much smaller than H. One projection E -> H follows the embedding's LayerNorm. The L
+layers apply G groups (`num_hidden_groups`, 1 in every released model) of `inner_group_num` layers each, so that 12
+layers have the parameters of one. Follows `modeling_albert.py` of transformers. Shape letters: see `layers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from swiftlet_models.architectures.descriptions import describing
+from swiftlet_models.architectures.traits import (
+    MOST_LAYERS,
+    Activation,
+    Count,
+    EmbeddingTraits,
+    FeedForwardTraits,
+    Settings,
+    Traits,
+    check_heads,
+)
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The settings, named as in transformers. The defaults are the released base.
+
+    The other released shapes are large (H 1024, L 24, A 16, I 4096), xlarge (H 2048, L 24, A 16, I 8192) and xxlarge
+    (H 4096, L 12, A 64, I 16384).
+    """
+
+    vocab_size: int = 30000
+    embedding_size: int = 128
+    hidden_size: int = 768
+    num_hidden_layers: Count = 12
+    num_hidden_groups: Count = 1
+    inner_group_num: Count = 1
+    num_attention_heads: Count = 12
+    intermediate_size: int = 3072
+    hidden_act: Activation = "gelu_new"
+    hidden_dropout_prob: float = 0.0
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.hidden_size, self.num_attention_heads)
+        if max(self.num_hidden_layers, self.num_hidden_groups) * self.inner_group_num > MOST_LAYERS:
+            raise ValueError(f"there are more than {MOST_LAYERS} layers.")
+
+    def traits(self) -> Traits:
+        # Not `depth * G // L`: for a few shapes the reference's floating-point division rounds to another group.
+        layers_per_group = self.num_hidden_layers / self.num_hidden_groups
+        groups = [int(depth / layers_per_group) for depth in range(self.num_hidden_layers)]
+        return Traits(
+            layers=tuple(f"groups.{group}.{i}" for group in groups for i in range(self.inner_group_num)),
+            heads=self.num_attention_heads,
+            activation=self.hidden_act,
+            epsilon=self.layer_norm_eps,
+            feed_forward=(FeedForwardTraits("ffn_in", "ffn_out", "ffn_norm"),),
+            embedding=EmbeddingTraits(projection="sum"),
+        )
+
+    # Read by the heads, for every architecture.
+    @property
+    def pooler(self) -> Activation | None:
+        """The activation of the classification head's pooler, or None if it has none."""
+        return "tanh"
+
+    @property
+    def prediction_size(self) -> int:
+        """The width of the masked-LM head before the vocabulary."""
+        return self.embedding_size
+
+    @property
+    def prediction_act(self) -> Activation:
+        """The activation of the masked-LM head."""
+        return self.hidden_act
+
+
+if not describing(__name__):
+    import torch
+    from torch import Tensor, nn
+
+    from swiftlet_models.architectures import layers
+    from swiftlet_models.architectures.layers import ACTIVATIONS, attend, padding_bias
+
+    class Embeddings(layers.Embeddings):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.word = nn.Embedding(config.vocab_size, config.embedding_size)
+            self.position = nn.Embedding(config.max_position_embeddings, config.embedding_size)
+            self.token_type = nn.Embedding(config.type_vocab_size, config.embedding_size)
+            self.norm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
+            self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+
+        def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+            out: Tensor = self.projection(self.dropout(self.narrow(input_ids, token_type_ids)))  # (B, S, H)
+            return out
+
+        def narrow(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+            """Returns the normalised sum before the projection, (B, S, E)."""
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            x: Tensor = self.norm(self.word(input_ids) + self.token_type(token_type_ids) + self.position(positions))
+            return x
+
+    class Layer(layers.Layer):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            h = config.hidden_size
+            self.heads = config.num_attention_heads
+            self.act = ACTIVATIONS[config.hidden_act]
+            self.query = nn.Linear(h, h)
+            self.key = nn.Linear(h, h)
+            self.value = nn.Linear(h, h)
+            self.output = nn.Linear(h, h)
+            self.attention_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.ffn_in = nn.Linear(h, config.intermediate_size)
+            self.ffn_out = nn.Linear(config.intermediate_size, h)
+            self.ffn_norm = nn.LayerNorm(h, config.layer_norm_eps)
+            self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            attended = self.output(attend(self.query(x), self.key(x), self.value(x), self.heads, bias))
+            x = self.attention_norm(x + self.dropout(attended))
+            widened = self.act(self.ffn_in(x))  # (B, S, I)
+            out: Tensor = self.ffn_norm(x + self.ffn_out(widened))  # no dropout here, as in the reference
+            return out
+
+    class Encoder(layers.Encoder):
+        embeddings: Embeddings
+
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.embeddings = Embeddings(config)
+            self.groups = nn.ModuleList(
+                nn.ModuleList(Layer(config) for _ in range(config.inner_group_num))
+                for _ in range(config.num_hidden_groups)
+            )
+
+        def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+            x = self.embeddings(input_ids, token_type_ids)
+            bias = padding_bias(mask, x.dtype)
+            features = [x]
+            for layer in self.applied_layers():
+                features.append(layer(features[-1], bias))
+            return features
+
+
+# The names of the parameters in transformers, as (pattern, replacement), applied in order. A head has its own prefix.
+_LAYER = r"^(albert\.)?encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\."
+NAMES: Final = (
+    (r"^(albert\.)?embeddings\.(word|position|token_type)_embeddings\.", r"encoder.embeddings.\2."),
+    (r"^(albert\.)?embeddings\.LayerNorm\.", r"encoder.embeddings.norm."),
+    (r"^(albert\.)?encoder\.embedding_hidden_mapping_in\.", r"encoder.embeddings.projection."),
+    (_LAYER + r"attention\.(query|key|value)\.", r"encoder.groups.\2.\3.\4."),
+    (_LAYER + r"attention\.dense\.", r"encoder.groups.\2.\3.output."),
+    (_LAYER + r"attention\.LayerNorm\.", r"encoder.groups.\2.\3.attention_norm."),
+    (_LAYER + r"ffn\.", r"encoder.groups.\2.\3.ffn_in."),
+    (_LAYER + r"ffn_output\.", r"encoder.groups.\2.\3.ffn_out."),
+    (_LAYER + r"full_layer_layer_norm\.", r"encoder.groups.\2.\3.ffn_norm."),
+    (r"^(albert\.)?pooler\.", r"classification.pooler."),
+    (r"^classifier\.", r"classification.output."),
+    (r"^qa_outputs\.", r"token.output."),
+    (r"^predictions\.dense\.", r"masked_lm.transform."),
+    (r"^predictions\.LayerNorm\.", r"masked_lm.norm."),
+    (r"^predictions\.bias$", r"masked_lm.bias"),
+    (r"^predictions\.decoder\.", r"masked_lm.decoder."),
+    (r"^sop_classifier\.classifier\.", r"pretraining.sentence."),
+)
+
+# Settings of transformers that change the computation, with the only values that are implemented here.
+FIXED: Final[Mapping[str, Any]] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+}
+
+# Defaults of transformers that differ from those above.
+IMPLIED: Final[Mapping[str, Any]] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
+}
+
+# Parameters that the reference always has but does not always read.
+UNREAD: Final[tuple[str, ...]] = ()
+
+# Parameters, by their new names, that the reference stores transposed.
+TRANSPOSED: Final[tuple[str, ...]] = ()

@@ -1,0 +1,153 @@
+"""Parts of every network: attention, activations, the padding mask, and the base classes.
+
+Shape letters, the same in every file: B sequences, S tokens of the longest sequence, H hidden size, C width inside a
+layer, E embedding size, I intermediate size, A attention heads, D = C / A, L layers, V vocabulary, N focus positions of
+all sequences, O outputs of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swiftlet_models.architectures.traits import Traits
+
+# GELU has an exact form and the tanh form of the original BERT code (Hendrycks and Gimpel 2016, arXiv:1606.08415,
+# section 2). The names are those that checkpoints use.
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+
+
+class AttentionMethod(ABC):
+    """Another way to compute the attention of a batch, in the place of a bias."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+        """Returns (B, S, C) for query, key and value (B, S, C)."""
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, S, C) -> (B, A, S, D)"""
+    return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, bias: Tensor | AttentionMethod) -> Tensor:
+    """Multi-head scaled dot-product attention (Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2).
+
+    query, key and value are (B, S, C). bias is added to the scores and broadcasts to (B, A, S, S). Returns (B, S, C).
+    """
+    if isinstance(bias, AttentionMethod):
+        return bias.attend(query, key, value, heads)
+    q, k, v = (split_heads(x, heads) for x in (query, key, value))
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + bias  # (B, A, S, S)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turns a mask of real tokens (B, S) into an attention bias (B, 1, 1, S) that excludes padding."""
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)[:, None, None, :]
+
+
+def causal_bias(size: int, like: Tensor) -> Tensor:
+    """Returns an attention bias (1, 1, S, S) that excludes the tokens after each token."""
+    positions = torch.arange(size, device=like.device)
+    after = positions[None, :] > positions[:, None]
+    lowest = torch.finfo(like.dtype).min
+    return torch.zeros(after.shape, dtype=like.dtype, device=like.device).masked_fill(after, lowest)[None, None]
+
+
+def position_bias(table: Tensor, boundaries: Sequence[int], size: int) -> Tensor:
+    """Returns the attention bias (1, A, S, S) of `traits.PositionBias` for sequences of S tokens."""
+    distances = torch.arange(1 - size, size, device=table.device)  # from a query to a key
+    buckets = (len(boundaries) + 1) * (distances > 0).long()
+    for boundary in boundaries:
+        buckets = buckets + (distances.abs() >= boundary)
+    # A sum instead of a look-up, because `graphs/quantize.py` puts tables of embeddings into int8.
+    chosen = buckets[:, None] == torch.arange(len(table), device=table.device)
+    by_distance = (chosen[:, :, None] * table).sum(1)  # (2 S - 1, A)
+    positions = torch.arange(size, device=table.device)
+    return by_distance[positions[None, :] - positions[:, None] + size - 1].permute(2, 0, 1)[None]
+
+
+class Config(Protocol):
+    """The part of every architecture's configuration that the heads and the training read."""
+
+    def traits(self) -> Traits: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def prediction_size(self) -> int: ...
+    @property
+    def prediction_act(self) -> str: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def hidden_act(self) -> str: ...
+    @property
+    def hidden_dropout_prob(self) -> float: ...
+    @property
+    def layer_norm_eps(self) -> float: ...
+    @property
+    def pooler(self) -> str | None: ...
+
+
+class Embeddings(nn.Module, ABC):
+    """Maps tokens to the first hidden states. The masked-LM head shares the word table."""
+
+    word: nn.Embedding
+    position: nn.Embedding
+
+
+class Layer(nn.Module, ABC):
+    """One layer of a network. Query, key and value map to the width inside the layer."""
+
+    heads: int
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+
+
+class Encoder(nn.Module, ABC):
+    """Maps tokens to hidden states."""
+
+    config: Config
+    embeddings: Embeddings
+
+    @abstractmethod
+    def features(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> list[Tensor]:
+        """Returns the embeddings and the output of every layer, each (B, S, H).
+
+        input_ids and token_type_ids are (B, S). mask (B, S) is true on real tokens.
+        """
+
+    @property
+    def max_tokens(self) -> int:
+        """The length of the longest sequence: the number of positions from the first token's on."""
+        return self.embeddings.position.num_embeddings - self.config.traits().embedding.position_offset
+
+    def applied_layers(self) -> list[Layer]:
+        """Returns the layers in the order of their application. A shared layer occurs once for each application."""
+        found = [self.get_submodule(name) for name in self.config.traits().layers]
+        return [layer for layer in found if isinstance(layer, Layer)]
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns the last layer's output, (B, S, H)."""
+        return self.features(input_ids, token_type_ids, mask)[-1]

@@ -1,0 +1,451 @@
+"""The artifact: a directory with all files of one served model. Every file is verified before it is parsed.
+
+    my-model/
+      manifest.json       description of the model, and the size and SHA-256 of every other file
+      tokenizer.json      for the `tokenizers` library
+      model.onnx          the network, int8 or fp32, in one file
+      model.safetensors   optional: the fp32 weights, for the torch engine
+      golden.npz          golden answers: inputs and the fp32 network's outputs, replayed at start-up
+      card.json           origin, and measured accuracy and latency
+
+This module needs only the standard library, so any program can read an artifact without a runtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import re
+import stat
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, get_args
+
+from swiftlet_models.errors import ModelError
+
+Head = Literal["classification", "token", "masked_lm", "causal_lm", "embedding"]
+Outputs = int | Literal["labels", "vocabulary", "hidden"]  # of a head, per position
+Problem = Literal["single_label", "multi_label", "regression"]
+Precision = Literal["fp32", "int8"]
+Pooling = Literal["cls", "mean", "max"]
+Dense = Literal["identity", "tanh"]
+Side = Literal["left", "right"]
+
+MANIFEST: Final = "manifest.json"
+TOKENIZER: Final = "tokenizer.json"
+ONNX: Final = "model.onnx"
+SAFETENSORS: Final = "model.safetensors"
+GOLDEN: Final = "golden.npz"
+CARD: Final = "card.json"
+
+FORMAT: Final = 1
+LATER: Final = ("embedding", "decisions", "languages", "reading")  # fields that manifests of older versions lack
+REQUIRED: Final = frozenset({TOKENIZER, ONNX, GOLDEN, CARD})
+OPTIONAL: Final = frozenset({SAFETENSORS})
+MAX_MANIFEST_BYTES: Final = 1 << 20
+MAX_BYTES: Final[Mapping[str, int]] = {TOKENIZER: 64 << 20, GOLDEN: 4 << 20, CARD: 1 << 20}
+"""The size that a file may have if reading it takes more memory than its bytes."""
+MAX_DEPTH: Final = 32  # of the manifest and the card
+MAX_COUNT: Final = 1 << 24  # of tokens, words and outputs
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TASK: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
+IMPORTED: Final = "Imported from "  # begins the summary of an imported model
+FOLDERS: Final = re.compile(  # of a path that begins a word
+    r"(?<![^\s'\"(=,])(?:~|\.{1,2}|[A-Za-z]:)?[\\/](?:[^\s\\/]+[\\/])*(?=[^\s\\/])"
+)
+LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # a BCP 47 tag, such as en, ko or zh-Hant
+
+
+class ArtifactError(ModelError):
+    """Raised when a directory is not an artifact that can be served. The message names the fault."""
+
+
+@dataclass(frozen=True)
+class File:
+    """The manifest's entry for one file."""
+
+    size: int  # bytes
+    sha256: str  # 64 hexadecimal digits
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the head `embedding` makes one vector of a sequence, and how texts are prepared for it.
+
+    The network pools the hidden states, and applies the dense layer if there is one. The task normalises the vector.
+    """
+
+    pooling: Pooling  # of the tokens of a sequence; "cls" reads the position in focus
+    normalize: bool = False  # whether vectors have length 1 by default
+    dense: Dense | None = None  # the activation of the layer after pooling; None if there is no layer
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put in front of an input, by name
+    default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
+
+    def default_prompt_text(self) -> str:
+        """Returns the default prompt; empty if there is none."""
+        return self.prompts[self.default_prompt] if self.default_prompt else ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are read, beyond what `tokenizer.json` says."""
+
+    truncation_side: Side = "right"  # the side from which a long text loses tokens, and windows are counted
+    special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """How a model answers typed questions.
+
+    A zero-shot model or an embedding model answers any question. A classifier answers choices among its labels, and
+    those that are mapped.
+    """
+
+    temperature: float = 1.0  # that its log-odds are divided by, so that probabilities match frequencies
+    predicates: Mapping[str, str] = field(default_factory=dict)  # the label that means yes, by the instructions
+    scores: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the labels of the levels, by the instructions
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of an artifact.
+
+    `config` holds the fields of the architecture's `Config`. `source` names the origin: a checkpoint with its revision,
+    or a training recipe.
+    """
+
+    name: str
+    version: str
+    architecture: str
+    task: str  # the name of a module in swiftlet_serve/tasks, checked when the task is loaded
+    head: Head
+    precision: Precision
+    max_tokens: int  # longest sequence of the network, special tokens included
+    vocab_size: int
+    width: int  # outputs of the head per position: the number of labels, 2 (start, end), or the vocabulary size
+    labels: tuple[str, ...]  # one for each output, or empty if the outputs have no names
+    problem: Problem | None  # None if there are no labels
+    tolerance: float  # largest |output - golden answer| that start-up accepts
+    config: Mapping[str, Any]
+    source: Mapping[str, Any]
+    files: Mapping[str, File] = field(default_factory=dict)
+    embedding: Embedding | None = None  # for the head "embedding", and only for it
+    decisions: Decisions | None = None  # None: not calibrated, and nothing is mapped
+    reading: Reading = Reading()
+    languages: tuple[str, ...] = ()  # BCP 47 tags of the texts that the model was trained for; empty: not known
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A directory whose files match its manifest exactly."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a listed file.
+
+        Raises:
+            ArtifactError: the artifact has no such file.
+        """
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.path.name}: this artifact has no {name}.")
+        return self.path / name
+
+    def card(self) -> dict[str, Any]:
+        """Returns the model's card: its origin and its measured accuracy and latency."""
+        card = _read_json(self.file(CARD))
+        if not isinstance(card, dict):
+            raise ValueError("the document is not an object")  # noqa: TRY004  # one class for all errors
+        return card
+
+    def public_card(self) -> dict[str, Any]:
+        """Returns the card for clients: of a path of the machine that made the artifact, only the last name is left."""
+        card = self.card()
+        if "directory" in self.manifest.source and str(card.get("summary", "")).startswith(IMPORTED):
+            card["summary"] = f"{IMPORTED}{self.manifest.source['directory']}."
+        public: dict[str, Any] = _without_paths(card)
+        return public
+
+
+def _without_paths(value: Any) -> Any:
+    """Returns a JSON value whose texts have the last name of an absolute path in its place, recursively."""
+    if isinstance(value, dict):
+        return {_without_paths(key): _without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in value]
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+def open_artifact(path: Path) -> Artifact:
+    """Verifies every file of a directory against its manifest.
+
+    Raises:
+        ArtifactError: a file is missing, altered, truncated, not listed, or no regular file.
+    """
+    manifest = _read_manifest(path)
+    present = {entry.name for entry in path.iterdir()} - {MANIFEST}
+    for name in sorted(set(manifest.files) - present):
+        raise ArtifactError(f"{path.name}: {name} is missing.")
+    for name in sorted(present - set(manifest.files)):
+        raise ArtifactError(f"{path.name}: {name} is not listed in {MANIFEST}.")
+    for name, expected in manifest.files.items():
+        _verify(path, name, expected)
+    artifact = Artifact(path, manifest)
+    try:
+        artifact.card()
+    except (ValueError, RecursionError):
+        raise ArtifactError(f"{path.name}: {CARD} is not a valid JSON object.") from None
+    return artifact
+
+
+def check_self_contained(model: Path) -> None:
+    """Checks that an ONNX file reads no tensors from other files.
+
+    In the ONNX format, a reference to another file contains the key "location", so the check looks for that word.
+
+    Raises:
+        ArtifactError: the file refers to other files.
+    """
+    if not model.stat().st_size:  # an empty file cannot be mapped
+        return
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"location") >= 0:
+            raise ArtifactError(f"{model.parent.name}: {model.name} refers to data outside itself.")
+
+
+def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) -> Artifact:
+    """Writes `manifest.json` for the files in a directory, and verifies the result.
+
+    Args:
+        path: the directory.
+        manifest: the manifest, whose files may be those of before.
+        card: the content of `card.json`, which is written first. None: the card stays as it is.
+
+    Raises:
+        ArtifactError: a required file is missing, or there is an unknown file.
+    """
+    (path / MANIFEST).unlink(missing_ok=True)
+    if card is not None:
+        (path / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    files = {entry.name: _measure(path, entry.name) for entry in sorted(path.iterdir())}
+    document = asdict(manifest) | {"files": {name: asdict(file) for name, file in files.items()}}
+    (path / MANIFEST).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return open_artifact(path)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.is_dir():
+        raise ArtifactError(f"{path.name}: there is no such directory.")
+    file = path / MANIFEST
+    if not _is_plain(file):
+        raise ArtifactError(f"{path.name}: {MANIFEST} is missing.")
+    if file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{path.name}: {MANIFEST} is larger than {MAX_MANIFEST_BYTES} bytes.")
+    try:
+        document = _read_json(file)
+    except (ValueError, RecursionError):
+        raise ArtifactError(f"{path.name}: {MANIFEST} is not valid JSON.") from None
+    try:
+        return _parse(document)
+    except ValueError as error:
+        raise ArtifactError(f"{path.name}: {MANIFEST}: {error}") from None
+
+
+def _read_json(file: Path) -> object:
+    """Returns the document of a JSON file.
+
+    Raises:
+        ValueError, RecursionError: the file is not valid JSON, or has a repeated key, a number that is not finite, or
+            more than `MAX_DEPTH` levels.
+    """
+    text = file.read_text("utf-8")
+    document: object = json.loads(text, object_pairs_hook=_object_once, parse_constant=_refuse_constant)
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(one, float) and not math.isfinite(one) for one in level):
+            break
+        children = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = list(chain.from_iterable(children))
+        if not level:
+            return document
+    raise ValueError("the document is too deep, or has a number that is not finite")
+
+
+def _object_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object. Raises ValueError for a repeated key, which JSON parsers resolve differently."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """Raises ValueError for NaN and infinities, which Python accepts and JSON does not have."""
+    raise ValueError(name)
+
+
+def _parse(document: object) -> Manifest:
+    """Validates a decoded manifest. The task checks the labels and the width when it is loaded.
+
+    Raises:
+        ValueError: a field is invalid. The message is a sentence that names it.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("the document is not an object.")  # noqa: TRY004  # the caller handles ValueError only
+    if type(document.get("format")) is not int or document["format"] != FORMAT:
+        raise ValueError(f"the format is not {FORMAT}.")
+    names = {f.name for f in fields(Manifest)}
+    for key in LATER:
+        document.setdefault(key, [] if key == "languages" else None)
+    for key in sorted(names ^ set(document)):
+        raise ValueError(f"the field {key!r} is {'missing' if key in names else 'unknown'}.")
+
+    def check(valid: bool, key: str) -> None:
+        if not valid:
+            raise ValueError(f"the field {key!r} has a wrong value.")
+
+    def is_count(value: object, most: float = MAX_COUNT) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+
+    check(isinstance(document["name"], str) and NAME.fullmatch(document["name"]) is not None, "name")
+    check(isinstance(document["version"], str), "version")
+    check(isinstance(document["architecture"], str), "architecture")
+    check(isinstance(document["task"], str) and TASK.fullmatch(document["task"]) is not None, "task")
+    check(document["head"] in get_args(Head), "head")
+    check(document["precision"] in get_args(Precision), "precision")
+    for key in ("max_tokens", "vocab_size", "width"):
+        check(is_count(document[key]), key)
+    labels, problem = document["labels"], document["problem"]
+    check(isinstance(labels, list) and all(isinstance(label, str) for label in labels), "labels")
+    check(not labels or len(labels) == document["width"], "labels")
+    check(problem is None or (problem in get_args(Problem) and bool(labels)), "problem")
+    languages = document["languages"]
+    check(
+        isinstance(languages, list) and all(isinstance(one, str) and LANGUAGE.fullmatch(one) for one in languages),
+        "languages",
+    )
+    tolerance = document["tolerance"]
+    check(type(tolerance) in (int, float) and 0 < tolerance <= sys.float_info.max, "tolerance")
+    for key in ("config", "source", "files"):
+        check(isinstance(document[key], dict), key)
+    embedding = _parse_embedding(document["embedding"])
+    check((embedding is not None) == (document["head"] == "embedding"), "embedding")
+    files = document["files"]
+    for name in sorted(REQUIRED - set(files)):
+        raise ValueError(f"the list of files lacks {name}.")
+    for name in sorted(set(files) - REQUIRED - OPTIONAL):
+        raise ValueError(f"the list of files has the unknown name {name!r}.")
+    for name, entry in files.items():
+        check(
+            isinstance(entry, dict)
+            and set(entry) == {"size", "sha256"}
+            and is_count(entry["size"], MAX_BYTES.get(name, math.inf))
+            and isinstance(entry["sha256"], str)
+            and re.fullmatch(r"[0-9a-f]{64}", entry["sha256"]) is not None,
+            f"files/{name}",
+        )
+    parsed: dict[str, Any] = {
+        "labels": tuple(labels),
+        "files": {name: File(**entry) for name, entry in files.items()},
+        "embedding": embedding,
+        "decisions": _parse_decisions(document["decisions"], labels),
+        "reading": _parse_reading(document["reading"]),
+        "languages": tuple(languages),
+    }
+    return Manifest(**document | parsed)
+
+
+def _parse_embedding(document: object) -> Embedding | None:
+    """Raises ValueError if the field `embedding` has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Embedding)}:
+        raise ValueError("the field 'embedding' has a wrong value.")
+    prompts, default = document["prompts"], document["default_prompt"]
+    valid = {
+        "pooling": document["pooling"] in get_args(Pooling),
+        "normalize": isinstance(document["normalize"], bool),
+        "dense": document["dense"] in (None, *get_args(Dense)),
+        "prompts": isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values()),
+    }
+    valid["default_prompt"] = default is None or (valid["prompts"] and isinstance(default, str) and default in prompts)
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'embedding/{key}' has a wrong value.")
+    return Embedding(**document)
+
+
+def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | None:
+    """Raises ValueError if the field `decisions` has a wrong value."""
+    if document is None:
+        return None
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Decisions)}:
+        raise ValueError("the field 'decisions' has a wrong value.")
+    temperature, predicates, scores = (document[key] for key in ("temperature", "predicates", "scores"))
+    valid = {
+        "temperature": type(temperature) in (int, float) and 0 < temperature <= sys.float_info.max,
+        "predicates": isinstance(predicates, dict) and all(label in labels for label in predicates.values()),
+        "scores": isinstance(scores, dict)
+        and all(isinstance(levels, list) and _are_distinct(levels, labels) for levels in scores.values()),
+    }
+    for key, good in valid.items():
+        if not good:
+            raise ValueError(f"the field 'decisions/{key}' has a wrong value.")
+    return Decisions(**document)
+
+
+def _parse_reading(document: object) -> Reading:
+    """Raises ValueError if the field `reading` has a wrong value."""
+    if document is None:
+        return Reading()
+    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Reading)}:
+        raise ValueError("the field 'reading' has a wrong value.")
+    side, tokens = document["truncation_side"], document["special_tokens"]
+    if side not in get_args(Side):
+        raise ValueError("the field 'reading/truncation_side' has a wrong value.")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
+        raise ValueError("the field 'reading/special_tokens' has a wrong value.")
+    return Reading(side, tuple(tokens))
+
+
+def _are_distinct(levels: Sequence[object], labels: Sequence[str]) -> bool:
+    """Returns whether the levels of a score are two labels or more, each once."""
+    return len(levels) > 1 and all(level in labels for level in levels) and len({*map(str, levels)}) == len(levels)
+
+
+def _verify(path: Path, name: str, expected: File) -> None:
+    actual = _measure(path, name)
+    if actual.size != expected.size:
+        raise ArtifactError(f"{path.name}: {name} has {actual.size} bytes, not {expected.size}.")
+    if actual.sha256 != expected.sha256:
+        raise ArtifactError(f"{path.name}: {name} was altered: its SHA-256 is not the one listed.")
+
+
+def _measure(path: Path, name: str) -> File:
+    file = path / name
+    if not _is_plain(file):
+        raise ArtifactError(f"{path.name}: {name} is not a regular file.")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return File(size=file.stat().st_size, sha256=digest)
+
+
+def _is_plain(file: Path) -> bool:
+    """Returns whether the path is a regular file. A symbolic link is not, because it may lead out of the directory."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def find_artifacts(directory: Path) -> Iterable[Path]:
+    """Returns the subdirectories of `directory` that hold a manifest, sorted by name."""
+    return sorted(file.parent for file in directory.glob(f"*/{MANIFEST}"))

@@ -1,0 +1,491 @@
+"""Readers of the data files that models are trained and measured on."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import math
+import operator
+import re
+import tarfile
+import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models.errors import ModelError
+
+TEXT_COLUMNS: Final = ("sentence", "content", "document", "text")
+TEXT_FIELDS: Final = ("text", "premise", "hypothesis", "query")  # of lines of JSON
+SHOWN: Final = 10  # labels in an error
+LABEL: Final = re.compile("[0-9]{1,9}")
+WORD_BORDER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|[_/]+")  # in names of labels
+TAG: Final = re.compile("O|[BILUES]-.+")
+
+Span = tuple[int, int, str]
+"""The start, the end and the kind of an entity. Positions count code points."""
+
+
+class DatasetError(ModelError):
+    """Raised when a data file is not in the expected format. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text with the index of its label."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """A text with the name of its label."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A premise, a hypothesis, and the name of their relation, such as `entailment`."""
+
+    premise: str
+    hypothesis: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its context and all reference answers. It has none if the context does not answer it."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]  # position of each answer in the context, in code points
+
+
+@dataclass(frozen=True)
+class Similar:
+    """Two texts and how similar people found them, on any scale."""
+
+    first: str
+    second: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A query and texts, of which some are relevant."""
+
+    query: str
+    texts: tuple[str, ...]
+    relevant: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A text with the spans of its entities, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+def labelled(path: Path, labels: Sequence[str] = ()) -> list[Labelled]:
+    """Reads texts with labels: records with `label` and one of `TEXT_COLUMNS`, or CoLA's four columns of a table.
+
+    A label that is one of the names in `labels` is that name; capitals matter only if names differ in nothing else.
+    Another number is an index. If the names are numbers themselves, only a number of JSON is an index.
+
+    Raises:
+        DatasetError: the file is damaged, or a line has no text, or no label of these.
+    """
+    rows = _records(path, {"label": ("label",), "text": TEXT_COLUMNS}, ("", "label", "", "text"))
+    return [Labelled(row.text("text"), _index(row, labels)) for row in rows]
+
+
+def _index(row: _Record, names: Sequence[str]) -> int:
+    """Returns the index of a record's label. Raises DatasetError."""
+    value = row.value("label")
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    if isinstance(value, str):
+        value = value.strip()
+        if value in names:
+            return names.index(value)
+        folded = [index for index, name in enumerate(names) if name.casefold() == value.casefold()]
+        if len(folded) == 1:
+            return folded[0]
+        names_are_numbers = any(LABEL.fullmatch(name) for name in names)
+        if LABEL.fullmatch(value) and not names_are_numbers:
+            value = int(value)
+    if type(value) is int and 0 <= value < (len(names) or math.inf):
+        return value
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    among = f"none of {shown}, and no number from 0 to {len(names) - 1}" if names else "no number from 0"
+    raise row.error(f"its label is {among}")
+
+
+def similar(path: Path) -> list[Similar]:
+    """Reads pairs of texts, each with a score: records with `sentence1`, `sentence2` and `score` or `label`.
+
+    A table without these names has three columns in this order (STS-B). A first line without a number is a header.
+
+    Raises:
+        DatasetError: the file is damaged, or a line does not have two texts and a score.
+    """
+    fields = {"sentence1": ("sentence1",), "sentence2": ("sentence2",), "score": ("score", "label")}
+    rows = _records(path, fields, tuple(fields))
+    if rows and rows[0].number == 1 and not _is_number(rows[0].values["score"]):
+        del rows[0]
+    return [Similar(row.text("sentence1"), row.text("sentence2"), row.numeral("score")) for row in rows]
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, str | int | float) and math.isfinite(float(value))
+    except (ValueError, OverflowError):
+        return False
+
+
+def named(path: Path) -> list[Named]:
+    """Reads texts with the names of their labels: records with one of `TEXT_COLUMNS` and `label`.
+
+    A label may be a list. Texts with another number of labels than one are left out.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form.
+    """
+    rows = _records(path, {"label": ("label",), "text": TEXT_COLUMNS})
+    found = []
+    for row in rows:
+        labels = row.value("label")
+        for label in labels if isinstance(labels, list) and len(labels) == 1 else [labels]:
+            if not isinstance(label, str | list) or LABEL.fullmatch(str(label).strip()):
+                raise row.error("its label is a number and not a name")
+            if isinstance(label, str):
+                found.append(Named(row.text("text"), label))
+    return found
+
+
+def label_words(label: str) -> str:
+    """Returns the words of a label such as `PlayMusic` or `alarm_query`, as people write them."""
+    return " ".join(WORD_BORDER.sub(" ", label).split())
+
+
+def inferences(path: Path) -> list[Inference]:
+    """Reads pairs of texts: records with `premise`, `hypothesis` and `label`, the name of their relation.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form. A number is no name: its meaning differs
+            between data sets.
+    """
+    rows = _records(path, {name: (name,) for name in ("premise", "hypothesis", "label")})
+    for row in rows:
+        if LABEL.fullmatch(str(row.value("label")).removeprefix("-")):
+            raise row.error("its label is a number and not a name such as entailment")
+    return [Inference(row.text("premise"), row.text("hypothesis"), row.text("label")) for row in rows]
+
+
+def ranked(path: Path) -> list[Candidates]:
+    """Reads queries with their texts: records with `query`, `text` and `label` (1: relevant).
+
+    The lines of a query follow one another.
+
+    Raises:
+        DatasetError: the file is damaged, or a line is not of this form.
+    """
+    rows = _records(path, {name: (name,) for name in ("query", "text", "label")})
+    triples = [(row.text("query"), row.text("text"), row.numeral("label") > 0) for row in rows]
+    grouped = [(query, list(group)) for query, group in groupby(triples, key=operator.itemgetter(0))]
+    return [
+        Candidates(query, tuple(text for _, text, _ in group), tuple(relevant for *_, relevant in group))
+        for query, group in grouped
+    ]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A line of a table or of JSON: its number in the file, and its values by the names that a reader uses."""
+
+    file: str
+    number: int
+    values: Mapping[str, Any]
+    expected: str  # what a line should have
+
+    def value(self, name: str) -> Any:
+        """Returns a value. Raises DatasetError if the line does not have it."""
+        if self.values[name] is None:
+            raise self.error(f"it has no {name}")
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        """Returns a text. Raises DatasetError if the line does not have it."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise self.error(f"its {name} is not a text")
+        return value
+
+    def numeral(self, name: str) -> float:
+        """Returns a number, also if it is written as a text. Raises DatasetError if the line has none."""
+        value = self.value(name)
+        if not _is_number(value):
+            raise self.error(f"its {name} is not a number")
+        return float(value)
+
+    def error(self, fault: str) -> DatasetError:
+        """Returns an error that names the line, and quotes none of its content."""
+        return DatasetError(f"{self.file}: line {self.number}: {fault}. {self.expected}")
+
+
+def _records(path: Path, fields: Mapping[str, Sequence[str]], columns: Sequence[str] = ()) -> list[_Record]:
+    """Reads lines of JSON or a table, plain or `.gz`, in UTF-8 or with a byte order mark.
+
+    Lines of JSON begin with a brace. In a table, a header names the fields, in any order and with any capitals; other
+    columns are left out. Columns are separated by tabs without quotes, or by commas or semicolons with quotes; `.csv`
+    has quotes in any case.
+
+    Args:
+        path: the file.
+        fields: by the name that a reader uses, the names that a value may have in the file. The first one counts.
+        columns: the columns of a table whose first line does not name the first field. Empty: it must name all.
+
+    Raises:
+        DatasetError: the file is damaged or no text, or does not have this form.
+    """
+    content = _text(path)
+    names = ", ".join(" or ".join(known) for known in fields.values())
+    expected = f"Expected lines of JSON, or a table with a header, with the fields {names}."
+    if content.lstrip().startswith("{") or ".jsonl" in path.suffixes:
+        return [
+            _Record(path.name, number, {name: _first(line, known) for name, known in fields.items()}, expected)
+            for number, line in _json_lines(path.name, content)
+        ]
+    rows = _table(path, content, {one for known in fields.values() for one in known})
+    if not rows:
+        return []
+    header = [name.strip().casefold() for name in rows[0][1]]
+    places = {name: next((header.index(one) for one in known if one in header), -1) for name, known in fields.items()}
+    if columns and next(iter(places.values())) < 0:
+        places, width = {name: columns.index(name) for name in fields}, None
+    else:
+        for name, place in places.items():
+            if place < 0:
+                fault = f"{path.name}: none of the {len(header)} columns of the first line is named {name}."
+                raise DatasetError(f"{fault} {expected}")
+        rows, width = rows[1:], len(header)
+    records = []
+    for number, row in rows:
+        values = {name: row[place] if place < len(row) else None for name, place in places.items()}
+        records.append(_Record(path.name, number, values, expected))
+        if len(row) != (width or len(row)):
+            raise records[-1].error(f"it does not have {width} columns like the header, but {len(row)}")
+    return records
+
+
+def _first(line: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((line[name] for name in names if line.get(name) is not None), None)
+
+
+def _table(path: Path, content: str, names: Set[str]) -> list[tuple[int, list[str]]]:
+    """Returns the lines of a table that are not blank, with their numbers. Raises DatasetError."""
+    first = content.lstrip().partition("\n")[0]
+    separators = (",", ";", "\t") if ".csv" in path.suffixes else ("\t", ",", ";")
+    named = (one for one in separators if names & {name.strip(' "\r').casefold() for name in first.split(one)})
+    is_tabular = separators[0] == "\t" and ("\t" in first or ".tsv" in path.suffixes)
+    separator = next(named, "\t" if is_tabular else ",")
+    if separator == "\t" and ".csv" not in path.suffixes:
+        lines = [line.removesuffix("\r") for line in content.split("\n")]
+        return [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line]
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+    rows, number = [], 1
+    try:
+        for row in reader:
+            if row:
+                rows.append((number, row))
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DatasetError(f"{path.name}: line {number} cannot be read as comma-separated text: {error}.") from None
+    return rows
+
+
+def _json_lines(file: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the objects in lines of JSON that are not blank, with their numbers. Raises DatasetError."""
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise DatasetError(f"{file}: line {number} is not an object of JSON.")
+            yield number, found
+
+
+def _text(path: Path) -> str:
+    """Returns the content of a text file, plain or `.gz`, without a byte order mark. Raises DatasetError."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DatasetError(f"{path.name} cannot be read: {type(error).__name__}.") from None
+    try:
+        return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise DatasetError(f"{path.name} is not UTF-8 text. Save it as text in UTF-8.") from None
+
+
+def questions(path: Path) -> list[Question]:
+    """Reads a file in SQuAD's format, 1.1 or 2.0.
+
+    Raises:
+        DatasetError: the file is not in SQuAD's format.
+    """
+    try:
+        document = json.loads(_text(path))
+        return [
+            _question(entry, paragraph["context"])
+            for article in document["data"]
+            for paragraph in article["paragraphs"]
+            for entry in paragraph["qas"]
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{path.name} is not in SQuAD's format: {type(error).__name__}.") from None
+
+
+def _question(entry: Mapping[str, Any], context: str) -> Question:
+    answers = tuple(answer["text"] for answer in entry["answers"])
+    starts = tuple(answer["answer_start"] for answer in entry["answers"])
+    if not all(isinstance(text, str) for text in (entry["question"], context, *answers)):
+        raise TypeError
+    if not all(isinstance(start, int) for start in starts):
+        raise TypeError
+    return Question(str(entry["id"]), entry["question"], context, answers, starts)
+
+
+def tagged(path: Path) -> list[Tagged]:
+    """Reads texts with entities in CoNLL's columns, plain or `.gz`.
+
+    A line has a word and its tag, and a blank line ends a text. Columns are separated by tabs or spaces; the first one
+    is the word and the last one the tag. In an `.iob2` file (Universal NER), the second is the word and the third the
+    tag. Tags are BIO or BILOU (also with E for the last word and S for the only one). The words of a text are joined by
+    spaces, or directly if each line of the file has one character. Comments begin with `#` and a space.
+
+    Raises:
+        DatasetError: the file is damaged, or a line has no word and tag.
+    """
+    place = (1, 2) if ".iob2" in path.suffixes else (0, -1)
+    texts: list[list[tuple[str, str]]] = [[]]
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        row = line.rstrip("\r").split("\t") if "\t" in line else line.split()
+        if not line.strip():
+            texts.append([])
+        elif not line.startswith("-DOCSTART-") and not (line.startswith(("# ", "## ")) and not texts[-1]):
+            if len(row) <= max(*place, 1) or not TAG.fullmatch(row[place[1]]):
+                raise DatasetError(f"{path.name}: line {number} has no word and tag.")
+            if row[place[0]]:  # some files have words of removed characters
+                texts[-1].append((row[place[0]], row[place[1]]))
+    texts = [words for words in texts if words]
+    separator = "" if all(len(word) == 1 for words in texts for word, _ in words) else " "
+    return [_tagged(words, separator) for words in texts]
+
+
+def _tagged(words: Sequence[tuple[str, str]], separator: str) -> Tagged:
+    spans: list[Span] = []
+    position, is_open = 0, False
+    for word, label in words:
+        prefix, _, kind = label.partition("-")
+        end = position + len(word)
+        if prefix in "BUS" or (kind and not (is_open and spans[-1][2] == kind)):
+            spans.append((position, end, kind))
+        elif kind:
+            spans[-1] = (spans[-1][0], end, kind)
+        is_open = prefix in "BI"
+        position = end + len(separator)
+    return Tagged(separator.join(word for word, _ in words), tuple(spans))
+
+
+def documents(path: Path) -> Iterator[str]:
+    """Reads running text, one document at a time.
+
+    A `.tsv` or `.csv` file is a table with one of `TEXT_COLUMNS`, or CoLA's. Of SQuAD's format (`.json`), the questions
+    and the different contexts are documents; of lines of JSON (`.jsonl`, plain or `.gz`), the texts of the fields in
+    `TEXT_FIELDS`. In a `.tar.xz` archive, a document is the last column of a line of a `.tsv` file. Other files are
+    read by `articles`.
+
+    Raises:
+        DatasetError: the file is damaged, or no text.
+    """
+    if path.suffix in (".tsv", ".csv"):
+        rows = _records(path, {"text": TEXT_COLUMNS}, ("", "", "", "text"))
+        yield from (text for row in rows if (text := row.text("text")).strip())
+    elif path.suffix == ".json":
+        asked = questions(path)
+        yield from dict.fromkeys(text for one in asked for text in (one.question, one.context) if text.strip())
+    elif ".jsonl" in path.suffixes:
+        yield from _texts(path)
+    elif path.name.endswith(".tar.xz"):
+        with _readable(path):
+            yield from _archived(path)
+    else:
+        yield from (text for _, text in articles(path))
+
+
+def _texts(path: Path) -> Iterator[str]:
+    rows = _json_lines(path.name, _text(path))
+    texts = dict.fromkeys(str(row[name]) for _, row in rows for name in TEXT_FIELDS if row.get(name))
+    yield from (text for text in texts if text.strip())
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (lzma.LZMAError, tarfile.TarError, EOFError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path.name} cannot be read as text: {type(error).__name__}.") from None
+
+
+def articles(path: Path) -> Iterator[tuple[str, str]]:
+    """Reads titles and texts of articles, plain or `.xz`.
+
+    A line `= Title =` begins an article, whose paragraphs are joined by line feeds. In a file without titles, each line
+    is an article whose title is empty.
+
+    Raises:
+        DatasetError: the file is damaged, or no text.
+    """
+    title, article = None, list[str]()
+    with (
+        _readable(path),
+        lzma.open(path, "rt", encoding="utf-8-sig")
+        if path.suffix == ".xz"
+        else path.open(encoding="utf-8-sig") as lines,
+    ):
+        for raw in lines:
+            line = raw.strip()
+            if line.startswith("= ") and line.endswith(" ="):
+                if article:
+                    yield title or "", "\n".join(article)
+                title, article = line[2:-2], []
+            elif line and title is None:
+                yield "", line
+            elif line:
+                article.append(line)
+    if article:
+        yield title or "", "\n".join(article)
+
+
+def _archived(path: Path) -> Iterator[str]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name.endswith(".tsv") else None
+            for line in stream or ():
+                yield line.decode("utf-8", "replace").rstrip("\n").rsplit("\t", 1)[-1].replace("<br />", " ")

@@ -1,0 +1,270 @@
+"""Reads the parameters in an artifact's `model.onnx` without a runtime and without the `onnx` package.
+
+A parameter is read and converted to fp32 when it is used, also a part of its rows alone. So the memory that loading
+takes does not grow with the file.
+
+An ONNX file is a protobuf message. Only the initializers of the graph are read. The format is documented at
+https://protobuf.dev/programming-guides/encoding, and the numbers of the fields are those of onnx/onnx.proto.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftlet_models.errors import ModelError
+
+INT8: Final = ".int8"
+SCALE: Final = ".scale"
+ZERO: Final = 128
+BLOCK: Final = 128
+SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits accepts
+MAX_FIELDS: Final = 1 << 18  # of a message. The graph of a GPT-2 xl has 2,000 nodes and tensors
+MAX_DIMENSIONS: Final = 4
+MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1. A file has 2 GiB at most
+
+Array = NDArray[Any]
+
+# The numbers of fields, and of the data types that `export` and `quantize` write.
+_GRAPH, _INITIALIZER = 7, 5
+_DIMS, _DATA_TYPE, _NAME, _RAW = 1, 2, 8, 9
+_TYPES: Final[Mapping[int, np.dtype[Any]]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 7: np.dtype("<i8")}
+
+
+class WeightsError(ModelError):
+    """Raised when the parameters of a file cannot be read. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array in an open file. `tensor[start:stop]` and `np.asarray(tensor)` read it."""
+
+    descriptor: int
+    at: int  # the offset of its first byte
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        start, stop, _ = rows.indices(len(self))
+        return self._read(start, (max(stop - start, 0), *self.shape[1:]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self._read(0, self.shape).astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def _read(self, row: int, shape: tuple[int, ...]) -> Array:
+        """Raises WeightsError if a number is not finite, or the file has become shorter."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        array: Array = np.empty(shape, self.dtype)
+        into = array.reshape(-1).view(np.uint8).data
+        if os.preadv(self.descriptor, [into], self.at + row * row_bytes) < array.nbytes:
+            raise WeightsError("the file of the parameters was changed while it was read.")
+        if array.dtype.kind == "f" and not all(map(math.isfinite, (array.max(initial=0), array.min(initial=0)))):
+            raise WeightsError("a parameter is not finite.")
+        return array
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A parameter in int8, which is converted to fp32 when it is read, as a `Tensor` is."""
+
+    packed: Tensor  # (N, K / b, b)
+    scales: Tensor  # (N, K / b)
+    dtype: np.dtype[Any] = _TYPES[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.packed), math.prod(self.packed.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __getitem__(self, rows: slice) -> Array:
+        return unpack(self.packed[rows], self.scales[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # always a copy
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Mapping[str, Tensor | PackedTensor]]:
+    """Opens a file for the duration of a block, and gives its parameters by name.
+
+    Raises:
+        WeightsError: the file is not an ONNX graph that `export` or `quantize` wrote.
+    """
+    with path.open("rb", buffering=0) as file:
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            weights = _merge(dict(_initializers(content, file.fileno())))
+        except (ValueError, IndexError, KeyError) as error:
+            raise WeightsError(f"{path.name} has no readable parameters: {error}") from None
+        content.close()
+        if not weights:
+            raise WeightsError(f"{path.name} has no readable parameters: it is empty.")
+        yield weights
+
+
+def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Returns the parameters by name in fp32. Parameters in int8 are converted back.
+
+    Raises:
+        WeightsError: as `open_weights`.
+    """
+    with open_weights(path) as weights:
+        return {name: np.asarray(weight) for name, weight in weights.items()}
+
+
+def _merge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedTensor]:
+    """Returns the parameters among a graph's initializers, as `merge`, without reading them.
+
+    Raises:
+        ValueError, KeyError: one of a parameter's two tensors is missing, or their shapes do not match.
+    """
+    weights: dict[str, Tensor | PackedTensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(INT8):
+            scales = tensors[name.removesuffix(INT8) + SCALE]
+            if len(tensor.shape) != 3 or scales.shape != tensor.shape[:2] or scales.dtype != _TYPES[1]:
+                raise ValueError("the scales of a parameter do not match it.")
+            weights[name.removesuffix(INT8)] = PackedTensor(tensor, scales)
+        elif tensor.dtype == _TYPES[1] and not name.endswith(SCALE) and not name.startswith("int8."):
+            weights[name] = tensor
+    return weights
+
+
+def merge(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
+    """Returns the parameters among a graph's initializers, in fp32. A parameter in int8 is two arrays.
+
+    Raises:
+        ValueError, IndexError, KeyError: one of the two arrays is missing, or their shapes do not match.
+    """
+    weights = {}
+    for name, array in arrays.items():
+        if name.endswith(INT8):
+            name = name.removesuffix(INT8)
+            array = unpack(array, arrays[name + SCALE])
+        if array.dtype == np.float32 and not name.endswith(SCALE) and not name.startswith("int8."):
+            weights[name] = array
+    return weights
+
+
+def block_of(columns: int) -> int | None:
+    """Returns the largest power of two up to BLOCK that divides a row, or None if it is too small."""
+    block = BLOCK
+    while columns % block:
+        block //= 2
+    return block if block >= SMALLEST_BLOCK else None
+
+
+def pack(weight: Array, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Returns a matrix (N, K) in 8 bits around ZERO, (N, K / b, b), and its scales (N, K / b)."""
+    blocks = weight.reshape(len(weight), -1, block)
+    scales = np.abs(blocks).max(axis=2) / 127
+    scales[scales < np.finfo(np.float32).tiny] = 1  # float32 cannot hold a step: the block becomes zeros
+    values = np.rint(blocks / scales[:, :, None]) + ZERO
+    return values.astype(np.uint8), scales.astype(np.float32)
+
+
+def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
+    """Converts (N, K / b, b) and the scales (N, K / b) back to (N, K)."""
+    values: NDArray[np.float32] = (packed.astype(np.float32) - ZERO) * scales[:, :, None]
+    return values.reshape(len(packed), math.prod(packed.shape[1:]))
+
+
+def _initializers(content: mmap.mmap, descriptor: int) -> Iterator[tuple[str, Tensor]]:
+    """Yields the name and the place of each initializer. Raises ValueError and IndexError."""
+    for field, graph in _fields(content, range(len(content))):
+        if field != _GRAPH:
+            continue
+        for inner, tensor in _fields(content, _message(graph)):
+            if inner == _INITIALIZER:
+                yield _tensor(content, _message(tensor), descriptor)
+
+
+def _tensor(content: mmap.mmap, message: range, descriptor: int) -> tuple[str, Tensor]:
+    dims: list[int] = []
+    name, kind, raw = "", 0, range(0)
+    for field, value in _fields(content, message):
+        if field == _DIMS:  # one number per field, or all in one message
+            dims += [value] if isinstance(value, int) else islice(_varints(content, value), MAX_DIMENSIONS + 1)
+            if len(dims) > MAX_DIMENSIONS:
+                raise ValueError("a tensor has too many dimensions.")
+        elif field == _DATA_TYPE and isinstance(value, int):
+            kind = value
+        elif field == _NAME:
+            name = content[_message(value).start : _message(value).stop].decode()
+        elif field == _RAW:
+            raw = _message(value)
+    if kind not in _TYPES:
+        return name, Tensor(descriptor, 0, np.dtype(np.bool_), (0,))  # no parameter has this type
+    dtype = _TYPES[kind]
+    if math.prod(dims) * dtype.itemsize != len(raw) or math.prod(max(size, 1) for size in dims) > MAX_SIZE:
+        raise ValueError("a tensor has another size than its shape says.")
+    return name, Tensor(descriptor, raw.start, dtype, tuple(dims))
+
+
+def _message(value: int | range) -> range:
+    if isinstance(value, int):
+        raise ValueError("a message is expected instead of a number.")  # noqa: TRY004  # one class for all errors
+    return value
+
+
+def _varints(content: mmap.mmap, span: range) -> Iterator[int]:
+    at = span.start
+    while at < span.stop:
+        value, at = _varint(content, at, span.stop)
+        yield value
+
+
+def _fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | range]]:
+    """Yields the number and the value of each field of a message. A value with a length is the span of its bytes."""
+    at, count = span.start, 0
+    while at < span.stop:
+        if (count := count + 1) > MAX_FIELDS:
+            raise ValueError("a message has too many fields.")
+        key, at = _varint(content, at, span.stop)
+        match key & 7:
+            case 0:
+                value, at = _varint(content, at, span.stop)
+                yield key >> 3, value
+                continue
+            case 1:
+                size = 8
+            case 2:
+                size, at = _varint(content, at, span.stop)
+            case 5:
+                size = 4
+            case _:
+                raise ValueError("a field has an unknown type.")
+        if size > span.stop - at:
+            raise ValueError("the file ends within a field.")
+        yield key >> 3, range(at, at + size)
+        at += size
+
+
+def _varint(content: mmap.mmap, at: int, stop: int) -> tuple[int, int]:
+    """Returns a number with 7 bits per byte, lowest first, and the offset of its end."""
+    value = shift = 0
+    while shift < 64:
+        if at >= stop:
+            raise ValueError("the file ends within a number.")
+        byte = content[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a number has no end.")

@@ -1,0 +1,188 @@
+"""The heads, and the model: an encoder with one head on top.
+
+A head maps hidden states to outputs, (N, H) -> (N, O). It reads only the positions in `focus`. The head
+`classification` reads one token, `token` reads every token, `masked_lm` reads the masked positions, and `causal_lm` the
+tokens before those that it predicts. For the head `embedding`, a position in `focus` stands for its sequence, whose
+tokens are pooled. Shape letters: see `architectures/layers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swiftlet_models import architectures
+from swiftlet_models.architectures.layers import ACTIVATIONS, Config, Encoder
+from swiftlet_models.artifact import Embedding, Head, Pooling
+
+
+class Classification(nn.Module):
+    """One logit per label from the [CLS] position, through a pooler if the architecture has one."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+        self.act = ACTIVATIONS[config.pooler] if config.pooler else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.output = nn.Linear(config.hidden_size, width)
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
+        if self.pooler is not None and self.act is not None:
+            rows = self.act(self.pooler(rows))
+        out: Tensor = self.output(self.dropout(rows))
+        return out
+
+
+class TokenOutput(nn.Module):
+    """O logits per token. Question answering has two: the start and the end of the answer (BERT, section 4.2)."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.hidden_size, width)
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
+        out: Tensor = self.output(rows)
+        return out
+
+
+class MaskedLM(nn.Module):
+    """One logit per vocabulary token, computed with the encoder's own word embeddings (BERT's "tied" decoder).
+
+    P is the width before the vocabulary projection. It equals the embedding width E in BERT and ALBERT. In MobileBERT
+    P is larger than E, and the head holds the P - E columns that the embedding table lacks.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        p = config.prediction_size
+        self.act = ACTIVATIONS[config.prediction_act]
+        self.transform = nn.Linear(config.hidden_size, p)
+        self.norm = nn.LayerNorm(p, config.layer_norm_eps)
+        missing = p - config.embedding_size
+        self.extra = nn.Parameter(torch.empty(config.vocab_size, missing)) if missing else None
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:
+        """words: the encoder's word embeddings, (V, E)."""
+        x = self.norm(self.act(self.transform(rows)))  # (N, P)
+        if self.extra is None:
+            return F.linear(x, words, self.bias)
+        stored, missing = x[:, : words.shape[1]], x[:, words.shape[1] :]
+        out: Tensor = F.linear(stored, words, self.bias) + F.linear(missing, self.extra)
+        return out
+
+
+class CausalLM(nn.Module):
+    """One logit per vocabulary token for the next token, computed with the encoder's own word embeddings."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:
+        """words: the encoder's word embeddings, (V, H)."""
+        return F.linear(rows, words, self.bias)
+
+
+class SentenceVector(nn.Module):
+    """The pooled hidden states, through a dense layer if the model has one (Dense of sentence-transformers)."""
+
+    def __init__(self, config: Config, width: int, embedding: Embedding) -> None:
+        super().__init__()
+        self.pooling: Pooling = embedding.pooling
+        self.width = width if embedding.dense else config.hidden_size
+        self.output = nn.Linear(config.hidden_size, width) if embedding.dense else None
+        self.act = torch.tanh if embedding.dense == "tanh" else nn.Identity()
+
+    def forward(self, rows: Tensor, words: Tensor) -> Tensor:  # noqa: ARG002  # all heads share one signature
+        if self.output is None:
+            return rows
+        out: Tensor = self.act(self.output(rows))
+        return out
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Returns the mean or the maximum over the tokens of each sequence, (B, S, H) -> (B, H). mask is (B, S)."""
+    padding = ~mask[:, :, None]
+    if pooling == "max":
+        return hidden.masked_fill(padding, -torch.inf).amax(1)
+    return hidden.masked_fill(padding, 0).sum(1) / mask.sum(1)[:, None]
+
+
+class Model(nn.Module):
+    """An encoder with a head: the network of an artifact."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.pooling: Pooling = head.pooling if isinstance(head, SentenceVector) else "cls"
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor, focus: Tensor) -> Tensor:
+        """Runs B sequences and returns the outputs at N positions, (N, O).
+
+        input_ids and token_type_ids are (B, S), padded at the end with any ids. lengths (B,) counts the real tokens of
+        each sequence. focus (N,) holds positions b * S + s.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        mask = positions[None, :] < lengths[:, None]  # (B, S)
+        hidden = self.encoder(input_ids, token_type_ids, mask)  # (B, S, H)
+        if self.pooling == "cls":
+            rows = hidden.flatten(0, 1)[focus]  # (N, H)
+        else:
+            rows = pool(hidden, mask, self.pooling)[focus // input_ids.shape[1]]  # (N, H)
+        out: Tensor = self.head(rows, self.encoder.embeddings.word.weight)
+        return out
+
+
+def build(
+    architecture: str, config: Mapping[str, Any], head: Head, width: int = 0, embedding: Embedding | None = None
+) -> Model:
+    """Builds a model with untrained weights (normal, 0.02, as BERT's).
+
+    `width` is the number of outputs per position. The heads `masked_lm` and `causal_lm` ignore it: their width is the
+    vocabulary size. `embedding` describes the head `embedding`, which needs it.
+
+    Raises:
+        ValueError: the architecture is unknown, or the configuration has an unknown setting.
+    """
+    module = architectures.load(architecture)
+    try:
+        settings = module.Config(**config)
+    except TypeError as error:
+        raise ValueError(f"{architecture}: {error}") from None
+    encoder = module.Encoder(settings)
+    layers: nn.Module
+    match head:
+        case "classification":
+            layers = Classification(settings, width)
+        case "token":
+            layers = TokenOutput(settings, width)
+        case "masked_lm":
+            layers = MaskedLM(settings)
+        case "causal_lm":
+            layers = CausalLM(settings)
+        case "embedding":
+            if embedding is None:
+                raise ValueError("the head embedding needs its pooling")
+            layers = SentenceVector(settings, width, embedding)
+    model = Model(encoder, layers)
+    model.apply(_initialise)
+    return model
+
+
+@torch.no_grad()
+def _initialise(module: nn.Module) -> None:
+    match module:
+        case nn.Linear():
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        case nn.Embedding():
+            nn.init.normal_(module.weight, std=0.02)
+        case MaskedLM() if module.extra is not None:
+            nn.init.normal_(module.extra, std=0.02)

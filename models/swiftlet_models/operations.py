@@ -1,0 +1,85 @@
+"""The multiply-adds of a network: the arithmetic that a batch needs, which the benchmark relates an engine's time to.
+
+The count is that of the network's definition on a ragged batch. Padding does not count. In the last layer, keys and
+values count for every token, and everything else for the tokens that the head reads. Additional arithmetic of an engine
+does not count. Look-ups, norms and softmax multiply little and are left out. Shape letters: see
+`architectures/layers.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swiftlet_models import architectures
+from swiftlet_models.artifact import Embedding
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Multiply-adds of the parts of a network."""
+
+    embedding: int  # per token
+    layers: int
+    key_value: int  # per token and layer: keys and values, and the bottlenecks that they read
+    after_key_value: int  # per token and layer: everything else except attention
+    attention: int  # per layer and pair of tokens of which one attends to the other
+    head: int  # per token that the head reads
+    causal: bool = False  # whether a token attends only to itself and the tokens before it
+    pools: bool = False  # whether the head reads the mean or the maximum of all tokens
+
+    @classmethod
+    def of(
+        cls,
+        architecture: str,
+        config: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+        embedding: Embedding | None = None,
+    ) -> Operations:
+        """Counts a network from the shapes of its parameters, which are named as in `architectures.traits`."""
+        traits = architectures.describe(architecture).Config(**config).traits()
+        sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+        first = f"encoder.{traits.layers[0]}."
+        layer = {
+            name.removeprefix(first).removesuffix(".weight"): n for name, n in sizes.items() if name.startswith(first)
+        }
+        bottleneck = traits.bottleneck
+        bottlenecks = {bottleneck.query_key, bottleneck.value} - {None} if bottleneck else set()
+        parts = {"key", "value", *(f"{name}.dense" for name in bottlenecks)}
+        key_value = sum(size for name, size in layer.items() if name in parts)
+        return cls(
+            embedding=sizes.get("encoder.embeddings.projection.weight", 0),
+            layers=len(traits.layers),
+            key_value=key_value,
+            after_key_value=sum(layer.values()) - key_value,
+            attention=2 * shapes[first + "key.weight"][0],
+            head=_head(sizes, shapes),
+            causal=traits.causal,
+            pools=embedding is not None and embedding.pooling != "cls",
+        )
+
+    def count(self, lengths: Sequence[int], focus_counts: Sequence[int]) -> int:
+        """Returns the multiply-adds of a batch. The head reads `focus_counts` tokens of sequences of these lengths.
+
+        Of a causal network, it reads the last ones.
+        """
+        counts = lengths if self.pools else focus_counts  # of the last layer
+        tokens, read = sum(lengths), sum(counts)
+        last_pairs = sum(map(self._pairs, lengths, counts))
+        last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
+        pairs = sum(map(self._pairs, lengths, lengths))
+        each = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
+        return tokens * self.embedding + (self.layers - 1) * each + last + sum(focus_counts) * self.head
+
+    def _pairs(self, length: int, queries: int) -> int:
+        """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""
+        return queries * length - (queries * (queries - 1) // 2 if self.causal else 0)
+
+
+def _head(sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> int:
+    """Returns the multiply-adds of the head per token. The head of a language model multiplies with the word table."""
+    products = ("head.pooler.weight", "head.output.weight", "head.transform.weight", "head.extra")
+    words = sizes["encoder.embeddings.word.weight"] if "head.bias" in shapes else 0
+    return words + sum(sizes.get(name, 0) for name in products)

@@ -1,0 +1,263 @@
+"""The parameters that a network must have, and their shapes.
+
+An artifact may come from anywhere, and compiled code computes with its parameters. So every engine checks them before
+it folds or builds a network. Each size is read from one parameter, and no loop or memory depends on a size in the
+configuration alone. Parameters are named as in `architectures.traits`, and those of the heads as in `heads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from swiftlet_models import architectures
+from swiftlet_models.architectures import Config
+from swiftlet_models.architectures.traits import SIZE, Traits
+from swiftlet_models.artifact import Artifact, ArtifactError, Embedding, Head, Manifest
+from swiftlet_models.errors import ModelError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_EMBEDDINGS: Final = "encoder.embeddings."
+
+
+class ParametersError(ModelError):
+    """Raised when parameters do not fit together, or not their configuration. The message is a clause."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a network."""
+
+    vocabulary: int
+    embedding: int  # the width of the word table
+    positions: int  # from that of a sequence's first token on
+    token_types: int  # 0 if the network does not tell them apart
+    hidden: int
+    inner: int  # the width inside a layer
+    intermediate: int
+    outputs: int  # of the head, per position
+
+
+def configure(architecture: str, config: Mapping[str, Any]) -> Config:
+    """Returns the configuration of a network. Settings that the architecture does not have are ignored.
+
+    Raises:
+        ParametersError: the architecture is unknown, or a setting has an invalid value.
+    """
+    try:
+        config_class: Any = architectures.describe(architecture).Config
+        known = {setting.name for setting in fields(config_class)}
+        own: Config = config_class(**{name: value for name, value in config.items() if name in known})
+    except ValueError as error:
+        raise ParametersError(str(error).removesuffix(".")) from None
+    return own
+
+
+def check_parameters(
+    config: Config, shapes: Shapes, head: Head | None = None, embedding: Embedding | None = None
+) -> Sizes:
+    """Checks that a network has exactly the parameters of its configuration, in shapes that fit together.
+
+    Without `head`, the parameters tell which head it is. `embedding` describes the head `embedding`.
+
+    Raises:
+        ParametersError: a parameter is missing or unexpected, or has an unexpected shape.
+    """
+    for name, shape in shapes.items():
+        if not all(SIZE.least <= n <= SIZE.most for n in shape):
+            raise ParametersError(f"the parameter {name!r} has a dimension that is not from 1 to {SIZE.most}")
+    traits = config.traits()
+    if len(set(traits.layers)) * len(traits.feed_forward) > len(shapes):
+        raise ParametersError("there are fewer parameters than the layers need")
+    expected = _Expected(config, traits, shapes)
+    expected.add_encoder()
+    expected.add_head("embedding" if embedding else head or _head_of(shapes), embedding)
+    for name in sorted(expected.shapes.keys() - shapes.keys()):
+        raise ParametersError(f"the parameter {name!r} is missing")
+    for name in sorted(shapes.keys() - expected.shapes.keys()):
+        raise ParametersError(f"the parameter {name!r} is unexpected")
+    for name, shape in expected.shapes.items():
+        if shapes[name] != shape:
+            raise ParametersError(f"the parameter {name!r} has the shape {shapes[name]}, expected {shape}")
+    sizes = expected.sizes()
+    for setting, size in (
+        ("hidden_size", sizes.hidden),
+        ("embedding_size", sizes.embedding),
+        ("vocab_size", sizes.vocabulary),
+    ):
+        if getattr(config, setting) != size:
+            raise ParametersError(f"{setting} is {getattr(config, setting)}, but the parameters have {size}")
+    if sizes.inner % traits.heads:
+        raise ParametersError(f"{traits.heads} heads do not divide the width {sizes.inner}")
+    return sizes
+
+
+def token_types(manifest: Manifest) -> int | None:
+    """Returns the number of token types that a network tells apart; None if it ignores them or is unknown.
+
+    Raises:
+        ArtifactError: the configuration is invalid.
+    """
+    if manifest.architecture not in architectures.names():
+        return None
+    try:
+        config = configure(manifest.architecture, manifest.config)
+    except ParametersError as error:
+        raise ArtifactError(f"{manifest.name}: {error}.") from error
+    return getattr(config, "type_vocab_size", None) if config.traits().embedding.token_types else None
+
+
+def check_artifact(artifact: Artifact, shapes: Shapes) -> None:
+    """Checks that an artifact's parameters are those of the network in its manifest.
+
+    An artifact of an unknown architecture is not checked: only its graph describes its network.
+
+    Raises:
+        ArtifactError: they are not.
+    """
+    manifest, name = artifact.manifest, artifact.path.name
+    if manifest.architecture not in architectures.names():
+        return
+    try:
+        config = configure(manifest.architecture, manifest.config)
+        sizes = check_parameters(config, shapes, manifest.head, manifest.embedding)
+    except ParametersError as error:
+        raise ArtifactError(f"{name}: the weights do not match the manifest: {error}.") from None
+    for field, given, size in (
+        ("vocab_size", manifest.vocab_size, sizes.vocabulary),
+        ("width", manifest.width, sizes.outputs),
+    ):
+        if given != size:
+            raise ArtifactError(f"{name}: the manifest's {field} is {given}, but the network has {size}.")
+    if manifest.max_tokens > sizes.positions:
+        raise ArtifactError(
+            f"{name}: the manifest's max_tokens is {manifest.max_tokens}, but the network has "
+            f"{sizes.positions} positions."
+        )
+
+
+def _head_of(shapes: Shapes) -> Head:
+    if any(name.startswith("head.transform.") for name in shapes):
+        return "masked_lm"
+    if "head.bias" in shapes:
+        return "causal_lm"
+    return "classification" if "head.pooler.weight" in shapes else "token"
+
+
+class _Expected:
+    """The shapes of the parameters that a network must have."""
+
+    def __init__(self, config: Config, traits: Traits, given: Shapes) -> None:
+        """Reads the sizes from the given shapes. Raises ParametersError if one of them is not there."""
+        self.config, self.traits, self.given = config, traits, given
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        if not traits.layers:
+            raise ParametersError("the network has no layers")
+        if not traits.feed_forward:
+            raise ParametersError("the layers have no feed-forward network")
+        first = f"encoder.{traits.layers[0]}."
+        entry = f"{traits.bottleneck.residual}.dense" if traits.bottleneck else "query"
+        self.inner, self.hidden = self._table(f"{first}{entry}.weight")
+        self.intermediate, _ = self._table(f"{first}{traits.feed_forward[0].inner}.weight")
+        self.vocabulary, self.embedding = self._table(_EMBEDDINGS + "word.weight")
+        self.rows, _ = self._table(_EMBEDDINGS + "position.weight")
+        self.token_types = self._table(_EMBEDDINGS + "token_type.weight")[0] if traits.embedding.token_types else 0
+        self.outputs = 0
+        if self.rows <= traits.embedding.position_offset:
+            raise ParametersError("there are no positions")
+        if not traits.bottleneck and self.inner != self.hidden:
+            raise ParametersError("without a bottleneck, the query has another width than the hidden states")
+
+    def sizes(self) -> Sizes:
+        return Sizes(
+            vocabulary=self.vocabulary,
+            embedding=self.embedding,
+            positions=self.rows - self.traits.embedding.position_offset,
+            token_types=self.token_types,
+            hidden=self.hidden,
+            inner=self.inner,
+            intermediate=self.intermediate,
+            outputs=self.outputs,
+        )
+
+    def add_encoder(self) -> None:
+        traits, h, c = self.traits, self.hidden, self.inner
+        self._add_embeddings()
+        if traits.position_bias:
+            self.shapes["encoder.position_bias.weight"] = traits.position_bias.buckets, traits.heads
+        if traits.norm_position == "before":
+            self._norm("encoder.norm", h)
+        bottleneck = traits.bottleneck
+        for name in dict.fromkeys(traits.layers):
+            layer = f"encoder.{name}."
+            for part in ("query", "key", "value"):
+                read = (bottleneck.value if part == "value" else bottleneck.query_key) if bottleneck else None
+                self._linear(layer + part, c, c if read else h)
+            self._linear(layer + "output", c, c)
+            self._norm(layer + "attention_norm", c)
+            for network in traits.feed_forward:
+                self._linear(layer + network.inner, self.intermediate, c)
+                self._linear(layer + network.outer, c, self.intermediate)
+                self._norm(layer + network.norm, c)
+            if bottleneck:
+                for one in {bottleneck.residual, bottleneck.query_key, bottleneck.value} - {None}:
+                    self._linear(f"{layer}{one}.dense", c, h)
+                    self._norm(f"{layer}{one}.norm", c)
+                self._linear(layer + "leave", h, c)
+                self._norm(layer + "leave_norm", h)
+
+    def _add_embeddings(self) -> None:
+        traits, h, e = self.traits.embedding, self.hidden, self.embedding
+        summed = h if traits.projection == "words" else e  # the width of words, positions and token types
+        if traits.projection == "none" and e != h:
+            raise ParametersError("the words have another width than the layers")
+        self.shapes[_EMBEDDINGS + "word.weight"] = self.vocabulary, e
+        self.shapes[_EMBEDDINGS + "position.weight"] = self.rows, summed
+        if traits.token_types:
+            self.shapes[_EMBEDDINGS + "token_type.weight"] = self.token_types, summed
+        elif _EMBEDDINGS + "token_type.weight" in self.given:
+            self.shapes[_EMBEDDINGS + "token_type.weight"] = 1, summed
+        if traits.norm != "none":
+            self._norm(_EMBEDDINGS + "norm", summed)
+        if traits.projection != "none":
+            self._linear(_EMBEDDINGS + "projection", h, traits.window * e)
+
+    def add_head(self, head: Head, embedding: Embedding | None) -> None:
+        h = self.hidden
+        if head in ("masked_lm", "causal_lm"):
+            self.outputs = self.vocabulary
+            self.shapes["head.bias"] = (self.vocabulary,)
+            if head == "causal_lm":
+                if self.embedding != h:
+                    raise ParametersError("the words have another width than the layers")
+                return
+            width, _ = self._table("head.transform.weight")
+            self._linear("head.transform", width, h)
+            self._norm("head.norm", width)
+            if width != self.embedding:
+                self.shapes["head.extra"] = self.vocabulary, width - self.embedding
+            return
+        if head == "embedding" and not (embedding and embedding.dense):
+            self.outputs = h
+            return
+        if head == "classification" and self.config.pooler:
+            self._linear("head.pooler", h, h)
+        self.outputs, _ = self._table("head.output.weight")
+        self._linear("head.output", self.outputs, h)
+
+    def _table(self, name: str) -> tuple[int, int]:
+        """Returns the shape of a given parameter, which must have two dimensions."""
+        shape = self.given.get(name)
+        if shape is None:
+            raise ParametersError(f"the parameter {name!r} is missing")
+        if len(shape) != 2:
+            raise ParametersError(f"the parameter {name!r} has the shape {shape}, expected two dimensions")
+        return shape[0], shape[1]
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> None:
+        self.shapes |= {name + ".weight": (outputs, inputs), name + ".bias": (outputs,)}
+
+    def _norm(self, name: str, width: int) -> None:
+        self.shapes |= {name + ".weight": (width,), name + ".bias": (width,)}

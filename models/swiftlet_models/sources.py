@@ -1,0 +1,183 @@
+"""Tells what a path or name is that somebody wants to serve or import, and what to do with it.
+
+Only names of files and `config.json` are read. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from swiftlet_models import architectures
+from swiftlet_models.artifact import MANIFEST
+
+Kind = Literal["artifact", "checkpoint", "setfit", "name", "other", "unknown"]
+
+WEIGHTS: Final = (  # of a checkpoint that can be imported
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+)
+HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+HUB_URL: Final = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?", re.ASCII)
+STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of transformers writes
+
+VECTOR_TASKS: Final = ("embed", "rerank", "zero-shot")  # which an embedding model answers
+
+# The task of each head of transformers, by the end of its class name.
+TASKS: Final = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "entities",
+    "ForQuestionAnswering": "qa",
+    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
+    "LMHeadModel": "score",
+}
+_PEFT: Final = {
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a path or name is."""
+
+    kind: Kind  # "name": of a repository on the hub; "other": none that is read; "unknown": nothing that is recognised
+    what: str  # a noun phrase
+    next_step: str  # a sentence with the next command; empty for an artifact and for what is unknown
+
+
+def identify(name: str) -> Source:
+    """Returns what a path or name is."""
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _directory(path)
+        if path.is_file():
+            return _file(path)
+    except OSError as error:
+        return Source("other", f"a path that cannot be read ({error.strerror})", "Give another one.")
+    if url := HUB_URL.fullmatch(name):
+        return Source("other", "the address of a repository on the hub", f"Give its name. {_import(url[1])}")
+    if HUB_NAME.fullmatch(name):
+        return Source("name", "no directory here, but may be a repository on the Hugging Face hub", _import(name))
+    return Source("unknown", "no directory", "")
+
+
+def refusal(name: str, task: str) -> str | None:
+    """Returns why a source cannot be imported for a task, and the next command. None if its files do not tell."""
+    source = identify(name)
+    if source.kind == "artifact":
+        return f"{name} is an artifact already. Serve it: swiftlet serve --models {shlex.quote(name)}"
+    if source.kind == "other" or (source.kind == "setfit" and task not in VECTOR_TASKS):
+        return f"{name} is {source.what}. {source.next_step}"
+    if "model_type" in (config := read_config(Path(name) / "config.json")):
+        return architectures.refusal(config["model_type"])
+    return None
+
+
+def seems_for(config: Mapping[str, Any]) -> str | None:
+    """Returns the task that the head of a checkpoint fits, as its `config.json` names it. None if there is no head."""
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    task = next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
+    labels = config.get("id2label")
+    if task == "classify" and isinstance(labels, dict):
+        if any("entail" in str(label).lower() for label in labels.values()):
+            return "zero-shot"
+        if len(labels) == 1:
+            return "rerank"
+    return task
+
+
+def _directory(path: Path) -> Source:
+    names = {entry.name for entry in path.iterdir()}
+    if MANIFEST in names:
+        return Source("artifact", "an artifact", "")
+    if "adapter_config.json" in names:
+        return _adapter(path)
+    if {"config_setfit.json", "model_head.pkl"} & names:
+        step = f"Its head is a pickle of scikit-learn, which is not read. For its vectors: {_command(path, 'embed')}"
+        return Source("setfit", "a SetFit model", step)
+    if "config.json" in names or "modules.json" in names:
+        return _checkpoint(path, names)
+    steps = sorted((int(match[1]), match[0]) for name in names if (match := STEP.fullmatch(name)))
+    if steps:
+        last = path / steps[-1][1]
+        return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_import(last)}")
+    if (snapshots := path / "snapshots").is_dir() and (found := sorted(snapshots.iterdir())):
+        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(found[-1])}")
+    if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
+        command = f"swiftlet serve --models {shlex.quote(','.join(map(str, artifacts)))}"
+        return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")
+    if any(name.endswith(".onnx") for name in names) or "onnx" in names:
+        return _onnx()
+    if set(WEIGHTS) & names:
+        step = "Save the model with save_pretrained of transformers, which writes config.json, and import that."
+        return Source("other", "a directory of weights without config.json", step)
+    return Source("unknown", "a directory that holds neither an artifact nor a checkpoint", "")
+
+
+def _checkpoint(path: Path, names: set[str]) -> Source:
+    if "modules.json" in names:
+        return Source("checkpoint", "a model of sentence-transformers, not an artifact", _import(path, "embed"))
+    if not set(WEIGHTS) & names:
+        if any(name.endswith(".onnx") for name in names) or "onnx" in names:
+            return _onnx()
+        for file, option in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
+            if file in names:
+                step = f"transformers 4 converts them: CLASS.from_pretrained(DIR, {option}=True).save_pretrained(NEW)."
+                return Source("other", f"a checkpoint whose weights are {file}", f"{step} {_import(Path('NEW'))}")
+    return Source("checkpoint", "a checkpoint of transformers, not an artifact", _import(path))
+
+
+def _adapter(path: Path) -> Source:
+    kind = _PEFT.get(str(read_config(path / "adapter_config.json").get("task_type")), "AutoPeftModel")
+    step = (
+        "Merge it into its base first: "
+        f"{kind}.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW) of the package peft, and save the "
+        f"tokenizer to NEW. {_import(Path('NEW'))}"
+    )
+    return Source("other", "an adapter of PEFT (LoRA), not a whole model", step)
+
+
+def _onnx() -> Source:
+    step = f"Import the checkpoint that it was exported from: {_command('SOURCE', None)}"
+    return Source("other", "a model in ONNX without its checkpoint, which cannot be imported", step)
+
+
+def _file(path: Path) -> Source:
+    if path.suffix == ".onnx":
+        return _onnx()
+    if path.name in WEIGHTS:
+        return Source("other", "a file of weights", f"Give its directory. {_import(path.parent)}")
+    step = "Give the directory of an artifact, or of a checkpoint to import."
+    return Source("other", "a file", step)
+
+
+def _import(source: Path | str, task: str | None = None) -> str:
+    if task is None and isinstance(source, Path):
+        task = seems_for(read_config(source / "config.json"))
+    return f"Make an artifact of it: {_command(source, task)}"
+
+
+def _command(source: Path | str, task: str | None) -> str:
+    return f"swiftlet import {shlex.quote(str(source))} --task {task or 'TASK'}"
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Reads a JSON object; empty if there is none, which others report."""
+    try:
+        document = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

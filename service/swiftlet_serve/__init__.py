@@ -1,0 +1,1 @@
+"""Serves small text encoders over HTTP."""

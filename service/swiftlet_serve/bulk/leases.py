@@ -1,0 +1,116 @@
+"""Leases: locks of the kernel, which end with the process that holds them.
+
+A lease is a lock on one byte of a file ("open file description" lock of Linux, fcntl(2)). No process writes the file,
+and no lease has a time. Network file systems that support byte-range locks, such as NFS 4, share leases between
+machines.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from swiftlet_serve.errors import SetupError
+
+PLAN, MANIFEST, TEST = 0, 1, 2  # bytes of the file; shards begin at FIRST_SHARD
+FIRST_SHARD: Final = 16
+HELD: Final = (errno.EACCES, errno.EAGAIN)
+FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, process
+
+
+class Leases:
+    """The leases of one worker on the shards of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens the file, and checks that the file system keeps locks.
+
+        Raises:
+            SetupError: it does not, or the file cannot be opened.
+        """
+        self._path = directory / "leases"
+        self._file = _open(self._path)
+        try:
+            self._check()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def take(self, shard: int) -> bool:
+        """Takes the lease of a shard if no worker has it. Returns whether this worker now has it."""
+        return _lock(self._file, FIRST_SHARD + shard, wait=False)
+
+    def wait(self, shard: int) -> None:
+        """Takes the lease of a shard, once no other worker has it."""
+        _lock(self._file, FIRST_SHARD + shard, wait=True)
+
+    def release(self, shard: int) -> None:
+        _unlock(self._file, FIRST_SHARD + shard)
+
+    @contextmanager
+    def hold(self, byte: int) -> Iterator[None]:
+        """Holds the lease of the plan or of the manifest. Waits for it."""
+        _lock(self._file, byte, wait=True)
+        try:
+            yield
+        finally:
+            _unlock(self._file, byte)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Leases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        """Takes a lock twice, over two descriptions of the file. The second attempt must fail."""
+        other = _open(self._path)
+        try:
+            with self.hold(TEST):
+                excluded = not _lock(other, TEST, wait=False)
+        except OSError as error:
+            raise _no_locks(self._path) from error
+        finally:
+            os.close(other)
+        if not excluded:
+            raise _no_locks(self._path)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise SetupError(f"{path} cannot be opened: {error.strerror}.") from None
+
+
+def _lock(file: int, byte: int, *, wait: bool) -> bool:
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+    except OSError as error:
+        if not wait and error.errno in HELD:
+            return False
+        raise
+    return True
+
+
+def _unlock(file: int, byte: int) -> None:
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return struct.pack(FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _no_locks(path: Path) -> SetupError:
+    return SetupError(f"The file system of {path.parent} has no locks, which workers need. Score into another one.")

@@ -1,0 +1,124 @@
+"""Answers rows on an engine of this process. No client waits for a single row, so there are no queues.
+
+The calling thread reads, encodes and decodes, while other threads run batches. A row takes the steps of a request: it
+is validated as strictly, has the same limits, and a failing batch is halved until only the failing row has no answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.bulk.batches import batches
+from swiftlet_serve.bulk.records import Chunk, Outcome
+from swiftlet_serve.bulk.requests import RequestMaker
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.inference import partial_results
+from swiftlet_serve.inference.loading import LoadedModel
+from swiftlet_serve.inference.partial_results import Input
+from swiftlet_serve.inference.pipeline import check_size
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.types import Batch
+from swiftlet_serve.types import Outcome as RowOutcome
+from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
+
+MAX_SEQUENCES: Final = 4096  # of a chunk, unless one row has more
+# A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the thread
+# that encodes, which is half of the time of a batch of a small network.
+SWITCH_S: Final = 0.0005
+MAX_TOKENS: Final[int] = Settings.model_fields["max_queued_tokens"].default  # of one row, as of one request
+
+
+class Encoded(NamedTuple):
+    """A row as sequences, or its error code."""
+
+    request: BaseModel | None
+    sequences: Sequence[Encoding]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """A chunk whose batches run or wait for a thread."""
+
+    chunk: Chunk
+    rows: Sequence[Encoded]
+    batches: Sequence[tuple[Sequence[int], Future[list[RowOutcome]]]]
+
+
+class Scorer:
+    """Runs the rows of chunks through a model."""
+
+    def __init__(self, model: LoadedModel, maker: RequestMaker, cores: int) -> None:
+        self._task, self._maker, self._cost = model.task, maker, model.engine.cost
+        self._hosted = HostedModel(model.engine, model.manifest.width)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        gc.freeze()  # the garbage collector would pass through the objects of start-up again and again
+        self._threads = ThreadPoolExecutor(min(cores, self._cost.max_calls or cores), "core")
+
+    def start(self, chunk: Chunk) -> Iterator[Running]:
+        """Encodes the rows of a chunk and starts their batches. Yields parts of the chunk if it has many sequences."""
+        rows: list[Encoded] = []
+        first = sequences = 0
+        for number, record in enumerate(chunk.records):
+            rows.append(self._encode(self._maker.make(record)))
+            sequences += len(rows[-1].sequences)
+            if sequences >= MAX_SEQUENCES:
+                yield self._run(chunk.part(first, number + 1), rows)
+                rows, first, sequences = [], number + 1, 0
+        if rows:
+            yield self._run(chunk.part(first, len(chunk.records)), rows)
+
+    def finish(self, running: Running) -> list[Outcome]:
+        """Waits for the batches of a chunk, and returns the outcome of each row."""
+        found: list[Any] = [None] * sum(len(row.sequences) for row in running.rows)
+        for indices, future in running.batches:
+            for index, outcome in zip(indices, future.result(), strict=True):
+                found[index] = outcome
+        left = iter(found)
+        return [self._decode(row, [next(left) for _ in row.sequences]) for row in running.rows]
+
+    def close(self) -> None:
+        """Waits for the batches that run, and drops those that wait."""
+        self._threads.shutdown(cancel_futures=True)
+        sys.setswitchinterval(self._switch_s)
+        gc.unfreeze()
+
+    def _encode(self, request: BaseModel | str) -> Encoded:
+        if isinstance(request, str):
+            return Encoded(None, (), request)
+        try:
+            sequences = partial_results.encode_whole(self._task, request)
+            check_size(self._task, [len(sequence.input_ids) for sequence in sequences], MAX_TOKENS)
+        except SwiftletError as error:
+            return Encoded(request, (), error.code)
+        return Encoded(request, sequences)
+
+    def _run(self, chunk: Chunk, rows: Sequence[Encoded]) -> Running:
+        sequences = [sequence for row in rows for sequence in row.sequences]
+        groups = batches([len(sequence.input_ids) for sequence in sequences], self._cost)
+        return Running(
+            chunk,
+            rows,
+            [(group, self._threads.submit(self._call, [sequences[index] for index in group])) for group in groups],
+        )
+
+    def _call(self, sequences: Sequence[Encoding]) -> list[RowOutcome]:
+        return run_batch(self._hosted, Batch.of(sequences))
+
+    def _decode(self, row: Encoded, outcomes: Sequence[RowOutcome]) -> Outcome:
+        if row.request is None or row.error is not None:
+            return Outcome(None, row.error)
+        try:
+            response = partial_results.decode(self._task, [Input(row.request, row.sequences)], outcomes)
+        except SwiftletError as error:
+            return Outcome(None, error.code)
+        return Outcome(self._task.single(response), cut=any(sequence.left_out for sequence in row.sequences))

@@ -1,0 +1,382 @@
+"""The command `swiftlet`. Each subcommand is a function that imports its dependencies when it is called."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+from pydantic import ValidationError
+
+from swiftlet_models import sources
+from swiftlet_models.artifact import ArtifactError, Pooling, Precision
+from swiftlet_models.errors import ModelError
+from swiftlet_serve import extras, tasks
+from swiftlet_serve.cli import repository, score, summaries
+from swiftlet_serve.cli.options import Directory, data_option
+from swiftlet_serve.cli.progress import advance, note
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.settings import Settings, check_variables
+
+DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+TRAINING: Final = "swiftlet_train"
+MISSING: Final[Any] = {
+    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
+    "help": "Not installed: it is a part of the distribution swiftlet-train.",
+}
+
+
+class Commands(click.Group):
+    """Prints an error in an artifact, a checkpoint or the installation as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ModelError, SetupError) as error:
+            raise click.ClickException(str(error)) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="swiftlet-serve")
+def main() -> None:
+    """Serves small text encoders over HTTP."""
+
+
+def setting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each setting. `Settings` holds the descriptions and validates the values."""
+    for name, field in reversed(Settings.model_fields.items()):
+        default = "" if field.default_factory or field.default in ((), "", None) else f" [default: {field.default}]"
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            metavar="NUMBER" if field.annotation is int else "TEXT",
+            help=f"{field.description}{default}",
+        )(command)
+    return command
+
+
+@main.command()
+@setting_options
+def serve(**given: str | None) -> None:
+    """Serves models over HTTP until it receives SIGINT or SIGTERM.
+
+    All options have defaults. Each option can also be set by an environment variable, for example --timeout-ms by
+    SWIFTLET_TIMEOUT_MS.
+    """
+    from swiftlet_serve import server
+
+    check_variables(os.environ)
+    server.serve(_settings(given), summaries.announce)
+
+
+@main.command()
+@click.argument("name")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to add the line to. A new file is readable by its owner only. Default: standard output.",
+)
+def key(name: str, file: Path | None) -> None:
+    """Creates an API key for NAME.
+
+    The key is printed once, on standard error. Its line for `api_keys_file` holds only the hash of the key:
+    swiftlet key NAME --file keys. A server that runs reloads the file on SIGHUP.
+    """
+    from swiftlet_serve.http.gate.api_keys import add_line, make_key
+
+    made, line = make_key(name)
+    if file is None:
+        click.echo(line)
+    else:
+        add_line(file, line)
+    click.echo(f"API key for {name} (it is not shown again): {made}", err=True)
+
+
+@main.command()
+@click.argument("artifacts", nargs=-1, metavar="[ARTIFACT...]")
+@click.option(
+    "--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to check with."
+)
+def check(artifacts: tuple[str, ...], engine: str) -> None:
+    """Verifies artifacts and replays their golden answers.
+
+    `swiftlet serve` does the same at start-up. ARTIFACT is a directory or the name of a bundled model. Default:
+    all bundled models. The exit status is 1 if an artifact cannot be served.
+    """
+    from swiftlet_serve.inference.loading import load_model, locate
+
+    failed = False
+    for name in artifacts or [str(path) for path in locate(())]:
+        try:
+            (path,) = locate([name])
+            click.echo(summaries.description(load_model(path, engine)))
+        except (ArtifactError, SetupError) as error:
+            failed = True
+            click.echo(f"{click.style('failed', fg='red')}  {error}", err=True)
+    sys.exit(failed)
+
+
+@main.command("import")
+@click.argument("source")
+@click.option("--task", required=True, type=click.Choice(tasks.names()), help="Task of the checkpoint.")
+@click.option("--name", help="Name of the artifact. Default: the name of the source.")
+@click.option("--revision", help="Commit, tag or branch of a hub repository. The artifact records the commit.")
+@click.option("--out", type=Directory, default="artifacts", show_default=True, help="Folder to write the artifact to.")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    default="int8",
+    show_default=True,
+    help="Precision of the weights.",
+)
+@click.option("--data", type=DataFile, help="Data file to measure fp32 and int8 on, as for `swiftlet evaluate`.")
+@click.option("--limit", type=click.IntRange(1), help="Number of examples of the data file to use. Default: all.")
+@click.option(
+    "--max-loss", type=float, default=0.5, show_default=True, help="Maximum loss of int8 on the data file, in points."
+)
+@click.option("--keep-fp32", is_flag=True, help="Add the fp32 weights, for the torch engine.")
+@click.option("--pooling", type=click.Choice(get_args(Pooling)), help="Pooling of a transformers encoder, to embed.")
+@click.option(
+    "--language",
+    "languages",
+    multiple=True,
+    help="Language of the model's texts as a BCP 47 tag, such as en. Repeatable. Default: those of the model card.",
+)
+@click.option(
+    "--special-token",
+    "special_tokens",
+    multiple=True,
+    metavar="TOKEN",
+    help="Special token that texts may contain, such as the marker of an entity. Repeatable. Default: none.",
+)
+@click.option(
+    "--pair-separator",
+    metavar="TOKEN",
+    help="Token between the two texts of a pair, for tokenizers that put none there. Empty: nothing.",
+)
+@click.option(
+    "--accept-tokenizer", is_flag=True, help="Do not check the tokenizer on built-in texts, for models of other texts."
+)
+def import_(source: str, out: Path, data: Path | None, limit: int | None, **options: Any) -> None:
+    """Converts a checkpoint of transformers or sentence-transformers into an artifact.
+
+    SOURCE is a directory or the id of a Hugging Face hub repository. A repository in the local cache is not
+    downloaded again. Needs the extra `models`.
+    """
+    if refusal := sources.refusal(source, options["task"]):  # before torch is imported, which takes seconds
+        raise SetupError(refusal)
+    extras.require("models")
+    from swiftlet_serve.offline.import_checkpoint import import_checkpoint
+    from swiftlet_serve.offline.release import Measure
+
+    measure = None if data is None else Measure(data, limit)
+    artifact, ignored = import_checkpoint(source, out=out, measure=measure, report=note, progress=advance, **options)
+    for tensor in ignored:
+        note(f"ignored tensor {tensor}")
+    click.echo(f"{artifact.path}\n\nswiftlet serve --models {shlex.quote(str(artifact.path))}")
+
+
+skip_option = click.option(
+    "--skip",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of examples to skip at the start. For fill-mask: documents.",
+)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1), help="Number of examples to use. For fill-mask: documents. Default: all."
+)
+
+
+@main.command()
+@click.argument("artifact")
+@click.argument("data", type=DataFile)
+@score.task_option
+@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
+@skip_option
+@limit_option
+@click.option(
+    "--predicate",
+    "predicates",
+    nargs=2,
+    multiple=True,
+    metavar="INSTRUCTIONS LABEL",
+    help="Instructions of a predicate, and the label that means yes. Can be repeated.",
+)
+@click.option(
+    "--score",
+    "scores",
+    nargs=2,
+    multiple=True,
+    metavar="INSTRUCTIONS LABELS",
+    help="Instructions of a score, and its labels from low to high, separated by commas. Can be repeated.",
+)
+def calibrate(
+    artifact: str,
+    data: Path,
+    task: str | None,
+    engine: str,
+    skip: int,
+    limit: int | None,
+    predicates: tuple[tuple[str, str], ...],
+    scores: tuple[tuple[str, str], ...],
+) -> None:
+    """Calibrates the probabilities of an artifact.
+
+    Fits a temperature on every other example of a data file, and measures the calibration error on the rest. Writes
+    the result to the artifact, for classifiers with the labels that answer predicates and scores. Decisions use the
+    temperature. For qa and fill-mask, the server does not use it. The
+    chance that an answer is right is sigmoid((log-odds of its score + offset) / temperature).
+    """
+    from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.offline.calibrate import calibrate, record
+
+    (path,) = locate([artifact])
+    found = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
+    record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
+    offset = f", offset {found.offset:g}" if found.offset else ""
+    click.echo(
+        f"temperature {found.temperature:g}{offset} (fitted on {found.fitted_on} examples)\n"
+        f"expected calibration error {100 * found.raw_error:.2f} % before, {100 * found.calibrated_error:.2f} % after "
+        f"(measured on {found.measured_on} other examples)"
+    )
+
+
+@main.command()
+@click.argument("artifact")
+@click.argument("data", type=DataFile)
+@score.task_option
+@click.option("--against", metavar="ARTIFACT", help="Second artifact, to compare with.")
+@click.option("--engine", default=Settings.model_fields["engine"].default, show_default=True, help="Engine to run on.")
+@skip_option
+@limit_option
+@click.option(
+    "--record", is_flag=True, help="Add the scores to the card of the artifact, in place of those on the same file."
+)
+def evaluate(
+    artifact: str,
+    data: Path,
+    task: str | None,
+    against: str | None,
+    engine: str,
+    skip: int,
+    limit: int | None,
+    record: bool,
+) -> None:
+    """Measures the accuracy of an artifact on a data file.
+
+    Each example takes the path of a request. The format of DATA depends on the task: see the guide to importing.
+    """
+    from swiftlet_serve.inference.loading import load_model, locate
+    from swiftlet_serve.offline.evaluate import agreement, difference, evaluate
+    from swiftlet_serve.offline.evaluate import record as record_scores
+
+    results = []
+    for path in locate([artifact, *([against] if against else [])]):
+        model = load_model(path, engine, task=task)
+        note(f"{model.manifest.name} on {data.name}")
+        results.append(evaluate(model, data, limit=limit, skip=skip, progress=advance))
+        for line in summaries.score_lines(model.manifest.name, results[-1]):
+            click.echo(line)
+        if record and len(results) == 1:
+            record_scores(model, data, results[0], limit=limit, skip=skip)
+    for name, baseline in results[0].baselines.items():
+        note(f"baseline, {name}: {baseline.value:.2f} %")
+    if against:
+        points, same = difference(*results), agreement(*results)
+        click.echo(
+            f"difference {points.value:+.2f} points (95 % CI: {points.low:+.2f} to {points.high:+.2f}), "
+            f"same answer {same.value:.2f} %"
+        )
+
+
+@main.command()
+@click.option("--artifact", multiple=True, help="Artifact to run on real text. Can be repeated.")
+@click.option("--shape", multiple=True, metavar="NAME", help="Released shape to run, as roberta. Can be repeated.")
+@click.option("--checkpoint", type=Directory, help="Checkpoint of the artifact, to include sentence-transformers.")
+@click.option("--engine", multiple=True, metavar="NAME", help="Run only this engine. Can be repeated.")
+@data_option
+@click.option("--runs", type=Directory, default="runs/bench", show_default=True, help="Folder for exported graphs.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.0), default=20.0, show_default=True, help="Time for each case, in seconds."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device to measure.")
+@click.option("--quick", is_flag=True, help="Run fewer cases, for a shorter time.")
+@click.option("--out", type=Directory, help="Folder to write the tables, the data and the chart to.")
+@click.option("--name", default="engines", show_default=True, help="Name of the files in the folder.")
+def bench(
+    artifact: Sequence[str],
+    shape: Sequence[str],
+    engine: Sequence[str],
+    device: str,
+    quick: bool,
+    out: Path | None,
+    name: str,
+    **settings: Any,
+) -> None:
+    """Compares the installed CPU engines on one core, or with --device cuda ways to run --shape on a GPU.
+
+    The networks are those that --artifact and --shape name, or by default MobileBERT and ALBERT-base as released, with
+    random weights, and three bundled models. Artifacts run on real text (SST-2, SQuAD, Wikipedia, STS-B), or on a few
+    built-in sentences if the data folder does not exist. Embedding models also run batches of random ids. Needs the
+    extra `models`, and `plot` for the chart. Takes about 12 minutes, and longer the first time.
+    """
+    extras.require("models", *(["plot"] if out else []))
+    from swiftlet_serve.benchmark.baselines import ENGINES
+    from swiftlet_serve.benchmark.bench import bench
+    from swiftlet_serve.benchmark.networks import RELEASED
+    from swiftlet_serve.benchmark.plan import Plan
+    from swiftlet_serve.benchmark.report import text, write
+
+    for kind, given, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
+        for one in given:
+            if one not in known:
+                raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
+    if device != "cpu":
+        from swiftlet_serve.benchmark.device import report
+
+        seconds = 3.0 if quick else settings["seconds"]
+        click.echo(report(device, shape, settings["runs"], seconds, note, out, name))
+        return
+    plan = Plan.of(engine, shape, artifact, **settings)
+    found = bench(plan.quick() if quick else plan, note, advance)
+    click.echo(text(found))
+    if out is not None:
+        for path in write(found, out, name):
+            note(str(path))
+
+
+main.add_command(score.score)
+main.add_command(repository.push)
+main.add_command(repository.shadow_report)
+
+
+def _add_training(group: click.Group) -> None:
+    """Adds the commands of the distribution swiftlet-train, or commands that say how to install it."""
+    if find_spec(TRAINING) is not None:
+        for command in import_module(f"{TRAINING}.commands").COMMANDS:
+            group.add_command(command)
+        return
+    for name in ("train", "study", "plot"):
+        group.add_command(click.Command(name, None, _refuse_training, **MISSING))
+
+
+def _refuse_training() -> None:
+    raise SetupError("Training is a distribution of its own. In a checkout of Swiftlet, run: pip install ./models")
+
+
+_add_training(main)
+
+
+def _settings(given: dict[str, str | None]) -> Settings:
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        hint = f"--{name.replace('_', '-')} or SWIFTLET_{name.upper()}"
+        raise click.BadParameter(first["msg"] + ".", param_hint=hint) from None

@@ -1,0 +1,85 @@
+"""The commands of the model repository."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from typing import Final
+
+import click
+
+FETCH_TIMEOUT_S: Final = 10.0
+
+
+@click.command()
+@click.argument("artifact")
+@click.argument("repository")
+@click.option("--version", type=click.IntRange(1, 10**9 - 1), help="Version to add. Default: the next one.")
+def push(artifact: str, repository: str, version: int | None) -> None:
+    """Adds ARTIFACT to a model repository as a new version of its model.
+
+    ARTIFACT is a directory or the name of a bundled model. REPOSITORY is a directory or a URL. A version never changes:
+    one that exists with another content is refused. The version appears at once, when it is complete.
+    """
+    from swiftlet_models.artifact import open_artifact
+    from swiftlet_serve.inference.loading import locate
+    from swiftlet_serve.repository import store
+
+    (path,) = locate([artifact])
+    opened = open_artifact(path)
+    try:
+        number, is_new = store.push(store.open_store(repository), opened, version)
+    except store.RepositoryError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{opened.manifest.name} {number}{'' if is_new else ' is there already'}")
+
+
+@click.command("shadow-report")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.option(
+    "--least-agreement",
+    type=click.FloatRange(0, 1),
+    default=0.98,
+    show_default=True,
+    help="Minimum agreement of the candidate, from 0 to 1.",
+)
+@click.option(
+    "--most-time",
+    type=click.FloatRange(0, min_open=True),
+    default=1.2,
+    show_default=True,
+    help="Maximum engine time of the candidate, as a multiple of the served version's.",
+)
+@click.option("--api-key", envvar="SWIFTLET_API_KEY", help="API key of the servers, if they need one.")
+def shadow_report(urls: tuple[str, ...], least_agreement: float, most_time: float, api_key: str | None) -> None:
+    """Says whether a candidate version may take over, from the shadow traffic of servers.
+
+    URL is the address of a server's metrics, such as http://127.0.0.1:9000/metrics. Several servers are added up. The
+    status is 1 if a candidate may not be promoted, and 2 if there is none.
+    """
+    from swiftlet_serve.repository import report
+
+    try:
+        found = report.read(_fetch_text(url, api_key) for url in urls)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"The metrics cannot be read: {error}") from None
+    for line in report.lines(found, least_agreement, most_time):
+        click.echo(line)
+    if not found:
+        click.echo("No model has a candidate with shadow traffic.")
+        sys.exit(2)
+    sys.exit(any(report.objection(one, least_agreement, most_time) for one in found.values()))
+
+
+def _fetch_text(url: str, api_key: str | None) -> str:
+    """Returns the text at an address of a server.
+
+    Raises:
+        OSError: it cannot be reached, or responds with an error.
+        ValueError: the address is invalid, or the response is no text.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("the address must begin with http:// or https://")
+    request = urllib.request.Request(url, headers={"x-api-key": api_key} if api_key else {})  # noqa: S310  # checked
+    with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT_S) as response:  # noqa: S310  # as above
+        return str(response.read().decode())

@@ -1,0 +1,433 @@
+"""Swiftlet's own int8 kernels for CPUs.
+
+A batch is ragged: the tokens of all sequences end to end, without padding. Weights have one int8 scale per output, and
+activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
+into a library without Python's global lock. It allocates no memory once its thread has run a batch of the same size.
+The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
+instruction set. `swiftlet_models/folding.py` makes the parameters from those of `model.onnx`.
+
+Where the CPU has AMX, products run on tiles. The operating system may refuse them, and virtual machines exist that lose
+their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
+sum the process uses no tiles. The engine's title gives the kernel, and why a faster one does not serve.
+
+If no kernel is compiled for this CPU, or folding does not support the network, `onnx_cpu` serves the artifact, and a
+warning gives the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftlet_models.artifact import ONNX, Artifact, ArtifactError
+from swiftlet_models.folding import Array, Folded, FoldingError, Matrix, Product, blocks, fold_artifact
+from swiftlet_models.graphs.reader import WeightsError, open_weights
+from swiftlet_serve.engines import onnx_cpu
+from swiftlet_serve.types import EARLIER_WRONG_SUMS, Batch, Cost, Engine, Row
+
+log = logging.getLogger(__name__)
+
+LIBRARIES: Final = Path(__file__).parents[1] / "native"
+KERNELS: Final = ("amx", "avx512bf16", "avx512vnni", "avxvnni", "avx2", "neon_i8mm", "neon")  # the fastest first
+CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that selects a kernel
+PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
+POOLINGS: Final = {"cls": 0, "mean": 1, "max": 2}  # the same
+ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
+WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
+TEST_SECONDS: Final = 0.25  # of the self-test
+TEST_ROUNDS: Final = 100
+ERRORS: Final = {
+    1: "there is not enough memory",
+    2: "the batch is invalid",
+    3: "a parameter is missing",
+    5: "a parameter has a size that the network cannot have",
+}
+INTERFACE: Final = 2  # the version of the functions in swiftlet_serve/native/api.h
+
+_Floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
+_Int8s = np.ctypeslib.ndpointer(np.int8, flags="C_CONTIGUOUS")
+_Int64s = np.ctypeslib.ndpointer(np.int64, flags="C_CONTIGUOUS")
+
+
+class Shape(ctypes.Structure):
+    """`Shape` in swiftlet_serve/native/model.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                *("layers", "hidden", "inner", "intermediate", "heads", "feed_forward", "activation"),
+                *("embedding", "vocabulary", "positions", "token_types", "outputs"),
+                *("window", "projection", "embedding_norm", "layer_norm", "bottleneck"),
+                *("norm_first", "causal", "position_bias"),
+            )
+        ),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("head_activation", "pooling", "dense")),
+    )
+
+
+class Library:
+    """The kernels of one instruction set."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError if the file cannot be loaded, and AttributeError if it is another library or version."""
+        self.file = file
+        self.c = ctypes.CDLL(str(file))
+        if (self.c.swiftlet_interface(), self.c.swiftlet_shape_bytes()) != (INTERFACE, ctypes.sizeof(Shape)):
+            raise AttributeError(f"{file.name} was compiled for another version of Swiftlet")
+        self.c.swiftlet_kernel.restype = ctypes.c_char_p
+        model, number, name = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+        size = ctypes.c_int
+        self.c.swiftlet_create.argtypes = [ctypes.POINTER(Shape), ctypes.POINTER(size), ctypes.POINTER(model)]
+        self.c.swiftlet_add_product.argtypes = [model, name, size, size, _Int8s, _Floats, _Floats]
+        self.c.swiftlet_add_vector.argtypes = [model, name, number, _Floats]
+        self.c.swiftlet_add_words.argtypes = [model, size, size, _Int8s, _Floats]
+        self.c.swiftlet_finish.argtypes = [model]
+        self.c.swiftlet_model_bytes.argtypes = self.c.swiftlet_destroy.argtypes = [model]
+        self.c.swiftlet_model_bytes.restype = self.c.swiftlet_workspace_bytes.restype = number
+        self.c.swiftlet_wrong_sums.restype = number
+        self.c.swiftlet_run.argtypes = [model, *[number] * 4, _Int64s, _Floats]
+        self.c.swiftlet_peak.argtypes = [number, *[ctypes.c_void_p] * 3]
+        self.c.swiftlet_peak.restype = number
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel's instruction set."""
+        name: bytes = self.c.swiftlet_kernel()
+        return name.decode()
+
+    @property
+    def max_inputs(self) -> int:
+        """The most inputs of a product whose sums are exact."""
+        count: int = self.c.swiftlet_max_inputs()
+        return count
+
+    @property
+    def supported(self) -> bool:
+        """Whether this CPU has the instruction set."""
+        return bool(self.c.swiftlet_supported())
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the operating system lets this process use the instruction set's registers."""
+        return bool(self.c.swiftlet_permitted())
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the kernel multiplies tiles."""
+        return bool(self.c.swiftlet_tiles())
+
+    @property
+    def wrong_sums(self) -> int:
+        """The wrong sums that this process found in tiles."""
+        count: int = self.c.swiftlet_wrong_sums()
+        return count
+
+    def test_tiles(self, seconds: float) -> None:
+        """Multiplies tiles in more threads than there are cores, so that threads interrupt each other."""
+        end = time.monotonic() + seconds
+
+        def work() -> None:
+            while time.monotonic() < end and not self.c.swiftlet_test_tiles(TEST_ROUNDS):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(2 * (os.cpu_count() or 1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def multiply_at_peak(self, rounds: int) -> int:
+        """Multiplies and adds at the upper bound of the kernels' speed. Returns the number of multiply-adds."""
+        memory = np.ones(1 << 14, np.uint8)  # larger than the operands of a tile
+        aligned = memory.ctypes.data + -memory.ctypes.data % 64
+        sums = np.empty(1 << 10, np.float32)
+        count: int = self.c.swiftlet_peak(rounds, aligned, aligned, sums.ctypes.data)
+        return count
+
+
+class Native:
+    """A network in int8 kernels."""
+
+    # A call costs little besides its tokens: it reads the weights once for all of them.
+    cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
+    runs_network: ClassVar[bool] = True
+    # The artifact's tolerance is that of weights with one scale per block. Here they have one scale per output.
+    extra_tolerance: ClassVar[float] = 0.05
+
+    def __init__(self, library: Library, folded: Folded, passed_over: Sequence[str] = ()) -> None:
+        """Packs the parameters. `passed_over` holds faster kernels that do not serve, each with the reason.
+
+        Raises:
+            MemoryError: there is not enough memory.
+            FoldingError: the kernels do not support the network.
+            ValueError: a parameter has an invalid size or number.
+        """
+        self._library, self._c = library, library.c
+        self._kernel = "; ".join((library.kernel, *passed_over))
+        self._outputs = folded.outputs
+        order = (ctypes.c_int * len(folded.order))(*folded.order)
+        most = max(product.matrix.shape[1] for product in folded.products.values())
+        if most > library.max_inputs:
+            raise FoldingError(f"a product has {most} inputs, more than the {library.max_inputs} of {library.kernel}")
+        model = ctypes.c_void_p()
+        _check(self._c.swiftlet_create(ctypes.byref(_shape(folded)), order, ctypes.byref(model)))
+        self._model: int | None = model.value
+        try:
+            self._add_parameters(folded)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add_parameters(self, folded: Folded) -> None:
+        words, scale = quantise(folded.words)
+        _check(self._c.swiftlet_add_words(self._model, *words.shape, words, scale))
+        del words
+        for name, product in folded.products.items():
+            self._add(name, product)
+        for name, vector in folded.vectors.items():
+            floats = _finite(vector)
+            _check(self._c.swiftlet_add_vector(self._model, name.encode(), floats.size, floats))
+        _check(self._c.swiftlet_finish(self._model))
+
+    def _add(self, name: str, product: Product) -> None:
+        weight, scale = quantise(product.matrix)
+        bias = _finite(product.bias)
+        if bias.shape != scale.shape:
+            raise ValueError(ERRORS[5])
+        _check(self._c.swiftlet_add_product(self._model, name.encode(), *weight.shape, weight, scale, bias))
+
+    @property
+    def title(self) -> str:
+        wrong = self._library.wrong_sums
+        return f"native ({self._kernel}{'; without tiles, which computed a wrong sum' if wrong else ''})"
+
+    @property
+    def wrong_sums(self) -> int:
+        return self._library.wrong_sums
+
+    @property
+    def bytes(self) -> int:
+        """The size of the parameters, which all threads share."""
+        size: int = self._c.swiftlet_model_bytes(self._model)
+        return size
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        """Computes a batch.
+
+        Raises:
+            ValueError: the batch is invalid: an id or a position in focus is out of range, or a sequence is empty or
+                too long.
+        """
+        tokens, rows = len(batch.input_ids), len(batch.offsets) - 1
+        offsets = batch.offsets, batch.focus_offsets, batch.candidate_offsets
+        if len(batch.token_type_ids) != tokens or len(batch.top_k) != rows or {*map(len, offsets)} != {rows + 1}:
+            raise ValueError(ERRORS[2])
+        shapes = batch.row_shapes(self._outputs)
+        # The batch is not validated yet: this bounds the memory. The rows of a valid batch are never longer.
+        longest = min(max([0, *(width for _, width in shapes)]), 1 + 2 * self._outputs)
+        numbers = np.empty(len(batch.focus) * longest, np.float32)
+        counts = rows, tokens, len(batch.focus), len(batch.candidates)
+        # One array, because passing an array takes two microseconds.
+        given = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
+        status = self._c.swiftlet_run(self._model, *counts, given, numbers)
+        if status == WRONG_SUM:
+            log.error(
+                "AMX tiles computed a wrong sum. The call was computed again. This process uses no tiles any more."
+            )
+        else:
+            _check(status)
+        ends = [0, *accumulate(read * width for read, width in shapes)]
+        return [numbers[ends[b] : ends[b + 1]].reshape(shape).copy() for b, shape in enumerate(shapes)]
+
+    def close(self) -> None:
+        self._c.swiftlet_destroy(self._model)
+        self._model = None
+
+
+def create(artifact: Artifact, threads: int) -> Engine:
+    """Loads the artifact's network into the best kernels for this CPU, or into ONNX Runtime if that is not possible.
+
+    A call runs on one thread. Only ONNX Runtime uses `threads`.
+
+    Raises:
+        ArtifactError: `model.onnx` cannot be read, or does not hold the parameters of the manifest's network.
+    """
+    try:
+        return _native(artifact)
+    except FoldingError as reason:
+        log.warning("%s runs on onnx_cpu, because the native engine cannot run it: %s", artifact.manifest.name, reason)
+        return onnx_cpu.create(artifact, threads)
+
+
+def _native(artifact: Artifact) -> Native:
+    manifest = artifact.manifest
+    library, passed_over = select()
+    if library is None:
+        raise FoldingError("no kernel is compiled for this CPU")
+    if manifest.precision != "int8":
+        raise FoldingError(f"the precision is {manifest.precision}")
+    try:
+        with open_weights(artifact.file(ONNX)) as weights:
+            folded = fold_artifact(artifact, weights)
+            network = Native(library, folded, passed_over)
+    except (WeightsError, ValueError) as error:
+        raise ArtifactError(f"{artifact.path.name}: {error}") from None
+    if passed_over:
+        _warn_once(library.kernel, passed_over)
+    return network
+
+
+@cache
+def _warn_of_version(file: Path) -> None:
+    """Logs a warning, once in a process."""
+    log.warning(
+        "the native engine does not use %s, which was compiled for another version of Swiftlet: install Swiftlet again",
+        file.name,
+    )
+
+
+@cache
+def _warn_once(kernel: str, passed_over: tuple[str, ...]) -> None:
+    """Logs a warning, once in a process, however many models it loads."""
+    log.warning("the native engine serves on %s, because better kernels do not: %s", kernel, "; ".join(passed_over))
+
+
+class Selection(NamedTuple):
+    """The kernels that serve on this machine."""
+
+    library: Library | None
+    passed_over: tuple[str, ...]  # better kernels that do not serve, each with the reason
+
+
+def best() -> Library | None:
+    """Returns the fastest kernels that serve on this machine, or None if there are none."""
+    return select().library
+
+
+def select() -> Selection:
+    """Selects the kernels that the environment variable names, or else the fastest compiled ones that work here.
+
+    A kernel that this CPU lacks is passed over silently, unless the variable names it.
+    """
+    named = os.environ.get(CHOICE)
+    passed_over = [f"{named}: {CHOICE} names no kernel"] if named and named not in KERNELS else []
+    for kernel in sorted(KERNELS, key=lambda name: name != named):
+        library = _library(kernel)
+        if library is not None and library.supported:
+            obstacle = _obstacle(library)
+            if obstacle is None:
+                return Selection(library, tuple(passed_over))
+            passed_over.append(f"{kernel}: {obstacle}")
+        elif kernel == named:
+            reason = "it is not compiled for this platform" if library is None else "the CPU lacks its instructions"
+            passed_over.append(f"{kernel}: {reason}")
+    return Selection(None, tuple(passed_over))
+
+
+def _library(kernel: str) -> Library | None:
+    """Returns the compiled library of a kernel; None if there is none for this platform and version."""
+    file = LIBRARIES / f"{kernel}.so"
+    if not file.exists():
+        return None
+    try:
+        return Library(file)
+    except OSError:  # of another platform
+        return None
+    except AttributeError:
+        _warn_of_version(file)
+        return None
+
+
+def _obstacle(library: Library) -> str | None:
+    """Returns the reason why a kernel cannot serve although the CPU has its instructions, or None."""
+    if not library.permitted:
+        return "the operating system does not permit AMX tiles"
+    if library.tiles and os.environ.get(EARLIER_WRONG_SUMS):
+        return "an earlier worker process found a wrong sum"
+    if library.tiles:
+        _test_once(library.file)
+    if library.wrong_sums:
+        return "its self-test found a wrong sum"
+    return None
+
+
+@cache
+def _test_once(file: Path) -> None:
+    Library(file).test_tiles(TEST_SECONDS)
+
+
+def quantise(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Returns a matrix (N, K) in int8, and one scale per output, (N,).
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
+    weight, scales = np.empty(matrix.shape, np.int8), np.empty(len(matrix), np.float32)
+    for rows in blocks(matrix):
+        block = matrix[rows]
+        largest = np.abs(block).max(axis=1)
+        if not np.isfinite(largest).all():
+            raise ValueError("a parameter is not finite.")
+        scale = np.where(largest > np.finfo(np.float32).tiny * 127, largest / 127, 1)
+        weight[rows], scales[rows] = np.rint(block / scale[:, None]), scale
+    return weight, scales
+
+
+def _finite(array: Array) -> NDArray[np.float32]:
+    """Returns an array in fp32. Raises ValueError if a number is not finite."""
+    with np.errstate(over="ignore"):
+        floats = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(floats).all():
+        raise ValueError("a parameter is not finite.")
+    return floats
+
+
+def _shape(folded: Folded) -> Shape:
+    traits = folded.traits
+    for activation in (traits.activation, folded.head_activation):
+        if activation not in ACTIVATIONS:
+            raise FoldingError(f"the activation {activation!r} is not supported")
+    return Shape(
+        layers=len(folded.order),
+        hidden=folded.hidden,
+        inner=folded.inner,
+        intermediate=folded.intermediate,
+        heads=traits.heads,
+        feed_forward=len(traits.feed_forward),
+        activation=ACTIVATIONS[traits.activation],
+        embedding=folded.words.shape[1],
+        vocabulary=folded.words.shape[0],
+        positions=len(folded.vectors["embeddings.position"]),
+        token_types=len(folded.vectors.get("embeddings.token_type", ())),
+        outputs=folded.outputs,
+        window=traits.embedding.window,
+        projection=PROJECTIONS[traits.embedding.projection],
+        embedding_norm=traits.embedding.norm == "layer_norm",
+        layer_norm=traits.norm == "layer_norm",
+        bottleneck=traits.bottleneck is not None,
+        norm_first=traits.norm_position == "before",
+        causal=traits.causal,
+        position_bias=traits.position_bias is not None,
+        epsilon=folded.epsilon,
+        head_activation=ACTIVATIONS[folded.head_activation],
+        pooling=POOLINGS[folded.pooling],
+        dense=ACTIVATIONS[folded.dense],
+    )
+
+
+def _check(status: int) -> None:
+    if status:
+        raise (MemoryError if status == 1 else ValueError)(ERRORS[status])

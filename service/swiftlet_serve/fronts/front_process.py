@@ -1,0 +1,165 @@
+"""The coordinator's side of one front process: starts it, receives its messages and knows its statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.fronts import messages, stats_messages
+from swiftlet_serve.fronts.channel import Channel
+from swiftlet_serve.fronts.front_config import FrontConfig
+from swiftlet_serve.fronts.front_requests import FrontRequests
+from swiftlet_serve.fronts.messages import Kind
+from swiftlet_serve.fronts.stats_messages import FrontReport
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.telemetry.request_stats import RequestStats
+
+MODULE = "swiftlet_serve.fronts.front_main"
+
+
+class FrontProcess:
+    """A front process. Its life: spawned, connected, ready, and in the end lost or closed."""
+
+    def __init__(self, config: FrontConfig, end: socket.socket, module: str = MODULE) -> None:
+        """Spawns the process. The descriptors of its configuration stay open here, but for that of its channel.
+
+        Args:
+            config: the configuration.
+            end: this side of its channel.
+            module: the module that the process runs.
+
+        Raises:
+            SetupError: the system cannot start the process.
+        """
+        self.index = config.index
+        self.report = FrontReport(RequestStats({}), 0, 0.0)  # the latest
+        self.reported_at = time.monotonic()
+        self.silent_ticks = 0  # of the coordinator since the last message
+        self.ready: asyncio.Future[str] | None = None  # the URL, once the front listens
+        self._end = end
+        self._channel: Channel | None = None
+        self._asked: asyncio.Event | None = None  # set once a report that was asked for is there
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        try:
+            self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments of ours only
+                [sys.executable, "-P", "-m", module],
+                env=environment,
+                stdin=subprocess.PIPE,
+                pass_fds=[config.channel_fd, config.load_fd, *config.listening_fds],
+                process_group=0,  # Ctrl+C in a terminal must reach the coordinator only
+            )
+        except OSError as error:
+            end.close()
+            raise SetupError(f"A front process cannot be started: {error.strerror}.") from error
+        assert self._popen.stdin is not None  # noqa: S101  # for the type checker
+        with suppress(OSError), self._popen.stdin as stdin:  # a process that has died already is noticed later
+            stdin.write(json.dumps(asdict(config)).encode())
+
+    async def connect(
+        self,
+        runtime: Runtime,
+        models: list[str],
+        on_lost: Callable[[FrontProcess], None],
+        on_snapshot: Callable[[FrontProcess, int], None],
+        on_sent: Callable[[], None],
+    ) -> None:
+        """Serves the requests of the front, on the running event loop.
+
+        Args:
+            runtime: the coordinator's runtime.
+            models: the names of the models in the front's order.
+            on_lost: called once, when the front has closed the connection or has sent an invalid message.
+            on_snapshot: called when the front asks for the state of the server, with the number of its request.
+            on_sent: called after each message about a request.
+        """
+        self.ready = asyncio.get_running_loop().create_future()
+        self._on_lost, self._on_snapshot = on_lost, on_snapshot
+
+        def send(message: bytes) -> None:
+            self.send(message)
+            on_sent()
+
+        self._requests = FrontRequests(runtime, models, send)
+        self._channel = await Channel.open(self._end, self._receive, self._lose)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status, negative if a signal ended the process. None until the process is reaped."""
+        return self._popen.returncode
+
+    def send(self, message: bytes) -> None:
+        """Sends a message to the front."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def order(self, kind: Kind, number: int = 0) -> None:
+        """Sends an order to the front."""
+        self.send(messages.pack(kind, number))
+
+    async def ask_report(self, timeout_s: float) -> None:
+        """Asks for a new report and waits for it, for a limited time."""
+        self._asked = asked = self._asked or asyncio.Event()
+        self.order(Kind.STATS, 1)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), timeout_s)
+
+    def kill(self) -> None:
+        """Kills the process."""
+        self._popen.kill()
+        self._close()
+
+    def reap(self, timeout_s: float) -> bool:
+        """Waits until the process has ended. Returns False if it has not ended in time."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout_s)
+        return self.exit_status is not None
+
+    def _receive(self, kind: Kind, number: int, body: memoryview) -> None:
+        self.silent_ticks = 0
+        if kind is Kind.SUBMIT:
+            self._requests.submit(number, body)
+        elif kind is Kind.CANCEL:
+            self._requests.cancel(number)
+        elif kind is Kind.CHARGE:
+            self._requests.charge(number, body)
+        elif kind is Kind.STATS:
+            self.report = stats_messages.load_report(messages.unpack_json(body))
+            self.reported_at = time.monotonic()
+            if number and self._asked is not None:
+                self._asked.set()
+                self._asked = None
+        elif kind is Kind.SNAPSHOT:
+            self._on_snapshot(self, number)
+        elif kind is Kind.READY and self.ready is not None:
+            if not self.ready.done():
+                self.ready.set_result(str(messages.unpack_json(body)))
+        else:
+            raise ValueError("A front does not send this kind of message.")
+
+    def _lose(self) -> None:
+        self._close()
+        self._on_lost(self)
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._requests.close()
+        else:
+            self._end.close()
+        if self._asked is not None:
+            self._asked.set()
+        if self.ready is not None and not self.ready.done():
+            self.ready.set_exception(SetupError("A front process ended before it was ready. See its log messages."))

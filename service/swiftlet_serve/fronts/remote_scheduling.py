@@ -1,0 +1,251 @@
+"""Scheduling in another process: the front's side of admission, rate limits and the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NoReturn
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import SwiftletError, TooManyRequests, deadline_exceeded, draining
+from swiftlet_serve.fronts import messages
+from swiftlet_serve.fronts.load_page import LoadState
+from swiftlet_serve.fronts.messages import Kind, Result, Submission
+from swiftlet_serve.scheduling.admission import AdmissionController, admissible
+from swiftlet_serve.scheduling.latency_model import LatencyModel
+from swiftlet_serve.scheduling.rate_limit import MAX_CLIENTS, ClientRateLimiter
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.request_stats import RequestStats
+from swiftlet_serve.types import Cost, Deadline, Priority, Row
+
+Send = Callable[[bytes], None]
+CHARGES: Final = 1 << 63  # from here on, numbers are of charges
+
+
+class RemoteRateLimiter(ClientRateLimiter):
+    """Knows which clients the coordinator has refused, and until when.
+
+    The coordinator counts a request when it is submitted, or at its end if it never was. A client that was refused
+    is refused until the time in its Retry-After, in any front, so that its requests can be refused here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refused: OrderedDict[str, tuple[float, str, str]] = OrderedDict()  # until when, and the error's words
+
+    def begin(self, client: str, now: float) -> None:
+        until, code, detail = self._refused.get(client, (now, "", ""))
+        if until > now:
+            raise TooManyRequests(code, detail, retry_after=until - now)
+
+    def refuse(self, client: str, error: TooManyRequests, now: float) -> None:
+        """Notes that the coordinator has refused a client. Does not keep the error, whose trace holds its request."""
+        self._refused[client] = now + (error.retry_after or 0.0), error.code, error.detail
+        self._refused.move_to_end(client)
+        if len(self._refused) > MAX_CLIENTS:
+            self._refused.popitem(last=False)
+
+
+class RemoteAdmission(AdmissionController):
+    """Refuses requests before their bodies are read, by the load that the coordinator published."""
+
+    def __init__(
+        self,
+        costs: Mapping[str, Cost],
+        load: Callable[[], LoadState],
+        charge: Callable[[RequestRecord], None] | None,
+        max_queued_tokens: int,
+    ) -> None:
+        """Creates the admission of a front.
+
+        Args:
+            costs: the costs of the models' engines, in the order in which the coordinator numbers the models.
+            load: returns the coordinator's load.
+            charge: counts a request that is never submitted for its client's rate limit; None without a limit.
+            max_queued_tokens: limits the queues of the coordinator.
+        """
+        super().__init__(_no_load, max_queued_tokens)
+        self._latencies = {name: LatencyModel(cost) for name, cost in costs.items()}
+        self._published = load
+        self._charge = charge
+        self._uncharged: set[object] = set()
+
+    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool, client: str = "") -> None:
+        if request in self._reserved:
+            return
+        if self._charge is not None:
+            self._uncharged.add(request)
+        load = self._published()
+        if self.closed or load.closed:
+            raise draining()
+        reserved = sum([other == client for other in self._reserved.values()])
+        wait = load.wait_s(client, priority, time.monotonic()) + reserved * load.mean_request_s / load.cores
+        if not admissible(wait, 0.0, left_s, priority):
+            raise self._overloaded(wait) if left_s > 0 else deadline_exceeded()
+        if complete:
+            self._reserved[request] = client
+
+    def least_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
+        load = self._published()
+        for latency, coefficients in zip(self._latencies.values(), load.coefficients, strict=False):
+            latency.coefficients = coefficients
+        asked = self._latencies.values() if model is None else [self._latencies[model]]
+        work = len(lengths), sum(lengths), sum([n * n for n in lengths])
+        return min(
+            [max(latency.single_s(max(lengths)), latency.backlog_s(*work) / load.cores) for latency in asked],
+            default=0.0,
+        )
+
+    def submitted(self, request: object) -> None:
+        """Notes that a request was submitted: the coordinator decides on it, and counts it, from now on."""
+        self._reserved.pop(request, None)
+        self._uncharged.discard(request)
+
+    def release(self, request: object) -> None:
+        super().release(request)
+        if request in self._uncharged:
+            self._uncharged.discard(request)
+            if self._charge is not None and isinstance(request, RequestRecord):
+                self._charge(request)
+
+
+def _no_load() -> NoReturn:
+    raise NotImplementedError("The queues are in another process.")
+
+
+class WaitingRequest:
+    """A submitted request, until its result is there."""
+
+    __slots__ = ("accepted", "record", "rows", "tokens")
+
+    def __init__(self, rows: list[asyncio.Future[Row]], record: RequestRecord | None, tokens: int) -> None:
+        self.rows = rows
+        self.record = record
+        self.tokens = tokens
+        self.accepted = False
+
+
+class CoordinatorRequests:
+    """The requests that this front has submitted to the coordinator."""
+
+    def __init__(self, send: Send, stats: RequestStats, rate_limiter: RemoteRateLimiter | None) -> None:
+        """Starts with no requests.
+
+        Args:
+            send: sends a message to the coordinator.
+            stats: counts the accepted requests.
+            rate_limiter: gets to know the clients that the coordinator refuses; None without a rate limit.
+        """
+        self._send = send
+        self._stats = stats
+        self._rate_limiter = rate_limiter
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, WaitingRequest] = {}
+        self._charged: dict[int, str] = {}  # clients by the number of the charge: the latest ones
+        self._charge_numbers = itertools.count(CHARGES)
+
+    def submit(
+        self,
+        model: int,
+        encodings: Sequence[Encoding],
+        deadline: Deadline,
+        priority: Priority,
+        record: RequestRecord | None,
+    ) -> list[asyncio.Future[Row]]:
+        """Submits a request. Each row raises the coordinator's error if it refuses the request."""
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        rows: list[asyncio.Future[Row]] = [loop.create_future() for _ in encodings]
+        client = "" if record is None else record.account
+        self._send(messages.pack_submission(number, Submission(model, list(encodings), deadline, priority, client)))
+        tokens = sum([len(encoding.input_ids) for encoding in encodings])
+        self._waiting[number] = WaitingRequest(rows, record, tokens)
+        rows[0].add_done_callback(partial(self._on_done, number))  # a caller cancels all rows of a request, or none
+        return rows
+
+    def charge(self, record: RequestRecord) -> None:
+        """Counts a request that was never submitted for its client's rate limit."""
+        number = next(self._charge_numbers)
+        self._charged[number] = record.account
+        if len(self._charged) > MAX_CLIENTS:
+            del self._charged[next(iter(self._charged))]
+        self._send(messages.pack(Kind.CHARGE, number, record.account.encode()))
+
+    def on_admitted(self, number: int) -> None:
+        """Accepts and counts a request that the coordinator has queued."""
+        if (request := self._waiting.get(number)) is not None:
+            self._accept(request)
+
+    def on_refused(self, number: int, error: SwiftletError) -> None:
+        """Ends a request that the coordinator refuses, or whose engine failed."""
+        request = self._waiting.pop(number, None)
+        if self._rate_limiter is not None and isinstance(error, TooManyRequests):
+            charged = self._charged.pop(number, "")
+            client = charged if request is None or request.record is None else request.record.account
+            self._rate_limiter.refuse(client, error, time.monotonic())
+        for row in [] if request is None else request.rows:
+            if not row.done():
+                row.set_exception(error)
+
+    def on_result(self, number: int, result: Result) -> None:
+        """Delivers the rows of a request.
+
+        Raises:
+            ValueError: their number is wrong.
+        """
+        request = self._waiting.pop(number, None)
+        if request is None:  # it was cancelled meanwhile
+            return
+        if request.record is not None:
+            request.record.batch_size = result.batch_size
+            for stage, span in result.stages.items():
+                request.record.add_stage(stage, *span)
+        for row, outcome in zip(request.rows, result.outcomes, strict=True):
+            if row.done():
+                continue
+            if isinstance(outcome, SwiftletError):
+                row.set_exception(outcome)
+            else:
+                row.set_result(outcome)
+
+    def _accept(self, request: WaitingRequest) -> None:
+        if request.record is not None and not request.accepted:
+            request.accepted = True
+            request.record.accept(len(request.rows), request.tokens)
+            self._stats.accept(request.record)
+
+    def _on_done(self, number: int, _: object) -> None:
+        """Cancels a request whose caller has gone."""
+        if self._waiting.pop(number, None) is not None:
+            self._send(messages.pack(Kind.CANCEL, number))
+
+
+class RemoteScheduler:
+    """The `pipeline.Scheduler` of one model in a front."""
+
+    def __init__(
+        self, model: str, index: int, requests: CoordinatorRequests, admission: RemoteAdmission, stats: RequestStats
+    ) -> None:
+        """Creates the scheduler of a model, which has this index at the coordinator."""
+        self._model = model
+        self._index = index
+        self._requests = requests
+        self._admission = admission
+        self._stats = stats
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
+    ) -> list[asyncio.Future[Row]]:
+        if not encodings:  # it needs no engine, and its client is charged when it ends
+            if record is not None:
+                record.accept(0, 0)
+                self._stats.accept(record)
+            return []
+        self._admission.submitted(record)
+        return self._requests.submit(self._index, encodings, deadline, priority, record)
+
+    def least_s(self, lengths: Sequence[int]) -> float:
+        return self._admission.least_s(self._model, lengths)

@@ -1,0 +1,463 @@
+"""A client's HTTP/1.1 connection, with limits on everything that it holds and on the time it takes.
+
+uvicorn's own protocol has no limit on the time for a request or for reading a response, on the size of headers, or on
+pipelined requests. It accepts several Host headers or none, treats trailers as headers, and answers errors in plain
+text. Its limit on connections counts the idle ones, so that idle connections can lock out every client. `Connection`
+therefore replaces it. An `Exchange` runs each request.
+
+A connection is in one phase at a time:
+
+    (HANDSHAKE ──▶) IDLE ──first byte──▶ HEAD ──▶ BODY ──▶ RESPONSE ──▶ IDLE …        any phase ──▶ CLOSING
+
+The parser receives one request at a time. Later bytes wait unparsed until the response is complete and the connection
+has its next turn, so that no client has more than one parsed request, or more than one read in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import socket
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+from starlette.responses import Response
+
+from swiftlet_serve.errors import (
+    Internal,
+    InvalidRequest,
+    RequestTimeout,
+    SwiftletError,
+    Unavailable,
+    log_exception,
+)
+from swiftlet_serve.http import problem_details
+from swiftlet_serve.http.connections.connection_table import Admission, ConnectionTable
+from swiftlet_serve.http.connections.exchange import AsgiExchange, Exchange, RefusedExchange, TaskExchange
+from swiftlet_serve.http.connections.fair_queue import Reader
+from swiftlet_serve.http.connections.request_parser import RequestParser
+from swiftlet_serve.http.connections.socket_info import client_address, kernel_wait_s, server_address
+from swiftlet_serve.http.connections.uvicorn_internals import FlowControl
+from swiftlet_serve.http.gate.proxies import client_of, is_trusted
+from swiftlet_serve.http.gate.request_guard import runs_model
+
+log = logging.getLogger(__name__)
+
+CLOSE: Final = (b"connection", b"close")
+STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Phase(enum.Enum):
+    HANDSHAKE = enum.auto()  # of TLS
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    RESPONSE = enum.auto()
+    CLOSING = enum.auto()
+
+
+HANDSHAKE, IDLE, HEAD, BODY, RESPONSE, CLOSING = Phase  # faster to look up than an enum's attributes
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. Implements `asyncio.Protocol` and the callbacks of `RequestParser`."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+
+    def __init__(self, table: ConnectionTable) -> None:
+        self.address = ""  # of the client, as limits count it
+        self.is_proxy = False  # whether many clients share it
+        self.client: Hashable = ""  # that takes turns with others: the address, or this connection of a proxy
+        self.phase = IDLE
+        self.unread = b""  # received during the response to an earlier request, or before this connection's turn
+        self._offset = 0  # of the first unread byte
+        self._page: AsgiExchange | None = None  # that starts with this connection's next turn
+        self._admission: Admission | None = None  # None until the connection is in the table
+        self._abort_handshake: Callable[[], object] = lambda: None
+        self._table = table
+        self._limits = table.limits
+        self._loop = asyncio.get_running_loop()
+        self._parser: RequestParser = None  # type: ignore[assignment]  # None before and after the connection
+        self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
+        self._socket: socket.socket | None = None
+        self._is_last_request = False
+        # Times of the current request.
+        self._first_read = 0.0  # when its first byte was read, on the loop's clock
+        self._received = 0.0  # when its first byte arrived
+        self._last_received = 0.0  # when the latest bytes of its head arrived
+        self._lag_s = 0.0  # between the arrival of these bytes and their read
+        # One timer per connection checks both deadlines from time to time, so that setting a deadline costs nothing.
+        self._deadline = math.inf
+        self._write_deadline = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Callbacks of the listener
+
+    def begin_handshake(self, accepted: socket.socket, abort: Callable[[], object]) -> bool:
+        """Counts a connection from its accept on. One that would get an error is told so after the handshake."""
+        self._abort_handshake = abort
+        with suppress(OSError):  # the client has gone
+            self._set_client(str(accepted.getpeername()[0]))
+        self._admission = self._table.add(self)
+        if self._admission is Admission.ABORT:
+            self._table.remove(self)
+            return False
+        self.phase = HANDSHAKE
+        if self._admission is Admission.ACCEPT:
+            self._table.waiting[self] = None
+        return True
+
+    def end_handshake(self) -> None:
+        """Forgets a connection whose handshake failed."""
+        self._abort_handshake = lambda: None
+        if self.phase is HANDSHAKE:
+            self.phase = CLOSING
+            self._table.remove(self)
+
+    # Callbacks of the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own is wider
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self._parser = RequestParser(self._limits, self)  # not before, as a failed handshake breaks no cycles
+        self._server, self._client = server_address(transport), client_address(transport)
+        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        self._socket = transport.get_extra_info("socket")
+        if self._admission is None:
+            self._set_client(self._client[0] if self._client else "")
+            self._admission = self._table.add(self)
+        self.phase, admission = IDLE, self._admission
+        if admission is Admission.ACCEPT:
+            self._table.waiting[self] = None
+            self._set_deadline(self._loop.time() + self._limits.request_timeout_s)
+        elif admission is Admission.REFUSE:
+            detail = "All connections of the server have a request in progress. Retry in one second."
+            self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
+        else:
+            transport.abort()
+
+    def _set_client(self, host: str) -> None:
+        self.address, self.is_proxy = client_of(host), is_trusted(host, self._limits.proxies)
+        self.client = object() if self.is_proxy else self.address
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+        self._write_deadline = self._loop.time() + self._limits.write_timeout_s
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
+        self._write_deadline = math.inf
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.phase = CLOSING
+        self._table.remove(self)
+        if self._page is not None:
+            self._table.count_disconnect()
+        if self._exchange is not None:
+            self._exchange.disconnect()
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        # Breaks the reference cycles, which spares the garbage collector the work.
+        self._parser.close()
+        self._timer = self._exchange = self._page = self._parser = None  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Schedules the read of a head. The rest of an admitted request is read at once."""
+        if self.unread or self.phase is RESPONSE:
+            self._keep(self.unread[self._offset :] + data, 0)
+        elif self.phase is BODY:
+            self._parse(data, 0)
+        elif self.phase is not CLOSING:
+            self.unread, self._offset = data, 0
+            self._schedule(self._table.read_scheduler.schedule)
+
+    def read(self) -> None:
+        """Uses this connection's turn: starts the page that waits for it, or parses the unread bytes."""
+        if self._page is not None:
+            page, self._page = self._page, None
+            page.start()
+            return
+        data, self.unread = self.unread, b""
+        self.flow.resume_reading()
+        self._parse(data, self._offset)
+
+    # Receiving
+
+    def _schedule(self, schedule: Callable[[Reader], None]) -> None:
+        """Schedules the read of the unread bytes."""
+        self._lag_s = kernel_wait_s(self._socket)
+        self._last_received = time.monotonic() - self._lag_s  # the loop's clock is fixed during an iteration
+        schedule(self)
+        if self.unread:
+            self._table.waiting.pop(self, None)  # it waits for the server, and cannot be evicted
+
+    def _keep(self, data: bytes, start: int) -> None:
+        """Keeps the bytes behind the current request. The kernel keeps those that follow."""
+        self.unread, self._offset = data, start
+        self.flow.pause_reading()
+
+    def _parse(self, data: bytes, start: int) -> None:
+        """Parses the current request. Bytes behind it wait until its response is complete and for the next turn."""
+        try:
+            start = self._parse_part(data, start)
+            while start < len(data) and self.phase in (HEAD, BODY):
+                start = self._parse_part(data, start)
+        except SwiftletError as error:
+            self._refuse(error)
+        except httptools.HttpParserError:
+            detail = "The request is not valid HTTP/1.1. Send a well-formed request."
+            self._refuse(InvalidRequest("bad_framing", detail))
+        except Exception as error:
+            log_exception(log, "a request could not be read", error)
+            self._refuse(Internal("internal", "The server failed unexpectedly. Its log has the cause."))
+        if start < len(data) and self.phase in (IDLE, RESPONSE):
+            self._keep(data, start)
+            self._proceed()
+
+    def _parse_part(self, data: bytes, start: int) -> int:
+        return self._parser.feed_body(data, start) if self.phase is BODY else self._parse_head(data, start)
+
+    def _proceed(self) -> None:
+        """Schedules the next request if it was pipelined, and otherwise lets the kernel deliver it."""
+        if not self.unread:
+            self.flow.resume_reading()
+        elif self.phase is IDLE:
+            self._schedule(self._table.read_scheduler.schedule_pipelined)
+
+    def _parse_head(self, data: bytes, start: int) -> int:
+        if self.phase is IDLE:
+            self.phase = HEAD
+            self._parser.start()
+            self._first_read, self._received = self._loop.time(), self._last_received
+            self._deadline = self._first_read + self._limits.head_timeout_s
+            self._table.waiting.pop(self, None)
+        self._table.waiting[self] = None
+        return self._parser.feed_head(data, start)
+
+    # Callbacks of the parser
+
+    def head_received(self) -> None:
+        """Starts the request: sends a refusal if there is one, and otherwise runs the request."""
+        parser, table = self._parser, self._table
+        scope = self._scope()
+        keep_alive = parser.keep_alive and not self._is_last_request
+        self.phase = BODY
+        self._deadline = self._first_read + self._limits.request_timeout_s
+        table.waiting.pop(self)
+        refusal = table.refuse(scope)
+        if refusal is not None:
+            self._exchange = RefusedExchange(keep_alive=keep_alive)
+            self.send_response(refusal, keep_alive=keep_alive, without_body=scope["method"] == "HEAD")
+            return
+        routes = None if parser.expects_continue else table.task_routes
+        endpoint = routes and routes.find(scope, parser.body_bytes)
+        if routes and endpoint:
+            self._exchange = TaskExchange(self, routes, endpoint, scope, table.tasks, keep_alive=keep_alive)
+        else:
+            self._exchange = exchange = AsgiExchange(
+                self,
+                table.app,
+                scope,
+                table.tasks,
+                table.default_headers,
+                self._response_completed,
+                keep_alive=keep_alive,
+                expects_continue=parser.expects_continue,
+            )
+            if scope["method"] == "POST" and runs_model(scope):
+                exchange.start()
+            else:
+                self._page = exchange
+                table.read_scheduler.schedule_page(self)
+
+    def body_received(self, data: bytes) -> None:
+        self._exchange.receive(data)
+
+    def request_received(self) -> None:
+        if self._exchange.response_complete:
+            self._become_idle()
+        else:
+            self._exchange.end_body()
+            self.phase = RESPONSE
+            self._deadline = math.inf  # the application has its own deadline
+
+    def _scope(self) -> dict[str, Any]:
+        """Creates the ASGI scope of a request."""
+        parser = self._parser
+        url = httptools.parse_url(parser.target)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": parser.version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "root_path": "",
+            "headers": parser.headers,
+            "state": {"received": self._received, "lag_s": self._lag_s, "has_whole_body": parser.has_whole_body},
+            "method": parser.method.decode("ascii"),
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+
+    # Responding
+
+    @property
+    def response_started(self) -> bool:
+        return self._exchange.response_started
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def send_response(self, response: Response, *, keep_alive: bool, without_body: bool = False) -> None:
+        """Sends the complete response to the current request. If its body is incomplete, the rest is discarded."""
+        if CLOSE in response.raw_headers:
+            keep_alive = False
+        elif not keep_alive:
+            response.raw_headers.append(CLOSE)
+        self._write_response(response, without_body=without_body)
+        if not keep_alive:
+            self._close(lingering=self.phase is BODY)
+        self._response_completed()
+
+    def _response_completed(self) -> None:
+        if self.phase is CLOSING or self.transport.is_closing():
+            return
+        if self.phase is RESPONSE:
+            self._become_idle()
+        self._proceed()
+
+    def _become_idle(self) -> None:
+        self.phase = IDLE
+        self._deadline = self._loop.time() + self._limits.idle_timeout_s
+        self._table.waiting[self] = None
+        if self._is_last_request:
+            self._close()
+
+    def _refuse(self, error: SwiftletError) -> None:
+        """Responds to the current request with an error and closes the connection."""
+        self._table.count_refusal(error, self._loop.time())
+        if self.phase is BODY:
+            if self._exchange.response_started:
+                self.transport.abort()  # a second response must not follow
+                return
+            self._exchange.disconnect()
+        request_id = uuid.uuid4().hex
+        response = problem_details.render(error, request_id)
+        response.raw_headers += [(b"x-request-id", request_id.encode()), CLOSE]
+        self._write_response(response)
+        self._close(lingering=True)
+
+    def _write_response(self, response: Response, *, without_body: bool = False) -> None:
+        headers = [*self._table.default_headers, *response.raw_headers]
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        body = b"" if without_body else bytes(response.body)
+        self.transport.write(b"".join([STATUS_LINES[response.status_code], *lines, b"\r\n", body]))
+
+    # Closing
+
+    def is_idle(self, *, unused_too: bool) -> bool:
+        """Returns whether no request is in progress.
+
+        Args:
+            unused_too: whether a connection that has not sent a byte counts as idle.
+        """
+        if self.phase in (HANDSHAKE, IDLE):
+            return unused_too or self._exchange is not None
+        return self.phase is BODY and self._exchange.response_complete
+
+    def shutdown(self) -> None:
+        """Closes the connection once its current request is answered. Closes an idle one at once."""
+        self._is_last_request = True
+        if self.phase is HANDSHAKE:
+            self._abort_handshake()
+        elif self.phase is IDLE and not self.unread:
+            self._close()
+        elif self.phase in (BODY, RESPONSE):
+            self._exchange.keep_alive = False
+
+    def evict(self) -> None:
+        """Closes the connection to free its place. It must be waiting for its client."""
+        if self.phase is HANDSHAKE:
+            self._table.waiting.pop(self, None)
+            self._abort_handshake()
+        elif self.phase is IDLE:
+            self._close()
+        else:
+            detail = "The server closed this connection to serve another client. Retry."
+            self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
+
+    def end(self, *, at_once: bool) -> None:
+        """Closes the connection, whatever it does: once the bytes of its response are sent, or at once."""
+        if self.phase is HANDSHAKE:
+            self._abort_handshake()
+        elif at_once:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def close_after_response(self) -> None:
+        self._close(lingering=self.phase is BODY)
+
+    def _close(self, lingering: bool = False) -> None:
+        """Closes the connection.
+
+        The kernel resets a socket that is closed while the client sends, and the client may then miss the response.
+        A lingering close therefore ends only the server's direction, and discards input until the client closes.
+        """
+        self.phase = CLOSING
+        self.unread, self._page = b"", None
+        self._table.waiting.pop(self, None)
+        self._table.read_scheduler.cancel(self)
+        if lingering and self.transport.can_write_eof() and not self.transport.is_closing():
+            self._set_deadline(self._loop.time() + self._limits.linger_timeout_s)
+            self.flow.resume_reading()
+            self.transport.write_eof()
+        else:
+            self._set_deadline(self._loop.time() + self._limits.write_timeout_s)
+            self.transport.close()
+
+    # Timeouts
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._timer is not None:
+            self._timer.cancel()
+        next_check = min(deadline, self._write_deadline, self._loop.time() + self._limits.shortest_timeout_s)
+        self._timer = self._loop.call_at(next_check, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        """Acts on a passed deadline, and schedules the next check.
+
+        The next check comes no later than the shortest timeout, so it misses no deadline that is set until then.
+        """
+        now = self._loop.time()
+        if self.transport.is_closing() and self.phase is not CLOSING:
+            self.phase = CLOSING  # the last response is still being sent
+            self._deadline = now + self._limits.write_timeout_s
+        if now < min(self._deadline, self._write_deadline):
+            self._set_deadline(self._deadline)
+        elif self.unread and self.phase is not CLOSING and now < self._write_deadline:
+            self._set_deadline(now + self._limits.shortest_timeout_s)  # it waits for the server, not for its client
+        elif self.phase is CLOSING or now >= self._write_deadline:
+            self.transport.abort()
+        elif self.phase is IDLE:
+            self._close()
+        else:
+            limit = self._limits.head_timeout_s if self.phase is HEAD else self._limits.request_timeout_s
+            detail = f"The request did not arrive within {limit:g} seconds. Retry, and send it without pauses."
+            self._refuse(RequestTimeout("receive_timeout", detail))

@@ -1,0 +1,227 @@
+"""Incremental parsing of HTTP/1.1 requests with httptools.
+
+httptools rejects every malformed framing of our tests, where h11 accepts some of them. It also parses a body of
+thousands of chunks without blocking the event loop. This module adds what httptools leaves to its caller: size limits,
+the checks of `request_head`, and input that is cut so that the parser never sees the start of the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, Protocol
+
+import httptools
+
+from swiftlet_serve.errors import HeadersTooLarge
+from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.request_head import check_head, target_too_long
+
+END: Final = b"\r\n\r\n"
+"""The end of every head and of every chunked body."""
+PIECE_BYTES: Final = 256  # of a chunked body, within which the parser does not tell framing from content
+
+
+class RequestHandler(Protocol):
+    """Receives the events of a `RequestParser`. The head is in the parser's attributes."""
+
+    def head_received(self) -> None: ...
+    def body_received(self, data: bytes) -> None: ...
+    def request_received(self) -> None: ...
+
+
+def _callback(method: Callable[..., None]) -> Callable[..., None]:
+    """Makes a callback of httptools keep its error for `RequestParser._feed`.
+
+    httptools raises an error of its own instead. The context of that error is the callback's only if no other exception
+    is being handled.
+    """
+
+    @wraps(method)
+    def call(self: RequestParser, *values: Any) -> None:
+        try:
+            method(self, *values)
+        except Exception as error:
+            self.callback_error = error
+            raise
+
+    return call
+
+
+class RequestParser:
+    """Parses one request after another. The methods `on_…` are the callbacks of httptools."""
+
+    def __init__(self, limits: Limits, handler: RequestHandler) -> None:
+        self.method = b""
+        self.target = b""
+        self.version = "1.1"
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.keep_alive = True
+        self.expects_continue = False
+        self.head_bytes = 0  # received of the current head
+        self.callback_error: Exception | None = None  # that stopped the parser
+        self._limits = limits
+        self._handler = handler
+        self._parser = self._create_parser()
+        self._in_head = False
+        self._tail = b""  # the last bytes of a head or of a chunked body: its end may arrive in two pieces
+        self._body_bytes: int | None = None  # left to receive; None: the body is chunked
+        self._following_bytes = 0  # received together with the end of the head
+        self._framing_bytes = 0  # of a chunked body, since its last byte of content: at most so many
+        self._content_bytes = 0  # of the current piece of a chunked body
+
+    @property
+    def body_bytes(self) -> int | None:
+        """The size of the body that follows the head; None if it is chunked. Valid when the head was received."""
+        return self._body_bytes
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the body arrived together with the end of the head."""
+        return self._body_bytes is not None and self._body_bytes <= self._following_bytes
+
+    def start(self) -> None:
+        """Prepares for the next request."""
+        self.head_bytes, self._tail = 0, b""
+        self._in_head = True
+
+    def close(self) -> None:
+        """Breaks the reference cycle with httptools, which spares the garbage collector the work."""
+        self._parser = None  # no method is called after this one
+
+    def feed_head(self, data: bytes, start: int) -> int:
+        """Parses a head, or the part of it that `data[start:]` holds. Returns the end of the part.
+
+        Raises:
+            SwiftletError: the head is invalid or exceeds a limit.
+            httptools.HttpParserError: the head is not HTTP/1.1.
+        """
+        end = self._find_end(data, start)
+        end = min(end, start + self._limits.head_bytes - self.head_bytes)
+        part = data[start:end]
+        self._following_bytes = len(data) - end
+        try:
+            self._feed(part)
+        except httptools.HttpParserUpgrade:
+            pass  # the server ignores the offer and answers the request
+        except _UpgradeOffered:
+            self._parse_without_upgrade()
+        if self._in_head:
+            self.head_bytes += len(part)
+            self._tail = (self._tail + part[-3:])[-3:]
+            if self.head_bytes >= self._limits.head_bytes:
+                if len(self.target) > self._limits.target_bytes:
+                    raise target_too_long(self._limits)
+                detail = (
+                    f"The request headers are larger than {self._limits.head_bytes} bytes. Send fewer or shorter ones."
+                )
+                raise HeadersTooLarge("headers_too_large", detail)
+        return end
+
+    def feed_body(self, data: bytes, start: int) -> int:
+        """Parses a body, or the part of it that `data[start:]` holds. Returns the end of the part.
+
+        Raises:
+            HeadersTooLarge: the chunk extensions or trailers are larger than a head may be.
+            httptools.HttpParserError: the body is malformed.
+        """
+        if self._body_bytes is None:
+            return self._feed_chunks(data, start)
+        end = min(len(data), start + self._body_bytes)
+        self._body_bytes -= end - start
+        self._feed(data[start:end])
+        return end
+
+    def _feed_chunks(self, data: bytes, start: int) -> int:
+        end = self._find_end(data, start)
+        self._tail = (self._tail + data[max(start, end - 3) : end])[-3:]
+        while start < end:
+            size = min(PIECE_BYTES, end - start, self._limits.head_bytes - self._framing_bytes)
+            if size == 0:
+                detail = f"The chunk extensions or trailers are larger than {self._limits.head_bytes} bytes. Omit them."
+                raise HeadersTooLarge("headers_too_large", detail)
+            self._content_bytes = 0
+            self._feed(data[start : start + size])
+            self._framing_bytes = size - self._content_bytes + (0 if self._content_bytes else self._framing_bytes)
+            start += size
+        return end
+
+    def _feed(self, data: bytes) -> None:
+        """Feeds httptools. Raises the error of a callback as it is."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            error, self.callback_error = self.callback_error, None
+            if error is None:
+                raise
+            try:
+                raise error from None
+            finally:
+                del error  # breaks the reference cycle with this frame
+
+    def _create_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # answers the first of pipelined requests
+        return parser
+
+    def _find_end(self, data: bytes, start: int) -> int:
+        """Returns where a head or a chunked body may end; the length of `data` if it does not."""
+        if self._tail:
+            straddling = (self._tail + data[start : start + 3]).find(END)
+            if straddling >= 0:
+                return start + straddling + len(END) - len(self._tail)
+        end = data.find(END, start)
+        return end + len(END) if end >= 0 else len(data)
+
+    def _parse_without_upgrade(self) -> None:
+        """Parses the head again, without its Upgrade header.
+
+        httptools takes the bytes after an upgrade offer for another protocol, and would read the body as the next
+        request. Java's HTTP client offers an upgrade (h2c) with every POST.
+        """
+        first = b"%b %b HTTP/%b" % (self._parser.get_method(), self.target, self._parser.get_http_version().encode())
+        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self._parser = self._create_parser()
+        self._feed(b"\r\n".join([first, *lines]) + END)
+
+    # Callbacks of httptools
+
+    def on_message_begin(self) -> None:
+        self.target = b""
+        self.headers = []
+        self.expects_continue = False
+
+    def on_url(self, part: bytes) -> None:
+        self.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expects_continue = True
+        self.headers.append((name, value))
+
+    @_callback
+    def on_headers_complete(self) -> None:
+        self.method, self.version = self._parser.get_method(), self._parser.get_http_version()
+        self._body_bytes = check_head(self.method, self.target, self.version, self.headers, self._limits)
+        if self._body_bytes != 0 and self._parser.should_upgrade():
+            raise _UpgradeOffered
+        self.keep_alive = self.version != "1.0" and self._parser.should_keep_alive()
+        self._in_head = False
+        self._tail = b""
+        self._framing_bytes = 0
+        self._handler.head_received()
+        self.headers = []  # the request has the list; trailers are ignored
+
+    @_callback
+    def on_body(self, data: bytes) -> None:
+        self._content_bytes += len(data)
+        self._handler.body_received(data)
+
+    @_callback
+    def on_message_complete(self) -> None:
+        self._handler.request_received()
+
+
+class _UpgradeOffered(Exception):
+    """Raised in a callback to stop the parser at a head that offers an upgrade."""

@@ -1,0 +1,119 @@
+"""The parts of a dialect: its routes, and the form of its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import ConfigDict
+from starlette.responses import Response
+
+from swiftlet_serve.errors import SwiftletError, Unprocessable
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.wording import Wording
+from swiftlet_serve.inference.catalog import ANY, Route
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks import NullIsDefault, Request
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types.body_model import BodyModel
+
+
+class Call(NamedTuple):
+    """A request, whose body has been read."""
+
+    parameters: Mapping[str, str]
+    """Those of the path."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """With names in lower case."""
+    body: bytes | bytearray
+    route: Route = ANY
+    """What the head says about the version of the model."""
+
+    def header(self, name: str) -> str | None:
+        """Returns the first header of this name, given in lower case."""
+        wanted = name.encode()
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
+
+
+class Operation(NamedTuple):
+    """A POST route that runs a model."""
+
+    path: str
+    """With the names of its parameters in braces."""
+    summary: str
+    """For /openapi.json."""
+    translate: Callable[[Runtime, Call], Translation]
+    """Raises SwiftletError if the request is invalid."""
+    body: type[BodyModel]
+    """The model of the body."""
+    answer: Any
+    """The type of the response."""
+    json_only: bool = True
+    """Whether bodies must be declared as JSON."""
+    fields: frozenset[str] = frozenset()
+    """If the path is that of a task, too: the fields that only bodies of this dialect have."""
+
+
+class Page(NamedTuple):
+    """A route that runs no model."""
+
+    path: str
+    """With the names of its parameters in braces."""
+    summary: str
+    """For /openapi.json."""
+    respond: Callable[[Runtime, Mapping[str, str]], Response]
+    """Is given the parameters of the path. Raises SwiftletError."""
+    method: str = "GET"
+    public: bool = False
+    """Whether it needs no API key."""
+
+
+class Dialect(Protocol):
+    """The members of a dialect module."""
+
+    OPERATIONS: Sequence[Operation]
+    PAGES: Sequence[Page]
+
+    def render_error(self, error: SwiftletError, request_id: str) -> Response:
+        """Returns the response to a request that failed. Never contains text from the request."""
+        ...
+
+
+class Foreign(NullIsDefault):
+    """A body in a dialect. Fields that Swiftlet does not know are ignored, as other servers do."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")
+
+
+def translation(
+    pipeline: Pipeline,
+    fields: Mapping[str, Any],
+    render: Callable[[Any, RequestRecord], TaskResponse],
+    wording: Wording,
+    timeout_s: float | None = None,
+    model: type[Request] | None = None,
+) -> Translation:
+    """Returns a translation with a request of the pipeline's task.
+
+    Args:
+        pipeline: the pipeline of the model.
+        fields: the fields of the request.
+        render: returns the response, given the task's answer and the request's record.
+        wording: puts errors of the request in the client's terms.
+        timeout_s: a timeout that the body names, in seconds since the arrival of the request.
+        model: the type of the request. None: the usual one of the task.
+
+    Raises:
+        Unprocessable: the fields do not fit the task.
+    """
+    try:
+        request: Request = bodies.validate(model or pipeline.model.task.Request, fields)
+    except Unprocessable as error:
+        wording.apply(error)
+        raise
+    return Translation(pipeline, request, render, timeout_s, wording)

@@ -1,0 +1,32 @@
+"""The pages under /v1/models, which KServe's first protocol and OpenAI's share. Each reads its own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import JSONResponse, Response
+
+from swiftlet_serve.http.dialect_parts.dialect import Page
+from swiftlet_serve.inference.runtime import Runtime
+
+
+def _list(runtime: Runtime, _: Mapping[str, str]) -> Response:
+    names = list(runtime.pipelines)
+    return JSONResponse({"object": "list", "data": [_describe(name) for name in names], "models": names})
+
+
+def _one(runtime: Runtime, parameters: Mapping[str, str]) -> Response:
+    name = runtime.catalog.find(parameters["model"]).model.manifest.name
+    runtime.check_ready()
+    return JSONResponse(_describe(name) | {"name": name, "ready": True})
+
+
+def _describe(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "swiftlet"}
+
+
+PAGES: Final = (
+    Page("/v1/models", "The served models", _list),
+    Page("/v1/models/{model}", "A model, and whether it is ready", _one),
+)

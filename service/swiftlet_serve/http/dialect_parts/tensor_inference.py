@@ -1,0 +1,311 @@
+"""Inference on tensors, as the Open Inference Protocol describes it over REST and gRPC.
+
+Texts are BYTES tensors. The names of inputs are those of our requests (`text`, or `question` and `context`), or those
+of other servers: `args` and `array_inputs` (MLServer), or any name if there is one input only (KServe).
+
+The fields of our answers become one tensor each, of shape (inputs, answers per input). The tensor `output` holds our
+answer to each input as JSON. A response has it where the client asks for it, where MLServer's names came in, and where
+the answers have no common shape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import NotFound, invalid_value
+from swiftlet_serve.http.dialect_parts.dialect import translation
+from swiftlet_serve.http.dialect_parts.tensors import Tensor
+from swiftlet_serve.http.endpoints import bodies, json_items
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.wording import Wording
+from swiftlet_serve.inference.catalog import ANY, Route
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types.body_model import BodyModel
+
+Scalar = bool | int | float | str | None
+"""The value of a parameter. None means its default."""
+
+MLSERVER: Final = frozenset({"args", "array_inputs"})
+TEXTS: Final = ("text", "inputs", *sorted(MLSERVER))
+"""The names of the input that holds the texts."""
+TEXT: Final = re.compile(r"/inputs(?:/(\d+))?(?:/([a-z_]+))?(?:/(\d+))?")
+"""The pointer to a text in our request: its number, the field of an object, and the number in a list."""
+TRUNCATION: Final = "set the parameter truncation to true"
+OUTPUT: Final = "output"
+OUTPUT_PARAMETERS: Final[Mapping[str, str]] = {"content_type": "hg_jsonlist"}
+"""The parameters of `output`: MLServer's name of JSON."""
+EXTENSIONS: Final = ("binary_tensor_data", "model_repository")
+DATATYPES: Final[Mapping[type, str]] = {str: "BYTES", float: "FP32", int: "INT64", bool: "BOOL"}
+MAX_INPUTS: Final = 64
+RESERVED: Final = frozenset(
+    {"binary_data_output", "content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start"}
+)
+"""Parameters that are no parameters of a task. They have no effect, except the first one."""
+
+
+class Slot(NamedTuple):
+    """An input or an output of a model."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    """-1 for a size that requests choose."""
+
+
+def find(runtime: Runtime, name: str, version: str = "", route: Route = ANY) -> Pipeline:
+    """Returns the pipeline of a model, given its name or its task.
+
+    Args:
+        runtime: the loaded models.
+        name: the name of the model, or a task to mean its default model.
+        version: the version of the model. Empty: the one that is served.
+        route: what the request's head says about the version.
+
+    Raises:
+        NotFound: there is no such model, or no such version of it.
+        ModelLoading: the version is not in memory.
+    """
+    pipeline = runtime.catalog.find(name, route)
+    if version and pipeline.version is not None:
+        chosen = runtime.catalog.find(f"{pipeline.model.manifest.name}@{version}")
+        return chosen.for_task(pipeline.model.task_name)
+    if version and version != pipeline.model.manifest.version:
+        raise NotFound("unknown_model", "The model has no such version. See /models for the served versions.")
+    return pipeline
+
+
+def inputs_of(pipeline: Pipeline) -> list[Slot]:
+    """Returns the inputs of a model."""
+    request: type[tasks.Request] = pipeline.model.task.Request
+    return [Slot(name, "BYTES", [-1]) for name in forms(request)[0].names]
+
+
+def outputs_of(pipeline: Pipeline) -> list[Slot]:
+    """Returns the outputs of a model."""
+    answer = answer_fields(pipeline.model.task.Response)
+    datatypes = {name: DATATYPES[kind] for name, kind in answer.items()} | {OUTPUT: "BYTES"}
+    return [Slot(name, datatype, [-1, -1]) for name, datatype in datatypes.items()]
+
+
+def translate(
+    pipeline: Pipeline,
+    tensors: Iterable[Tensor],
+    parameters: Mapping[str, Scalar],
+    asked: Sequence[str],
+    respond: Callable[[Sequence[Tensor]], TaskResponse],
+) -> Translation:
+    """Translates an inference request.
+
+    Args:
+        pipeline: the pipeline of the model.
+        tensors: the inputs.
+        parameters: those of the request.
+        asked: the names of the outputs that the client asks for. Empty: all but `output`.
+        respond: returns the response with these outputs.
+
+    Raises:
+        Unprocessable: inputs or parameters do not fit the task.
+    """
+    inputs = list(tensors)
+    body = _body(pipeline, inputs, parameters)
+
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
+        answers = answer if isinstance(body["inputs"], list) else [pipeline.model.task.single(answer)]
+        mlserver = any(tensor.name in MLSERVER for tensor in inputs)
+        return respond(list(_choose(_columns(answers), answers, asked, mlserver=mlserver)))
+
+    wording = Wording(partial(_place, inputs), TRUNCATION)
+    return translation(pipeline, body, render, wording, _timeout_s(parameters))
+
+
+# The request
+
+
+def _body(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns the fields of the request of the model's task.
+
+    Raises:
+        Unprocessable: inputs or parameters do not fit the task.
+    """
+    model: type[tasks.Request] = pipeline.model.task.Request
+    found, others = _split(model, inputs)
+    if not found:
+        _refuse("too_short", "The input has no text.")
+    body: dict[str, Any] = {"inputs": found if len(found) > 1 else found[0]}
+    if others or parameters:
+        body |= _arguments(model, parameters, others)
+    return body
+
+
+def _place(inputs: Sequence[Tensor], pointer: str) -> str:
+    """Returns the place of a text in its tensor. The place of a part of our request, such as a parameter, stays."""
+    found = TEXT.fullmatch(pointer)
+    if found is None:
+        return pointer
+    first, field, last = found.groups()
+    texts = [(at, tensor) for at, tensor in enumerate(inputs) if tensor.datatype == "BYTES"]
+    named = [(at, tensor) for at, tensor in texts if tensor.name == (field or "text")]
+    for at, tensor in named or texts:
+        number = last or first
+        return f"/inputs/{at}/data" + (f"/{int(number) % len(tensor.values)}" if number and tensor.values else "")
+    return pointer
+
+
+def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
+    """Returns the inputs of the task, and the remaining tensors.
+
+    Raises:
+        Unprocessable: the task's inputs are missing, or they have different numbers of texts.
+    """
+    found = forms(model)
+    plain, fields = found[0].is_text, found[-1].names
+    if plain and len(inputs) == 1 and inputs[0].name in TEXTS and inputs[0].datatype == "BYTES":
+        return inputs[0].values, []  # the usual request
+    texts = {tensor.name: tensor.values for tensor in inputs if tensor.datatype == "BYTES"}
+    named = [name for name in fields if name in texts]
+    if (len(fields) > 1 and named == fields) or set(named) - {"text"}:
+        columns = {name: list(texts[name]) for name in named}
+        many = {field.name for field in found[-1].fields if field.many}
+        return _objects(columns, many), [tensor for tensor in inputs if tensor.name not in columns]
+    if not plain:
+        _refuse("missing", f"The request lacks an input. This model needs {' and '.join(fields)}.")
+    chosen = next((name for name in TEXTS if name in texts), next(iter(texts)) if len(texts) == 1 else "")
+    if not chosen:
+        _refuse("missing", "The request has no input of texts. Name it text, with the datatype BYTES.")
+    return texts[chosen], [tensor for tensor in inputs if tensor.name != chosen]
+
+
+def _arguments(
+    model: type[tasks.Request], parameters: Mapping[str, Scalar], others: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Returns the fields of the task's request beside its inputs.
+
+    Raises:
+        Unprocessable: a parameter or an input is unknown to the task.
+    """
+    if any(len(tensor.values) != 1 for tensor in others):
+        _refuse(
+            "extra_forbidden",
+            "An input is neither one of the task nor a parameter. Remove it; /openapi.json lists both.",
+        )
+    arguments = {tensor.name: tensor.values[0] for tensor in others}
+    whole = {name: value for name, value in arguments.items() if name in model.model_fields and name != "parameters"}
+    chosen = _task_parameters(
+        model, {name: each for name, each in (dict(parameters) | arguments).items() if name not in whole}
+    )
+    return whole | ({"parameters": chosen} if chosen else {})
+
+
+def _objects(columns: Mapping[str, list[str]], lists: Set[str]) -> list[dict[str, Any]]:
+    """Returns the inputs that several tensors make together. A tensor of one text serves all of them.
+
+    Raises:
+        Unprocessable: the numbers of texts do not fit.
+    """
+    whole = {name: [column] if name in lists else column for name, column in columns.items()}
+    count = max(map(len, whole.values()))
+    if any(len(column) not in (1, count) for column in whole.values()):
+        _refuse("wrong_shape", "The inputs have different numbers of texts. Send equally many in each.")
+    return [{name: column[i % len(column)] for name, column in whole.items()} for i in range(count)]
+
+
+def _task_parameters(model: type[BaseModel], given: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns the parameters of a task. Lists come as JSON, because parameters of the protocol are scalars.
+
+    Raises:
+        Unprocessable: the task has no such parameter, or a list is not JSON.
+    """
+    known = parameter_names(model)
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in RESERVED or name == "timeout" or name.startswith("triton_"):
+            continue
+        if name not in known:
+            _refuse(
+                "extra_forbidden",
+                "The model's task has no such parameter. /openapi.json lists its parameters.",
+                "/parameters",
+            )
+        chosen[name] = _list(value) if isinstance(value, str) and value.startswith("[") else value
+    return chosen
+
+
+def _list(text: str) -> Any:
+    """Returns the list that a parameter holds as JSON.
+
+    Raises:
+        Unprocessable: it is not JSON, or has too many items.
+    """
+    if json_items.exceeds(text.encode(), BodyModel.max_items):
+        raise bodies.too_many_items(BodyModel.max_items, "/parameters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        _refuse("json_invalid", "A parameter begins with [ and is not valid JSON. Write a list as JSON.", "/parameters")
+
+
+def _timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
+    """Returns the timeout that the parameters of a request name in microseconds, in seconds."""
+    timeout_us = parameters.get("timeout")
+    return timeout_us / 1e6 if isinstance(timeout_us, int) and timeout_us > 0 else None
+
+
+# The answers
+
+
+def _columns(answers: Sequence[Any]) -> list[Tensor]:
+    """Returns a tensor for each field of the answers, if all have the same shape; otherwise none."""
+    rows = [answer if isinstance(answer, list) else [answer] for answer in answers]
+    width = len(rows[0])
+    if not width or any(len(row) != width for row in rows):
+        return []
+    shape, items = [len(rows), width], [item for row in rows for item in row]
+    first = items[0]
+    if isinstance(first, float):  # vectors
+        return [Tensor("embedding", "FP32", shape, items)]
+    if not isinstance(first, dict) or any(not isinstance(item, dict) or item.keys() != first.keys() for item in items):
+        return []
+    columns = []
+    for name, value in first.items():
+        kind, values = type(value), [item[name] for item in items]
+        if kind in DATATYPES and all(type(each) is kind for each in values):
+            columns.append(Tensor(name, DATATYPES[kind], shape, values))
+    return columns
+
+
+def _choose(
+    found: Sequence[Tensor], answers: Sequence[Any], asked: Sequence[str], *, mlserver: bool
+) -> Iterator[Tensor]:
+    """Returns the outputs of a response.
+
+    Raises:
+        Unprocessable: the client asks for an output that there is not.
+    """
+    if not asked:
+        yield from [*found, _as_json(answers)] if mlserver or not found else found
+        return
+    by_name = {tensor.name: tensor for tensor in found}
+    for one in asked:
+        if one not in (*by_name, OUTPUT):
+            known = ", ".join((*by_name, OUTPUT))
+            _refuse("unknown_output", f"The model has no such output. Ask for {known}.", "/outputs")
+        yield by_name[one] if one in by_name else _as_json(answers)
+
+
+def _as_json(answers: Sequence[Any]) -> Tensor:
+    return Tensor(OUTPUT, "BYTES", [len(answers), 1], [to_json(answer).decode() for answer in answers])
+
+
+def _refuse(code: str, detail: str, pointer: str = "/inputs") -> NoReturn:
+    raise invalid_value(pointer, code, detail)

@@ -1,0 +1,31 @@
+"""The dialects: protocols of other servers, so that their clients work unchanged. One module each.
+
+A dialect module defines the members of `Dialect` in `http/dialect_parts/dialect.py`. It translates a request
+into one of ours, and our answer and errors back. It runs nothing itself: deadlines, admission, limits and statistics
+are those of every request. No other file lists the dialects, so a new dialect is a new file in this package.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import cast
+
+from swiftlet_serve import plugins
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.http.dialect_parts.dialect import Dialect
+
+
+def names() -> list[str]:
+    """Returns the names of all dialects, sorted. Imports none of them."""
+    return [name.replace("_", "-") for name in plugins.names(sys.modules[__name__])]
+
+
+def load(name: str) -> Dialect:
+    """Imports the dialect of this name.
+
+    Raises:
+        SetupError: there is no such dialect.
+    """
+    if name not in names():
+        raise SetupError(f"There is no dialect {name!r}. The dialects are {', '.join(names())}.")
+    return cast(Dialect, plugins.load(sys.modules[__name__], name.replace("-", "_")))

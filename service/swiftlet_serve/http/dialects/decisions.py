@@ -1,0 +1,338 @@
+"""Decisions: typed questions about one text, as OpenAI (`/v1/decisions`) and System One (`/v1/systemone`) ask them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, Field, StrictBool, StrictStr
+
+from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.http.dialect_parts import openai_format
+from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.questions import Distribution, Inquiry, Option, Question, ask, confidence
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+MAX_QUESTIONS: Final = 400
+MAX_CHOICES: Final = 255
+MAX_LEVELS: Final = 10
+
+Value = StrictStr | StrictBool
+Name = Annotated[str, Field(max_length=256)]
+Statement = Annotated[str, Field(min_length=1)]
+
+
+class Part(Foreign):
+    """A part of a message. Only texts are read."""
+
+    type: str
+    text: str | None = None
+
+
+Texts = str | list[Part]
+
+
+class Message(Foreign):
+    """A message with a text."""
+
+    content: Texts
+
+
+class Predicate(Foreign):
+    """Asks how likely a statement is."""
+
+    type: Literal["predicate"]
+    instructions: Texts
+    name: Name | None = None
+
+
+class Choice(Foreign):
+    """An option of a choice."""
+
+    value: Value
+    description: str | None = None
+
+
+class ChoiceQuestion(Foreign):
+    """Asks which of several options fits."""
+
+    type: Literal["choice"]
+    instructions: Texts
+    choices: list[Choice] = Field(min_length=2, max_length=MAX_CHOICES)
+    name: Name | None = None
+
+
+class Level(Foreign):
+    """A level of a score."""
+
+    label: str
+    description: str | None = None
+
+
+class ScoreQuestion(Foreign):
+    """Asks for a level on a scale."""
+
+    type: Literal["score"]
+    instructions: Texts
+    levels: list[Level] = Field(min_length=2, max_length=MAX_LEVELS)
+    name: Name | None = None
+
+
+AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
+
+
+class DecisionsRequest(Foreign):
+    """A decisions request of OpenAI."""
+
+    max_items: ClassVar[int] = 16_384
+
+    model: str
+    input: str | list[Message]
+    questions: list[AnyQuestion] = Field(min_length=1, max_length=MAX_QUESTIONS)
+    truncation: bool = False
+
+
+class DecisionsResponse(BaseModel):
+    """A decisions response of OpenAI, with one answer for each question."""
+
+    model: str
+    answers: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Criteria(Foreign):
+    """What yes and no mean."""
+
+    true: str
+    false: str
+
+
+class Noul(Foreign):
+    """Asks how likely yes is."""
+
+    type: Literal["noul"]
+    instructions: Statement
+    criteria: Criteria | None = None
+
+
+class Options(Foreign):
+    """Asks which of several options fits."""
+
+    type: Literal["choice"]
+    instructions: Statement
+    criteria: dict[str, str | None] = Field(min_length=2, max_length=MAX_CHOICES)
+
+
+class Levels(Foreign):
+    """Asks for a level on a scale."""
+
+    type: Literal["score"]
+    instructions: Statement
+    criteria: list[str] = Field(min_length=2, max_length=MAX_LEVELS)
+
+
+AnyCriteria = Annotated[Noul | Options | Levels, Field(discriminator="type")]
+
+
+class SystemOneRequest(Foreign):
+    """A System One request."""
+
+    model: str
+    state: Any
+    questions: dict[Name, AnyCriteria] = Field(min_length=1, max_length=MAX_QUESTIONS)
+    truncation: bool = False
+
+
+class SystemOneResponse(BaseModel):
+    """A System One response, with the answers by the names of the questions."""
+
+    model: str
+    answers: dict[str, dict[str, Any]]
+    usage: dict[str, int]
+
+
+def decide(runtime: Runtime, call: Call) -> Translation:
+    """Translates a decisions request of OpenAI."""
+    given = bodies.parse(DecisionsRequest, call.body)
+    pipeline = runtime.catalog.find(given.model, call.route)
+    text = given.input if isinstance(given.input, str) else _conversation(given.input)
+    questions = [_question(one, f"/questions/{i}") for i, one in enumerate(given.questions)]
+    return _translation(pipeline, text, questions, "/input", given, partial(_decisions, given.questions))
+
+
+def decide_system_one(runtime: Runtime, call: Call) -> Translation:
+    """Translates a System One request."""
+    given = bodies.parse(SystemOneRequest, call.body)
+    pipeline = runtime.catalog.find(given.model, call.route)
+    text = given.state if isinstance(given.state, str) else json.dumps(given.state, ensure_ascii=False)
+    questions = [_criteria(one, f"/questions/{i}") for i, one in enumerate(given.questions.values())]
+    return _translation(pipeline, text, questions, "/state", given, partial(_answers, given.questions))
+
+
+def _translation(
+    pipeline: Pipeline,
+    text: str,
+    questions: Sequence[Question],
+    at: str,
+    given: DecisionsRequest | SystemOneRequest,
+    respond: Callable[[Sequence[Distribution], RequestRecord], Mapping[str, Any]],
+) -> Translation:
+    inquiry: Inquiry = ask(pipeline, text, questions, at, truncate=given.truncation)
+
+    def render(answer: Any, record: RequestRecord) -> TaskResponse:
+        return TaskResponse.of({"model": pipeline.model.manifest.name, **respond(inquiry.read(answer), record)})
+
+    return translation(inquiry.pipeline, inquiry.fields, render, inquiry.wording)
+
+
+def _conversation(messages: Sequence[Message]) -> str:
+    """Returns the texts of messages, one a line."""
+    return "\n".join(_text(message.content, f"/input/{i}/content") for i, message in enumerate(messages))
+
+
+def _text(content: Texts, pointer: str) -> str:
+    """Returns the text of a content.
+
+    Raises:
+        Unprocessable: a part is not a text.
+    """
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.text is None:
+            detail = "A part of the content is not a text. Send texts only."
+            raise invalid_value(f"{pointer}/{i}", "unsupported", detail)
+    return "\n".join(part.text for part in content if part.text is not None)
+
+
+def _question(given: Predicate | ChoiceQuestion | ScoreQuestion, pointer: str) -> Question:
+    """Raises Unprocessable if two options have the same value."""
+    instructions = _text(given.instructions, f"{pointer}/instructions")
+    match given:
+        case Predicate():
+            return Question("predicate", pointer, instructions)
+        case ChoiceQuestion():
+            if len({(type(one.value), one.value) for one in given.choices}) < len(given.choices):
+                _refuse(
+                    f"{pointer}/choices",
+                    "duplicate",
+                    "Two choices of a question have the same value. Give each its own.",
+                )
+            options = [
+                Option(_name(one.value), one.description or _name(one.value), f"{pointer}/choices/{i}")
+                for i, one in enumerate(given.choices)
+            ]
+            return Question("choice", pointer, instructions, tuple(options))
+        case ScoreQuestion():
+            levels = [
+                Option(one.label, one.description or one.label, f"{pointer}/levels/{i}")
+                for i, one in enumerate(given.levels)
+            ]
+            return Question("score", pointer, instructions, tuple(levels))
+
+
+def _name(value: Value) -> str:
+    return value if isinstance(value, str) else ("yes" if value else "no")
+
+
+def _criteria(given: Noul | Options | Levels, pointer: str) -> Question:
+    match given:
+        case Noul(criteria=criteria):
+            at = f"{pointer}/criteria"
+            named = criteria and (("true", criteria.true), ("false", criteria.false))
+            options = tuple(Option(name, text, f"{at}/{name}") for name, text in named or ())
+            return Question("predicate", pointer, given.instructions, options)
+        case Options():
+            choices = enumerate(given.criteria.items())
+            options = tuple(Option(value, text or value, f"{pointer}/criteria/{i}") for i, (value, text) in choices)
+            return Question("choice", pointer, given.instructions, options)
+        case Levels():
+            levels = enumerate(given.criteria)
+            options = tuple(Option(one, one, f"{pointer}/criteria/{i}") for i, one in levels)
+            return Question("score", pointer, given.instructions, options)
+
+
+def _refuse(pointer: str, code: str, detail: str) -> None:
+    raise invalid_value(pointer, code, detail)
+
+
+def _decisions(
+    questions: Sequence[Predicate | ChoiceQuestion | ScoreQuestion],
+    distributions: Sequence[Distribution],
+    record: RequestRecord,
+) -> dict[str, Any]:
+    answers = [_decision(one, each) for one, each in zip(questions, distributions, strict=True)]
+    usage = {
+        "input_tokens": record.tokens,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": record.tokens,
+    }
+    return {"answers": answers, "usage": usage}
+
+
+def _decision(question: Predicate | ChoiceQuestion | ScoreQuestion, probabilities: Distribution) -> dict[str, Any]:
+    answer: dict[str, Any] = {"type": question.type, "name": question.name}
+    match question:
+        case Predicate():
+            return answer | {"probability": probabilities[0]}
+        case ChoiceQuestion():
+            options = [
+                {"value": one.value, "probability": each}
+                for one, each in zip(question.choices, probabilities, strict=True)
+            ]
+            answer |= {"choice": question.choices[_best(probabilities)].value}
+        case ScoreQuestion():
+            options = [
+                {"label": one.label, "value": i, "probability": each}
+                for i, (one, each) in enumerate(zip(question.levels, probabilities, strict=True))
+            ]
+            answer |= {"score": _mean(probabilities)}
+    return answer | {"confidence": confidence(probabilities), "probabilities": options}
+
+
+def _answers(
+    questions: Mapping[str, Noul | Options | Levels], distributions: Sequence[Distribution], record: RequestRecord
+) -> dict[str, Any]:
+    answers = {name: _answer(one, each) for (name, one), each in zip(questions.items(), distributions, strict=True)}
+    return {"answers": answers, "usage": {"input_tokens": record.tokens, "output_tokens": 0}}
+
+
+def _answer(question: Noul | Options | Levels, probabilities: Distribution) -> dict[str, Any]:
+    match question:
+        case Noul():
+            return {"type": "noul", "noul": probabilities[0]}
+        case Options():
+            values = list(question.criteria)
+            found: dict[str, Any] = {"type": "choice", "choice": values[_best(probabilities)]}
+        case Levels():
+            values = [str(i) for i in range(len(question.criteria))]
+            legend = dict(zip(values, question.criteria, strict=True))
+            found = {"type": "score", "score": _mean(probabilities), "legend": legend}
+    probabilities_by_value = dict(zip(values, probabilities, strict=True))
+    return found | {"probabilities": probabilities_by_value, "confidence": confidence(probabilities)}
+
+
+def _best(probabilities: Distribution) -> int:
+    return probabilities.index(max(probabilities))
+
+
+def _mean(probabilities: Distribution) -> float:
+    """Returns the expected level."""
+    return sum(i * each for i, each in enumerate(probabilities))
+
+
+render_error = openai_format.render_error
+
+OPERATIONS: Final = (
+    Operation("/v1/decisions", "Decisions", decide, DecisionsRequest, DecisionsResponse),
+    Operation("/v1/systemone", "Decisions, as System One", decide_system_one, SystemOneRequest, SystemOneResponse),
+)
+PAGES: Final[tuple[Page, ...]] = ()

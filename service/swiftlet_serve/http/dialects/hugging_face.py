@@ -1,0 +1,29 @@
+"""The addresses of Hugging Face's inference servers: `/models/{model}`, for a client that is given a base address.
+
+The bodies, the answers and the errors are ours, which have the format of Hugging Face's clients. Those clients accept a
+complete address such as `http://host/classify`, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from swiftlet_serve import tasks
+from swiftlet_serve.http import problem_details
+from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, Page
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import Translation, renderer
+from swiftlet_serve.inference.runtime import Runtime
+
+
+def infer(runtime: Runtime, call: Call) -> Translation:
+    """Translates a request to a model."""
+    pipeline = runtime.catalog.find(call.parameters["model"], call.route)
+    request = bodies.parse(pipeline.model.task.Request, call.body)
+    return Translation(pipeline, request, renderer(request))
+
+
+render_error = problem_details.render
+
+OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, tasks.Request, Any),)
+PAGES: Final[tuple[Page, ...]] = ()

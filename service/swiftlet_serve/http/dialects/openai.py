@@ -1,0 +1,83 @@
+"""OpenAI's embeddings and list of models.
+
+Token ids instead of texts are ids of the model's own vocabulary, and are read exactly as they are. The special
+tokens of the model are put around them, unless they are there. Clients that send ids of OpenAI's vocabularies must be
+told to send texts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from swiftlet_serve.http.dialect_parts import model_pages, openai_format
+from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, translation
+from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.http.wording import Wording, renamed
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+
+
+class EmbeddingsRequest(TruncatingRequest):
+    """An embeddings request of OpenAI."""
+
+    max_items: ClassVar[int] = MAX_ITEMS
+
+    input: Inputs
+    model: str
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+class Embedding(BaseModel):
+    """A vector: a list of numbers, or little-endian 32-bit floats in Base64."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    """An embeddings response of OpenAI."""
+
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+def embeddings(runtime: Runtime, call: Call) -> Translation:
+    """Translates an embeddings request."""
+    given = bodies.parse(EmbeddingsRequest, call.body)
+    pipeline = runtime.catalog.pipeline("embed", given.model, call.route)
+    parameters = {
+        "encoding_format": given.encoding_format,
+        "dimensions": given.dimensions,
+        "truncation": given.truncates(pipeline.model.manifest.max_tokens, default=False),
+    }
+    fields = {"inputs": given.input, "parameters": parameters}
+    model = TokenIdsRequest if has_ids(given.input) else pipeline.model.task.Request
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING, model=model)
+
+
+def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
+    """Returns an `EmbeddingsResponse`. It is not made of models, since that would take as long as all the rest."""
+    usage = {"prompt_tokens": record.tokens, "total_tokens": record.tokens}
+    tail = to_json({"model": pipeline.model.manifest.name, "usage": usage})
+    data = dump([{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(answer)])
+    return TaskResponse(b'{"object":"list","data":%b,%b' % (data, tail[1:]))
+
+
+render_error = openai_format.render_error
+
+OPERATIONS: Final = (Operation("/v1/embeddings", "Embeddings", embeddings, EmbeddingsRequest, EmbeddingsResponse),)
+PAGES: Final = model_pages.PAGES

@@ -1,0 +1,89 @@
+"""Classification as SGLang (`/v1/classify`) and vLLM (`/classify`) serve it: `input` in, `probs` out."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from swiftlet_serve.http.dialect_parts import openai_format
+from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.wording import Wording, renamed
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks import Texts
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)
+
+
+class ClassifyRequest(TruncatingRequest):
+    """A classification request of SGLang and vLLM."""
+
+    model: str | None = None
+    input: str | Texts
+
+
+class Classification(BaseModel):
+    """The probabilities of the labels of one text, in the order of the model's labels."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(BaseModel):
+    """A classification response of SGLang and vLLM."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: Usage
+
+
+def classify(runtime: Runtime, call: Call) -> Translation:
+    """Translates a classification request."""
+    given = bodies.parse(ClassifyRequest, call.body)
+    pipeline = runtime.catalog.pipeline("classify", given.model, call.route)
+    truncates = given.truncates(pipeline.model.manifest.max_tokens, default=True)
+    fields = {"inputs": given.input, "parameters": {"truncation": truncates}}
+    return translation(pipeline, fields, partial(_render, pipeline), WORDING)
+
+
+def _render(pipeline: Pipeline, answer: Any, record: RequestRecord) -> TaskResponse:
+    """Returns a `ClassifyResponse`. It is not made of models, since that would take as long as all the rest."""
+    labels = pipeline.model.manifest.labels
+    response = {
+        "id": f"classify-{record.id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": record.model,
+        "data": [_classification(index, ranked, labels) for index, ranked in enumerate(answer)],
+        "usage": {"prompt_tokens": record.tokens, "total_tokens": record.tokens},
+    }
+    return TaskResponse.of(response)
+
+
+def _classification(index: int, ranked: list[dict[str, Any]], labels: tuple[str, ...]) -> dict[str, Any]:
+    scores = {one["label"]: one["score"] for one in ranked}
+    probabilities = [scores[label] for label in labels]
+    return {"index": index, "label": ranked[0]["label"], "probs": probabilities, "num_classes": len(labels)}
+
+
+render_error = openai_format.render_error
+
+OPERATIONS: Final = (
+    Operation("/v1/classify", "Classification, as SGLang", classify, ClassifyRequest, ClassifyResponse),
+    Operation(
+        "/classify", "Classification, as vLLM", classify, ClassifyRequest, ClassifyResponse, fields=frozenset({"input"})
+    ),
+)
+PAGES: Final[tuple[Page, ...]] = ()

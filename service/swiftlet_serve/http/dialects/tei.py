@@ -1,0 +1,298 @@
+"""The protocol of Hugging Face's text-embeddings-inference (TEI).
+
+A list of two strings is a pair of texts there, and a list of lists is a batch: the opposite of `/classify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from swiftlet_models.artifact import Manifest
+from swiftlet_serve import build_info
+from swiftlet_serve.errors import SwiftletError, invalid_value
+from swiftlet_serve.http import problem_details
+from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.http.endpoints import bodies
+from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.wording import Wording, renamed, sentence
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
+from swiftlet_serve.tasks.rerank import MAX_TEXTS
+from swiftlet_serve.telemetry.request_record import RequestRecord
+
+ERROR_TYPES: Final[Mapping[str, str]] = {
+    "overloaded": "Overloaded",
+    "quota_exceeded": "Overloaded",
+    "empty_input": "Empty",
+}
+"""The names of TEI's errors, by code. Other errors are named by their status."""
+ERROR_TYPES_BY_STATUS: Final[Mapping[int, str]] = {500: "Backend", 503: "Unhealthy", 504: "Overloaded"}
+
+
+RENAMED: Final = renamed({"/parameters/truncation": "/truncate", "/parameters": ""})
+RENAMED_RANK: Final = renamed({"/inputs": "", "/parameters/truncation": "/truncate", "/parameters": ""})
+TRUNCATION: Final = "set truncate to true"
+
+Direction = Literal["left", "right", "Left", "Right"]
+
+
+class PredictRequest(Foreign):
+    """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
+
+    inputs: str | Annotated[list[str], Field(max_length=2)] | Annotated[list[list[str]], Field(max_length=MAX_INPUTS)]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+
+
+class Prediction(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class EmbedRequest(Foreign):
+    """An embedding request of TEI and of Hugging Face's clients."""
+
+    max_items: ClassVar[int] = MAX_ITEMS
+
+    inputs: Inputs
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    normalize: bool = True
+    prompt_name: str | None = None
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+
+class RerankRequest(Foreign):
+    """A ranking request of TEI."""
+
+    query: str
+    texts: list[str] = Field(min_length=1, max_length=MAX_TEXTS)
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class Rank(BaseModel):
+    """A text and its score. `text` is there if the request asks for it."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Sentences(Foreign):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str] = Field(min_length=1, max_length=MAX_INPUTS - 1)
+
+
+class SimilarityOptions(Foreign):
+    """Options for long sentences, and the prompt."""
+
+    truncate: bool = True
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(Foreign):
+    """A similarity request of TEI and of Hugging Face's clients."""
+
+    inputs: Sentences
+    parameters: SimilarityOptions = SimilarityOptions()
+
+
+def predict(runtime: Runtime, call: Call) -> Translation:
+    """Translates a prediction request."""
+    pipeline, given = _default(runtime, call, "classify"), bodies.parse(PredictRequest, call.body)
+    _check_direction(given.truncation_direction)
+    inputs = given.inputs
+    is_batch = bool(inputs) and isinstance(inputs[0], list)
+    texts = [_text(one, f"/inputs/{i}") for i, one in enumerate(inputs)] if is_batch else _text(inputs, "/inputs")
+    fields = {
+        "inputs": texts,
+        "parameters": {
+            # TEI fails for a long text unless it is started with --auto-truncate.
+            "truncation": bool(given.truncate),
+            "function_to_apply": "none" if given.raw_scores else None,
+        },
+    }
+
+    def render(answer: Any, _: RequestRecord) -> TaskResponse:
+        return TaskResponse.of(answer if is_batch else answer[0])
+
+    return translation(pipeline, fields, render, Wording(_of_pair, TRUNCATION))
+
+
+def embed(runtime: Runtime, call: Call) -> Translation:
+    """Translates an embedding request."""
+    pipeline, given = _default(runtime, call, "embed"), bodies.parse(EmbedRequest, call.body)
+    _check_direction(given.truncation_direction)
+    parameters = given.model_dump(
+        include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
+    )
+    fields = {"inputs": given.inputs, "parameters": parameters | {"truncation": bool(given.truncate)}}
+    if not has_ids(given.inputs):
+        return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED, TRUNCATION))
+    ids = fields | {"whole": True}  # TEI adds no special tokens to ids
+    return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
+
+
+def rerank(runtime: Runtime, call: Call) -> Translation:
+    """Translates a ranking request."""
+    pipeline, given = _default(runtime, call, "rerank"), bodies.parse(RerankRequest, call.body)
+    _check_direction(given.truncation_direction)
+    fields = {
+        "inputs": {"query": given.query, "texts": given.texts},
+        "parameters": {
+            "truncation": bool(given.truncate),
+            "raw_scores": given.raw_scores,
+            "return_documents": given.return_text,
+        },
+    }
+    return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION))
+
+
+def similarity(runtime: Runtime, call: Call) -> Translation:
+    """Translates a similarity request: the cosines of a sentence's vector with those of others."""
+    pipeline, given = _default(runtime, call, "embed"), bodies.parse(SimilarityRequest, call.body)
+    _check_direction(given.parameters.truncation_direction, "/parameters")
+    fields = {
+        "inputs": [given.inputs.source_sentence, *given.inputs.sentences],
+        "parameters": {
+            "normalize": True,
+            "truncation": given.parameters.truncate,
+            "prompt_name": given.parameters.prompt_name,
+        },
+    }
+
+    def render(vectors: Any, _: RequestRecord) -> TaskResponse:
+        source, *others = np.array(vectors)
+        return TaskResponse.of([float(source @ other) for other in others])
+
+    return translation(pipeline, fields, render, Wording(_of_sentence, TRUNCATION))
+
+
+def _check_direction(direction: str, at: str = "") -> None:
+    if direction.lower() == "left":
+        _refuse(
+            f"{at}/truncation_direction",
+            "unsupported",
+            "Texts can only be truncated on the right. Omit truncation_direction.",
+        )
+
+
+def _of_pair(pointer: str) -> str:
+    """Returns the place of a part of a prediction request. A pair of texts is a list there."""
+    return RENAMED(pointer).replace("/text_pair", "/1").replace("/text", "/0")
+
+
+def _of_sentence(pointer: str) -> str:
+    """Returns the place of a part of a similarity request. The source sentence is the first of our inputs."""
+    beginning, _, number = pointer.rpartition("/")
+    if beginning == "/inputs":
+        return f"/inputs/sentences/{int(number) - 1}" if int(number) else "/inputs/source_sentence"
+    return {"/inputs": "/inputs/sentences", "/parameters/truncation": "/parameters/truncate"}.get(pointer, pointer)
+
+
+def _text(one: Any, pointer: str) -> Any:
+    """Returns a text or a pair of texts in our form.
+
+    Raises:
+        Unprocessable: there are no texts, or more than two.
+    """
+    if isinstance(one, str):
+        return one
+    if len(one) not in (1, 2):
+        _refuse(pointer, "wrong_length", "An input is neither a text nor a pair of texts. Send one or two texts.")
+    return {"text": one[0], "text_pair": one[1]} if len(one) == 2 else one[0]
+
+
+def render_error(error: SwiftletError, _: str) -> Response:
+    """Returns an error in TEI's form. The statuses are Swiftlet's."""
+    kind = ERROR_TYPES.get(error.code) or ERROR_TYPES_BY_STATUS.get(error.status, "Validation")
+    return JSONResponse(
+        {"error": sentence(error), "error_type": kind, "code": error.code},
+        error.status,
+        problem_details.headers(error),
+    )
+
+
+def _default(runtime: Runtime, call: Call, task: str) -> Pipeline:
+    """Returns the default model of a task, for requests that name none.
+
+    Raises:
+        NotFound: no model serves the task.
+        ModelLoading: it is not in memory.
+    """
+    return runtime.catalog.pipeline(task, None, call.route)
+
+
+def _refuse(pointer: str, code: str, detail: str) -> None:
+    raise invalid_value(pointer, code, detail)
+
+
+def _info(runtime: Runtime, _: Mapping[str, str]) -> Response:
+    pipeline = next(iter(runtime.tasks.values()))
+    manifest, limits = pipeline.model.manifest, runtime.settings
+    return JSONResponse(
+        {
+            "model_id": manifest.name,
+            "model_sha": None,
+            "model_dtype": manifest.precision,
+            "served_model_name": manifest.name,
+            "model_type": _kind(manifest),
+            "max_concurrent_requests": limits.max_queued_tokens,
+            "max_input_length": manifest.max_tokens,
+            "max_batch_tokens": pipeline.model.manifest.max_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": MAX_INPUTS,
+            "auto_truncate": False,
+            "tokenization_workers": limits.cores,
+            "version": build_info.version(),
+            "sha": build_info.revision(),
+            "docker_label": None,
+        }
+    )
+
+
+def _kind(manifest: Manifest) -> dict[str, Any]:
+    """Returns the kind of a model, as TEI names it."""
+    if manifest.embedding is not None:
+        return {"embedding": {"pooling": manifest.embedding.pooling}}
+    labels = {
+        "id2label": {str(i): label for i, label in enumerate(manifest.labels)},
+        "label2id": {label: i for i, label in enumerate(manifest.labels)},
+    }
+    return {"reranker" if manifest.task == "rerank" else "classifier": labels}
+
+
+def _health(runtime: Runtime, _: Mapping[str, str]) -> Response:
+    runtime.check_ready()
+    return Response()
+
+
+EMBED_FIELDS: Final = frozenset(EmbedRequest.model_fields) - {"inputs"}
+
+OPERATIONS: Final = (
+    Operation("/predict", "Classification", predict, PredictRequest, list[Prediction]),
+    Operation("/embed", "Embeddings", embed, EmbedRequest, list[list[float]], fields=EMBED_FIELDS),
+    Operation("/rerank", "Ranked texts", rerank, RerankRequest, list[Rank], fields=frozenset({"texts"})),
+    Operation("/similarity", "Cosine similarities", similarity, SimilarityRequest, list[float]),
+)
+PAGES: Final = (
+    Page("/info", "Description of the default model", _info),
+    Page("/health", "Readiness check", _health, public=True),
+)

@@ -1,0 +1,250 @@
+"""The descriptions of the routes in /openapi.json, made from the tasks' own request and response models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, TypeAdapter
+from starlette.responses import PlainTextResponse
+
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http.endpoints.status import Status
+from swiftlet_serve.http.problem_details import MEDIA_TYPE, Problem
+from swiftlet_serve.inference.pipeline import Pipeline
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.telemetry.snapshot import VersionState
+
+SCHEMAS: Final = "#/components/schemas/"
+
+PARAMETERS: Final = [
+    {
+        "name": "X-Request-Timeout-Ms",
+        "in": "header",
+        "description": "Timeout of the request in milliseconds. After it, the request fails with status 504. "
+        "The server sets the default.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 600_000},
+    },
+    {
+        "name": "X-Request-Priority",
+        "in": "header",
+        "description": "Priority of the request: interactive if a user waits for the response, else bulk. Interactive "
+        "requests run first, and bulk requests are refused first.",
+        "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},
+    },
+    {
+        "name": "X-Model-Version",
+        "in": "header",
+        "description": "Version of the model that must answer, of those in the model repository.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    },
+    {
+        "name": "X-Routing-Key",
+        "in": "header",
+        "description": "Requests with an equal key get the same version, if the versions of a model share its "
+        "requests. The key is in no log.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "ID of the request, which the response and the logs repeat. At most 128 letters, digits and "
+        ". _ : = -. The server replaces any other value by a new ID.",
+        "schema": {"type": "string"},
+    },
+]
+
+
+class VersionInfo(BaseModel):
+    """A version of a model that the server serves, or has tried to."""
+
+    version: Annotated[int, Field(description='Its number, for the field "model" of a request as `name@version`.')]
+    state: Annotated[
+        Literal["unloaded", "loading", "ready", "failed"],
+        Field(description="Whether it is in memory. An unloaded version is loaded on request."),
+    ]
+    reason: Annotated[str, Field(description="Why a failed version could not be loaded.")]
+    aliases: Annotated[list[str], Field(description="Other names, for `name@alias`.")]
+    share: Annotated[float, Field(description="Share of the requests that name no version, if they are split.")]
+
+
+class ModelInfo(BaseModel):
+    """A served model."""
+
+    name: Annotated[str, Field(description='Name of the model, for the field "model" of a request.')]
+    version: Annotated[str, Field(description="Version of the artifact.")]
+    task: Annotated[str, Field(description="Task that the model was made for, which is also its route.")]
+    other_tasks: Annotated[
+        list[str],
+        Field(description="Other tasks that the model answers. It may be their default if no model was made for them."),
+    ]
+    default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
+    architecture: Annotated[str, Field(description="Architecture of the network.")]
+    precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
+    engine: Annotated[str, Field(description="Engine that runs the model.")]
+    runtime: Annotated[
+        str,
+        Field(description="Kernel that runs the model, and the reason if a faster one is not used."),
+    ]
+    max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
+    labels: Annotated[list[str], Field(description="Labels of the model; empty if its outputs have no names.")]
+    languages: Annotated[
+        list[str],
+        Field(description="Languages of the texts that the model was trained for, as BCP 47 tags; empty if not known."),
+    ]
+    mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
+    card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
+    versions: Annotated[
+        list[VersionInfo],
+        Field(description="Versions of the model in the model repository; empty for a model that is from none."),
+    ]
+
+
+class Live(BaseModel):
+    """The process is alive."""
+
+    live: Annotated[bool, Field(description="Always true.")]
+
+
+class Ready(BaseModel):
+    """The service is ready for requests."""
+
+    ready: Annotated[bool, Field(description="Always true. A service that is not ready responds with status 503.")]
+
+
+def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence[VersionState] = ()) -> dict[str, Any]:
+    """Returns the description of a model in GET /models.
+
+    Args:
+        pipeline: the pipeline of its default version.
+        default: whether it answers requests of its task that name no model.
+        runtime: the title of its engine.
+        versions: its versions in the model repository.
+    """
+    manifest = pipeline.model.manifest
+    return ModelInfo(
+        name=manifest.name,
+        version=pipeline.version_name,
+        task=manifest.task,
+        other_tasks=list(pipeline.model.task_names[1:]),
+        default=default,
+        architecture=manifest.architecture,
+        precision=manifest.precision,
+        engine=pipeline.model.engine_name,
+        runtime=runtime,
+        max_tokens=manifest.max_tokens,
+        labels=list(manifest.labels),
+        languages=list(manifest.languages),
+        mask=getattr(pipeline.model.task, "mask", None),
+        card=pipeline.model.artifact.public_card(),
+        versions=[
+            VersionInfo(
+                version=one.version, state=one.state, reason=one.reason, aliases=list(one.aliases), share=one.share
+            )
+            for one in versions
+        ],
+    ).model_dump()
+
+
+def task(name: str) -> dict[str, Any]:
+    """Returns the arguments of `FastAPI.add_api_route` that describe a task's route."""
+    served = tasks.load(name).TASK
+    body = {"schema": {"$ref": SCHEMAS + served.Request.__name__}}
+    return {
+        "name": name,
+        "operation_id": name.replace("-", "_"),
+        "summary": _summary(served),
+        "openapi_extra": {
+            "parameters": PARAMETERS,
+            "requestBody": {"required": True, "content": {"application/json": body}},
+        },
+        "responses": {
+            200: {"description": "The response.", "content": {"application/json": {"schema": _response(served)}}},
+            **_failures(),
+        },
+    }
+
+
+def _get(name: str, summary: str, answer: dict[str, Any], unavailable: bool = False) -> dict[str, Any]:
+    responses: dict[int, Any] = {200: {"description": summary, "content": {"application/json": {"schema": answer}}}}
+    return {
+        "name": name,
+        "operation_id": name,
+        "summary": summary,
+        "responses": responses | ({503: _failures()[503]} if unavailable else {}),
+    }
+
+
+def _failures() -> dict[int, Any]:
+    """Returns a response for each status of the classes of `SwiftletError`."""
+    descriptions: dict[int, list[str]] = {}
+    for kind in SwiftletError.__subclasses__():
+        descriptions.setdefault(kind.status, []).append(f"{kind.title}: {', '.join(sorted(kind.codes))}.")
+    return {
+        status: {
+            "description": " ".join(parts),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": SCHEMAS + Problem.__name__}}},
+        }
+        for status, parts in descriptions.items()
+    }
+
+
+def _summary(served: Any) -> str:
+    return str(served.Request.__doc__).strip().splitlines()[0]
+
+
+def _response(served: Any) -> dict[str, Any]:
+    schema = TypeAdapter(served.Response).json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")
+    del schema["$defs"]  # `install` adds them to the components
+    detailed = {
+        "type": "object",
+        "description": "The response to a request with details.",
+        "properties": {"answer": schema, "details": {"$ref": SCHEMAS + tasks.Details.__name__}},
+        "required": ["answer", "details"],
+    }
+    return {"anyOf": [schema, detailed]}
+
+
+MODELS: Final = _get("models", "Served models", {"type": "array", "items": {"$ref": SCHEMAS + ModelInfo.__name__}})
+LIVE: Final = _get("live", "Liveness check", {"$ref": SCHEMAS + Live.__name__})
+METRICS: Final[dict[str, Any]] = {
+    "name": "metrics",
+    "operation_id": "metrics",
+    "summary": "Metrics for Prometheus",
+    "response_class": PlainTextResponse,
+    "responses": {503: _failures()[503]},
+}
+STATUS: Final = _get("status", "Status of the server", {"$ref": SCHEMAS + Status.__name__})
+READY: Final = _get("ready", "Readiness check", {"$ref": SCHEMAS + Ready.__name__}, unavailable=True)
+
+
+def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] = ()) -> None:
+    """Adds the schemas that the routes refer to to the application's OpenAPI document.
+
+    Args:
+        app: the application.
+        runtime: the loaded models.
+        others: the schemas of routes other than the tasks' and the server's own.
+    """
+    served = [tasks.load(name).TASK for name in runtime.task_names]
+    shown: list[Any] = [*(task.Request for task in served), tasks.Details, Problem, ModelInfo, Live, Ready, Status]
+    answers: list[Any] = [*(task.Response for task in served)]
+    _, document = TypeAdapter.json_schemas(
+        [
+            *((model.__name__, "validation", TypeAdapter(model)) for model in shown),
+            *((number, "serialization", TypeAdapter(answer)) for number, answer in enumerate(answers)),
+        ],
+        ref_template=SCHEMAS + "{model}",
+    )
+    generate = app.openapi
+
+    def build() -> dict[str, Any]:
+        schema = generate()
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        for definitions in (document["$defs"], *others):
+            schemas.update(definitions)
+        return schema
+
+    app.openapi = build  # type: ignore[method-assign]  # FastAPI documents this way to extend the document

@@ -1,0 +1,178 @@
+"""The served models: which version of a model answers a request.
+
+A model has one version, or several from a model repository. Names with a version are `name@3`, and those with an alias
+`name@canary`. A request that names a model alone gets its default version, or one of a split: a share of the requests
+for each of several versions.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import NotFound, Unavailable
+from swiftlet_serve.inference.pipeline import Pipeline, wrong_task
+
+DEFAULT: Final = "default"
+NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+RANDOM: Final = random.Random()  # noqa: S311  # spreads requests, and is not a secret
+
+
+class Route(NamedTuple):
+    """What a request's head says about the version that should answer it."""
+
+    version: int | None = None  # that must answer; None if the request leaves it to the server
+    key: str = ""  # requests with an equal key get the same version of a split; empty: a random one
+
+
+ANY: Final = Route()
+"""The server decides."""
+
+
+class ModelLoading(Unavailable):
+    """Raised for a version that is served but not in memory."""
+
+    def __init__(self, name: str, version: int, retry_after: float = 1.0) -> None:
+        """`name` and `version` are those to load. `retry_after` is the predicted time of loading, in seconds."""
+        detail = "The model is being loaded. Retry after the time in Retry-After, or with a longer timeout."
+        super().__init__("model_loading", detail, retry_after=retry_after)
+        self.name, self.version = name, version
+
+
+@dataclass(frozen=True)
+class ServedVersions:
+    """The versions of one model."""
+
+    task: str
+    pipelines: Mapping[int, Pipeline | None]  # by version; None if the version is not in memory
+    aliases: Mapping[str, int] = field(default_factory=dict)  # versions by alias; `DEFAULT` at least
+    split: Sequence[tuple[int, float]] = ()  # versions with their shares, for requests that name no version
+
+    def choose(self, name: str, suffix: str, route: Route) -> int:
+        """Returns the version that answers a request.
+
+        Args:
+            name: the name of the model.
+            suffix: the version or alias in the request's model, after the @; empty if there is none.
+            route: the wishes in the request's head. The body's count first.
+
+        Raises:
+            NotFound: there is no such version or alias.
+        """
+        if suffix:
+            version = int(suffix) if NUMBER.fullmatch(suffix) else self.aliases.get(suffix)
+        elif route.version is not None:
+            version = route.version
+        elif self.split:
+            version = share_of(self.split, name, route.key)
+        else:
+            version = self.aliases[DEFAULT]
+        if version is None or version not in self.pipelines:
+            raise NotFound("unknown_model", "The model has no such version. See /models for the served versions.")
+        return version
+
+
+def share_of(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
+    """Returns the version of a split that a key belongs to; a random one without a key.
+
+    The choice depends on the key, the name of the model and the split only, so that all servers choose alike.
+    """
+    total = sum(share for _, share in split)
+    digest = blake2b(f"{name}\0{key}".encode(), digest_size=8).digest()
+    point = (int.from_bytes(digest, "big") / 2**64 if key else RANDOM.random()) * total
+    for version, share in split:
+        point -= share
+        if point < 0:
+            return version
+    return split[-1][0]
+
+
+def unknown_name() -> NotFound:
+    """Returns the error for the name of a model that is not served."""
+    return NotFound("unknown_model", "No model has this name. See /models for the served models.")
+
+
+class Catalog:
+    """All served models. A change takes effect at once: each request looks its pipeline up once."""
+
+    def __init__(self) -> None:
+        self.pipelines: dict[str, Pipeline] = {}  # the default version of each model that is in memory, by name
+        self.tasks: dict[str, Pipeline] = {}  # the first of them for each task
+        self._models: dict[str, ServedVersions] = {}
+        self._first_names: dict[str, str] = {}  # the name of the first model of each task
+
+    @property
+    def models(self) -> Mapping[str, ServedVersions]:
+        """The models by name."""
+        return self._models
+
+    def update(self, models: Mapping[str, ServedVersions]) -> None:
+        """Replaces the served models. The first model of a task answers requests that name no model.
+
+        If no model was made for a task, the first model that can answer it does so.
+        """
+        answered = [(served.task, name) for name, served in models.items()]
+        own = {task for task, _ in answered}
+        answered += [(other, name) for task, name in answered for other in tasks.answered_by(task) if other not in own]
+        self._models = dict(models)
+        self._first_names = {}
+        # Others hold these two dictionaries, so they stay the same objects.
+        self.pipelines.clear()
+        self.tasks.clear()
+        for task, name in answered:
+            self._first_names.setdefault(task, name)
+            served = self._models[name]
+            if (pipeline := served.pipelines[served.aliases[DEFAULT]]) is not None:
+                self.pipelines.setdefault(name, pipeline)
+                self.tasks.setdefault(task, pipeline.for_task(task))
+
+    def pipeline(self, task: str, name: str | None, route: Route = ANY) -> Pipeline:
+        """Returns the pipeline for a task and the name of a model. The task's own name means its first model, as None.
+
+        Raises:
+            NotFound: no model of this name serves the task, or it has no such version.
+            ModelLoading: the version is not in memory.
+        """
+        served = None if name is None else self._find(name)
+        if served is None and name in (None, task):
+            served = self._first(task)
+        if served is None and name is not None:
+            raise unknown_name()
+        if served is None or task not in tasks.answered_by(served[2].task):
+            raise wrong_task()
+        return self._choose(*served, route).for_task(task)
+
+    def find(self, name: str, route: Route = ANY) -> Pipeline:
+        """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
+
+        Raises:
+            NotFound: there is no such model, or no such version of it.
+            ModelLoading: the version is not in memory.
+        """
+        if (served := self._find(name)) is not None:
+            return self._choose(*served, route)
+        if (served := self._first(name)) is not None:
+            return self._choose(*served, route).for_task(name)
+        raise unknown_name()
+
+    def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
+        base, _, suffix = name.partition("@")
+        served = self._models.get(base)
+        return None if served is None or (suffix == "" and base != name) else (base, suffix, served)
+
+    def _first(self, task: str) -> tuple[str, str, ServedVersions] | None:
+        name = self._first_names.get(task)
+        return None if name is None else (name, "", self._models[name])
+
+    @staticmethod
+    def _choose(name: str, suffix: str, served: ServedVersions, route: Route) -> Pipeline:
+        version = served.choose(name, suffix, route)
+        pipeline = served.pipelines[version]
+        if pipeline is None:
+            raise ModelLoading(name, version)
+        return pipeline

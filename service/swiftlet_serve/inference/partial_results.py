@@ -1,0 +1,118 @@
+"""Requests whose inputs may fail one by one (`"partial": true`).
+
+Each input has the answer that it would have alone. The error of an input, in its text or in the engine's output, takes
+the place of its answer. An error of the request as a whole (its parameters, its admission, its deadline) still fails
+the request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Final, Generic, NamedTuple
+
+from swiftlet_models.checkpoint_tokenizer import TokenizerFault
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import Internal, SwiftletError, Unprocessable
+from swiftlet_serve.types import EncodingT, Outcome, RequestT, Task
+
+log = logging.getLogger(__name__)
+
+INPUT_ERRORS: Final = frozenset({"empty_input", "input_too_long", "no_mask", "tokenizer_failed", "too_few_tokens"})
+"""Error codes that concern one input alone."""
+
+
+class Input(NamedTuple, Generic[RequestT, EncodingT]):
+    """One input, as a request of its own, with its sequences or the reason why it has none."""
+
+    request: RequestT
+    encodings: Sequence[EncodingT]
+    error: Unprocessable | Internal | None = None
+
+
+def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[RequestT, EncodingT]]:
+    """Encodes each input of a partial request separately, and any other request as one input.
+
+    Raises:
+        Unprocessable: the request is invalid as a whole, or an input is invalid and the request is not partial.
+    """
+    requests = task.split(request) if isinstance(request, tasks.Request) and request.partial else []
+    if len(requests) < 2:
+        return [Input(request, encode_whole(task, request))]
+    return [_encode(task, one) for one in requests]
+
+
+def encode_whole(task: Task[RequestT, EncodingT], request: RequestT) -> Sequence[EncodingT]:
+    """Encodes a request.
+
+    Raises:
+        Internal: the model's tokenizer failed on a text.
+        Unprocessable: the request is invalid.
+    """
+    with _tokenizer_faults():
+        return task.encode(request)
+
+
+@contextmanager
+def _tokenizer_faults() -> Iterator[None]:
+    """Turns a failure of the tokenizer into an error of the request, and logs it without the text."""
+    try:
+        yield
+    except TokenizerFault as fault:
+        log.error("a model's tokenizer failed on a text: %s", type(fault.__cause__).__name__)  # noqa: TRY400  # no trace
+        detail = "The model's tokenizer failed on a text of this request. The fault is the model's: tell its operator."
+        raise Internal("tokenizer_failed", detail) from None
+
+
+def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
+    """Returns the JSON Pointers of the texts that were cut, in order. A text in several sequences counts once."""
+    pointers = getattr(task, "text_pointers", tasks.text_pointers)(request)
+    if len(inputs) == 1:
+        cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}
+    else:
+        cut = {index for index, one in enumerate(inputs) if any(sequence.left_out for sequence in one.encodings)}
+    return tuple(pointers[index] for index in sorted(cut))
+
+
+def decode(task: Task[Any, Any], inputs: Sequence[Input[Any, Any]], outcomes: Sequence[Outcome]) -> object:
+    """Returns the response. `outcomes` has those of all inputs' sequences, in order.
+
+    Raises:
+        Internal: the engine failed on the only input.
+    """
+    left = iter(outcomes)
+    pairs = [(one, list(islice(left, len(one.encodings)))) for one in inputs]
+    if len(pairs) == 1:
+        ((only, own),) = pairs
+        return _decode(task, only, own)
+    return [_decode_or_error(task, one, own) for one, own in pairs]
+
+
+def _encode(task: Task[RequestT, EncodingT], request: RequestT) -> Input[RequestT, EncodingT]:
+    try:
+        return Input(request, encode_whole(task, request))
+    except (Unprocessable, Internal) as error:
+        if error.code not in INPUT_ERRORS:
+            raise
+        return Input(request, [], error)
+
+
+def _decode(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
+    rows = []
+    for outcome in outcomes:
+        if isinstance(outcome, Internal):
+            raise outcome
+        rows.append(outcome)
+    with _tokenizer_faults():
+        return task.decode(one.request, one.encodings, rows)
+
+
+def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Sequence[Outcome]) -> object:
+    try:
+        if one.error is not None:
+            raise one.error
+        return task.single(_decode(task, one, outcomes))
+    except SwiftletError as error:
+        return tasks.failure(error).model_dump()

@@ -1,0 +1,263 @@
+"""The path of a request through one model: encode, submit to a scheduler, decode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
+from swiftlet_serve.inference import partial_results
+from swiftlet_serve.inference.deadlines import Deadlines
+from swiftlet_serve.inference.loading import ServedModel
+from swiftlet_serve.inference.partial_results import Input
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
+from swiftlet_serve.types.topk import Ranked
+
+MAX_INLINE_CHARACTERS: Final = 300  # encoding up to this many takes no longer than a thread switch (0.15 ms)
+MAX_INLINE_VALUES: Final = 256  # decoding up to this many numbers takes no longer than a thread switch (0.1 ms)
+# Of one request, whose rows stay in memory until the last one is there. A task with small rows may allow more.
+MAX_SEQUENCES: Final = 256
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Scheduler(Protocol):
+    """Admits the requests of one model and runs their sequences."""
+
+    def submit(
+        self, encodings: Sequence[Encoding], deadline: Deadline, priority: Priority, record: RequestRecord | None
+    ) -> Sequence[Awaitable[Row]]:
+        """Admits a request as a whole, queues its sequences and returns an awaitable for the row of each.
+
+        Marks its record as accepted and counts it once it is admitted. The caller cancels the rows that it no longer
+        needs. A scheduler in another process refuses a request later: each row then raises the error.
+
+        Raises:
+            DeadlineExceeded: the deadline has passed.
+            TooManyRequests: the client exceeds its rate limit.
+            Unavailable: the request is not admitted.
+        """
+        ...
+
+    def least_s(self, lengths: Sequence[int]) -> float:
+        """Predicts the seconds that the engine needs for a request alone, given the tokens of each sequence."""
+        ...
+
+
+@dataclass
+class _VersionState:
+    """The state that the pipelines of all tasks of one version share."""
+
+    on_answer: Callable[[BaseModel, Any, RequestRecord], None] | None = None
+    last_used: float = 0.0
+    in_progress: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Pipeline:
+    """Answers the requests of one task of a served model."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        scheduler: Scheduler,
+        threads: ThreadPoolExecutor,
+        max_tokens: int,
+        key: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        """Creates the pipeline of a model.
+
+        Args:
+            model: the model and its task.
+            scheduler: admits the requests and runs their sequences.
+            threads: encode and decode long requests.
+            max_tokens: limit of one request.
+            key: the name under which the dispatcher knows the model. None: its own.
+            version: its version in the model repository. None: it is from no repository.
+        """
+        self.model = model
+        self._scheduler = scheduler
+        self.key = key or model.manifest.name
+        self.version = version
+        self._state = _VersionState()
+        self._state.idle.set()
+        self._others: dict[str, Pipeline] = {}  # by task
+        self._threads = threads
+        self._max_tokens = max_tokens
+        self._deadlines = Deadlines()
+
+    def for_task(self, name: str) -> Pipeline:
+        """Returns the pipeline of this version for another task that the model answers. The two share all state.
+
+        Raises:
+            NotFound: the model does not answer the task.
+        """
+        if name == self.model.task_name:
+            return self
+        if name not in self._others:
+            if name not in self.model.task_names:
+                raise wrong_task()
+            self._others[name] = other = copy(self)
+            other.model = self.model.for_task(name)
+            other._others = {}  # not this pipeline: a circle would stay in memory after the version has gone
+        return self._others[name]
+
+    @property
+    def on_answer(self) -> Callable[[BaseModel, Any, RequestRecord], None] | None:
+        """Called with each answer of the version, for any of its tasks."""
+        return self._state.on_answer
+
+    @on_answer.setter
+    def on_answer(self, value: Callable[[BaseModel, Any, RequestRecord], None] | None) -> None:
+        self._state.on_answer = value
+
+    @property
+    def last_used(self) -> float:
+        """When the last request of the version ended, on the monotonic clock; 0 before that."""
+        return self._state.last_used
+
+    async def answer(
+        self,
+        request: BaseModel,
+        deadline: Deadline,
+        priority: Priority = "interactive",
+        record: RequestRecord | None = None,
+    ) -> Any:
+        """Returns the response to a request of this model's task, as JSON-serialisable values.
+
+        Args:
+            request: the parsed request.
+            deadline: the time at which the call raises at the latest.
+            priority: the priority of its sequences.
+            record: its record, which is marked as accepted and counted once the request is admitted.
+
+        Raises:
+            DeadlineExceeded: the deadline has passed.
+            Unavailable: the request is not admitted.
+            SwiftletError: the task or the engine failed.
+        """
+        sequences: list[Encoding] = []
+        self._begin()
+        try:
+            with self._deadlines.limit(deadline):
+                inputs = await self._encode(request, record)
+                sequences += [sequence for one in inputs for sequence in one.encodings]
+                check_size(self.model.task, [len(sequence.input_ids) for sequence in sequences], self._max_tokens)
+                if record is not None and (left_out := sum([sequence.left_out for sequence in sequences])):
+                    record.left_out = left_out
+                    record.truncated = partial_results.truncated(self.model.task, request, inputs)
+                rows = self._scheduler.submit(sequences, deadline, priority, record)
+                outcomes = await _gather(rows if len(inputs) == 1 else [_row_or_error(row) for row in rows])
+                return await self._decode(inputs, sequences, outcomes, record)
+        except (DeadlineExceeded, Unavailable):
+            if record is not None and sequences:
+                lengths = [len(sequence.input_ids) for sequence in sequences]
+                record.least_s = self._scheduler.least_s(lengths)
+            raise
+        finally:
+            self._end()
+
+    @property
+    def version_name(self) -> str:
+        """The version that clients see: that of the model repository, or else that of the artifact."""
+        return self.model.manifest.version if self.version is None else str(self.version)
+
+    async def wait_until_idle(self) -> None:
+        """Waits until no request of the version is in progress."""
+        await self._state.idle.wait()
+
+    def _begin(self) -> None:
+        self._state.in_progress += 1
+        self._state.idle.clear()
+
+    def _end(self) -> None:
+        self._state.in_progress -= 1
+        self._state.last_used = time.monotonic()
+        if not self._state.in_progress:
+            self._state.idle.set()
+
+    async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
+        started = time.monotonic()
+        if tasks.characters(request) <= MAX_INLINE_CHARACTERS:
+            inputs = partial_results.encode(self.model.task, request)
+        else:
+            inputs = await self.run_in_thread(partial_results.encode, self.model.task, request)
+        if record is not None:
+            record.add_stage("encode", started, time.monotonic())
+        return inputs
+
+    async def _decode(
+        self,
+        inputs: Sequence[Input[Any, Any]],
+        sequences: Sequence[Encoding],
+        outcomes: Sequence[Outcome],
+        record: RequestRecord | None,
+    ) -> object:
+        started = time.monotonic()
+        if sum(map(_values, sequences, outcomes)) <= MAX_INLINE_VALUES:
+            answer = partial_results.decode(self.model.task, inputs, outcomes)
+        else:
+            answer = await self.run_in_thread(partial_results.decode, self.model.task, inputs, outcomes)
+        if record is not None:
+            record.add_stage("decode", started, time.monotonic())
+        return answer
+
+    async def run_in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function on a thread. Long texts must not block the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+
+def wrong_task() -> NotFound:
+    """Returns the error for a model that does not answer the task of the request."""
+    return NotFound("unknown_model", "No model of this name serves this task. See /models for the served models.")
+
+
+def check_size(task: Task[Any, Any], lengths: Sequence[int], max_tokens: int) -> None:
+    """Raises Unprocessable for a request that could never be admitted. A retry would be of no use."""
+    for count, limit, unit in (
+        (len(lengths), getattr(task, "max_sequences", MAX_SEQUENCES), "sequences"),
+        (sum(lengths), max_tokens, "tokens"),
+    ):
+        if count > limit:
+            fault = FieldError("/inputs", "input_too_long", limit)
+            detail = f"The inputs have more than {limit} {unit} in total. Send fewer or shorter inputs."
+            raise Unprocessable("input_too_long", detail, field_errors=[fault])
+
+
+def _values(sequence: Encoding, outcome: Outcome) -> int:
+    """Returns the number of values to decode. A ranked value is written with its text, and counts for each token."""
+    if isinstance(outcome, Internal):
+        return 0
+    return outcome.size * len(sequence.input_ids) if isinstance(sequence, Ranked) else outcome.size
+
+
+async def _row_or_error(row: Awaitable[Row]) -> Outcome:
+    """Returns the engine's error instead of raising it, so that the other inputs are still answered."""
+    try:
+        return await row
+    except Internal as error:
+        return error
+
+
+async def _gather(rows: Sequence[Awaitable[Outcome]]) -> list[Outcome]:
+    """Returns all outcomes in order. If one raises or the caller is cancelled, the others are cancelled."""
+    futures = [asyncio.ensure_future(row) for row in rows]
+    try:
+        if len(futures) == 1:
+            return [await futures[0]]
+        return await asyncio.gather(*futures)
+    finally:
+        for future in futures:
+            future.cancel()

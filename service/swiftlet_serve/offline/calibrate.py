@@ -1,0 +1,166 @@
+"""Calibrates a model: fits the temperature that makes its probabilities match frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models import calibration
+from swiftlet_models.artifact import Artifact, Decisions, open_artifact, seal
+from swiftlet_models.datasets import DatasetError
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.inference.loading import LoadedModel
+from swiftlet_serve.offline.evaluate import respond_to_examples
+from swiftlet_serve.tasks import Case
+
+LEAST: Final = 20  # cases that each half needs: a bin of the error then has one or two
+DIGITS: Final = 4
+
+LogOdds = Mapping[str, float]
+"""The log-odds of each label, whose softmax is its probability."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature and an offset, and the expected calibration error with them and without, from 0 to 1."""
+
+    data: str  # the file and its folder
+    fitted_on: int  # cases
+    measured_on: int  # other cases
+    temperature: float
+    offset: float  # added to the log-odds of an answer before the division; 0 for labels
+    raw_error: float
+    calibrated_error: float
+
+
+def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | None = None) -> Calibration:
+    """Fits the temperature on every other example of a data file, measures on the rest, and closes the model.
+
+    For question answering and fill-mask, the probability is that the best answer is right.
+
+    Raises:
+        DatasetError: the file is not in the format of the model's task, or has too few examples.
+        SetupError: models of this task cannot be calibrated, or not with this data.
+    """
+    known = {**LABELS, **ANSWERS}
+    if model.task_name not in known:
+        others = [task for task in model.task_names if task in known]
+        advice = f"Name --task {others[0]}." if others else f"It takes {', '.join(known)}."
+        raise SetupError(f"swiftlet calibrate does not take the task {model.task_name}. {advice}")
+    if model.task_name == "classify" and model.manifest.problem != "single_label":
+        raise SetupError("Only models whose labels exclude each other can be calibrated.")
+    evaluator = tasks.load(model.task_name).Evaluator(model.task)
+    cases = list(evaluator.cases(data, skip, None if limit is None else skip + limit))
+    if len(cases) < 2 * LEAST:
+        raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
+    if model.task_name in LABELS and evaluator.task(cases) is not None:
+        raise SetupError(f"{data.name} holds pairs of texts and their relations. Calibration needs texts and labels.")
+    find = _calibrate_labels if model.task_name in LABELS else _calibrate_answers
+    return find(model, cases, data)
+
+
+def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
+    parameters, read = LABELS[model.task_name]
+    responses = respond_to_examples(model, [_body(case, parameters) for case in cases], data)
+    found = [read(response) for response in responses]
+    rows = [list(each.values()) for each in found]
+    right = [list(each).index(case.expected[0]) for each, case in zip(found, cases, strict=True)]
+    temperature = round(calibration.fit_temperature(rows[::2], right[::2]), DIGITS)
+
+    def error(temperature: float) -> float:
+        probabilities = [calibration.softmax(row, temperature) for row in rows[1::2]]
+        correct = [int(row.argmax()) == label for row, label in zip(probabilities, right[1::2], strict=True)]
+        confidences = [float(row.max()) for row in probabilities]
+        return round(calibration.expected_calibration_error(confidences, correct), DIGITS)
+
+    sizes = len(rows[::2]), len(rows[1::2])
+    return Calibration(_name(data), *sizes, temperature, 0.0, error(1.0), error(temperature))
+
+
+def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
+    score, read = ANSWERS[model.task_name]
+    responses = respond_to_examples(model, [case.body for case in cases], data)
+    halves: tuple[list[tuple[float, bool]], ...] = ([], [])  # of each answer: the log-odds, and whether it is right
+    for number, (case, response) in enumerate(zip(cases, responses, strict=True)):
+        right = [grade.scores[score] == 1 for grade in case.grade(response)]
+        halves[number % 2].extend(zip(map(calibration.log_odds, read(response)), right, strict=True))
+    temperature, offset = (round(one, DIGITS) for one in calibration.fit_answers(*zip(*halves[0], strict=True)))
+
+    def error(temperature: float, offset: float) -> float:
+        log_odds, right = zip(*halves[1], strict=True)
+        confidences = [calibration.sigmoid(one + offset, temperature) for one in log_odds]
+        return round(calibration.expected_calibration_error(confidences, right), DIGITS)
+
+    sizes = len(halves[0]), len(halves[1])
+    return Calibration(_name(data), *sizes, temperature, offset, error(1.0, 0.0), error(temperature, offset))
+
+
+def _name(data: Path) -> str:
+    """Returns the name of a file and of its folder."""
+    return f"{data.resolve().parent.name}/{data.name}"
+
+
+def record(
+    path: Path, found: Calibration, predicates: Mapping[str, str], scores: Mapping[str, Sequence[str]]
+) -> Artifact:
+    """Writes the calibration, and the labels that answer predicates and scores, to the artifact in `path`.
+
+    The server divides log-odds of labels by the temperature. It leaves the scores of answers as they are.
+
+    Raises:
+        SetupError: a label is not one of the model's.
+        ArtifactError: the artifact is invalid.
+    """
+    artifact = open_artifact(path)
+    if artifact.manifest.task in ANSWERS and (predicates or scores):
+        raise SetupError("Only classifiers answer predicates and scores.")
+    labels = set(artifact.manifest.labels)
+    if not labels.issuperset((*predicates.values(), *(label for levels in scores.values() for label in levels))):
+        raise SetupError(f"The labels of the model are {', '.join(artifact.manifest.labels)}.")
+    card = artifact.card() | {"calibration": asdict(found)}
+    if artifact.manifest.task in ANSWERS:
+        return seal(path, artifact.manifest, card)
+    before = artifact.manifest.decisions or Decisions()
+    decisions = Decisions(
+        temperature=found.temperature,
+        predicates={**before.predicates, **predicates},
+        scores={**before.scores, **scores},
+    )
+    return seal(path, replace(artifact.manifest, decisions=decisions), card)
+
+
+def _classified(response: Any) -> LogOdds:
+    return {one["label"]: one["score"] for one in response[0]}
+
+
+def _zero_shot(response: Any) -> LogOdds:
+    return {one["label"]: calibration.log_odds(one["score"]) for one in response}
+
+
+def _best_span(response: Any) -> list[float]:
+    return [response["score"]]
+
+
+def _best_tokens(response: Any) -> list[float]:
+    masks = response if isinstance(response[0], list) else [response]
+    return [tokens[0]["score"] for tokens in masks]
+
+
+LABELS: Final[Mapping[str, tuple[Mapping[str, Any], Callable[[Any], LogOdds]]]] = {
+    "classify": ({"function_to_apply": "none", "top_k": None}, _classified),
+    "zero-shot": ({"multi_label": True}, _zero_shot),
+}
+"""By task with labels: the parameters of its requests, and how log-odds are read from a response."""
+
+ANSWERS: Final[Mapping[str, tuple[str, Callable[[Any], list[float]]]]] = {
+    "qa": ("exact_match", _best_span),
+    "fill-mask": ("top_1", _best_tokens),
+}
+"""By task with answers: the score that says whether one is right, and how probabilities are read from a response."""
+
+
+def _body(case: Case, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {**case.body, "parameters": {**case.body.get("parameters", {}), **parameters}}

@@ -1,0 +1,226 @@
+"""Imports a transformers checkpoint as an artifact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models import checkpoint_card, convert, sources, tokenizer_check
+from swiftlet_models import sentence_transformers as sentences
+from swiftlet_models.artifact import IMPORTED, LANGUAGE, NAME, Artifact, Manifest, Pooling, Precision
+from swiftlet_models.checkpoint_tokenizer import read_limits
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.offline.evaluate import Progress
+from swiftlet_serve.offline.release import Draft, Measure, release
+
+FP32: Final = "Import it with --precision fp32"
+DATA: Final = f"{FP32}, or let your own examples decide: --data FILE with some hundreds of them."
+MORE_DATA: Final = f"{FP32}, measure on more examples with --data, or allow a larger loss with --max-loss."
+
+
+def import_checkpoint(
+    source: str,
+    task: str,
+    out: Path,
+    *,
+    name: str | None = None,
+    revision: str | None = None,
+    precision: Precision = "int8",
+    measure: Measure | None = None,
+    max_loss: float,
+    keep_fp32: bool = False,
+    pooling: Pooling | None = None,
+    languages: Sequence[str] = (),
+    accept_tokenizer: bool = False,
+    special_tokens: Sequence[str] = (),
+    pair_separator: str | None = None,
+    report: Callable[[str], None],
+    progress: Progress | None = None,
+) -> tuple[Artifact, tuple[str, ...]]:
+    """Converts `source`, a directory or a hub id, and releases it as `out/name`.
+
+    `pooling` makes an encoder of transformers an embedding model. A directory of sentence-transformers has its own.
+    `languages` are BCP 47 tags. Default: those of the checkpoint's model card. `accept_tokenizer` leaves out the check
+    of the tokenizer on built-in texts. `special_tokens` are those that texts may contain. `pair_separator` is a token
+    between the two texts of a pair, for a tokenizer that puts none there; empty: nothing.
+
+    Returns the artifact and the names of the ignored tensors.
+
+    Raises:
+        ConversionError: the checkpoint cannot be converted exactly.
+        TokenizerError: the tokenizer is not supported.
+        ReleaseError, ArtifactError: as `release`.
+        SetupError: the task does not exist, the name or a language is invalid, or the tokenizer does not fit or does
+            not pass its check.
+    """
+    directory, origin = convert.locate(source, revision)
+    if refusal := sources.refusal(str(directory), task):
+        raise SetupError(refusal)
+    name = name or re.sub(r"[^a-z0-9._-]+", "-", source.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-.")
+    if not NAME.fullmatch(name):
+        raise SetupError(
+            f"{name!r} is not a valid name. Set one with --name: lower-case letters, digits and the characters . _ -."
+        )
+    for language in languages:
+        if not LANGUAGE.fullmatch(language):
+            raise SetupError(f"{language!r} is not a language tag. Write one such as en, ko or zh-Hant.")
+    languages = tuple(languages) or checkpoint_card.languages(directory)
+    report("reading the checkpoint")
+    definition = tasks.load(task)
+    head, outputs = definition.HEAD, definition.OUTPUTS
+    if "embedding" in getattr(definition, "OTHER_HEADS", {}) and (pooling or sentences.is_encoder(directory)):
+        head, outputs = "embedding", "hidden"
+    if pooling and head != "embedding":
+        raise SetupError(f"The task {task} has no use for --pooling. Leave it out.")
+    encoder = sentences.read_encoder(directory, pooling) if head == "embedding" else None
+    directory = encoder.checkpoint if encoder else directory
+    converted = convert.convert(
+        directory,
+        head,
+        outputs,
+        source=origin,
+        embedding=encoder.embedding if encoder else None,
+        parameters=encoder.dense if encoder else None,
+    )
+    problem = converted.problem
+    if head == "classification" and getattr(definition, "CROSS_ENCODER", False):
+        problem = sentences.cross_encoder_problem(directory)
+    limit = encoder.max_tokens if encoder else read_limits(directory).max_tokens
+    tokenizer = Tokenizer.from_directory(directory)
+    if not accept_tokenizer:
+        _check_tokenizer(tokenizer, directory, languages, report)
+    network, config = converted.model, converted.model.encoder.config
+    max_tokens = min(network.encoder.max_tokens, limit or network.encoder.max_tokens)
+    tokenizer = _configured(tokenizer, special_tokens, pair_separator)
+    _tell_special_tokens(tokenizer, report)
+    if head == "classification":
+        _check_pairs(tokenizer, task, pair_separator, report)
+    _check_reading(tokenizer, directory, task, head, config, max_tokens)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise SetupError("The tokenizer has more tokens than the network, so it belongs to another checkpoint.")
+    manifest = Manifest(
+        name=name,
+        version="1",
+        architecture=converted.architecture,
+        task=task,
+        head=head,
+        precision=precision,
+        max_tokens=max_tokens,
+        vocab_size=config.vocab_size,
+        width=tasks.head_width(outputs, len(converted.labels), config.vocab_size, getattr(network.head, "width", 0)),
+        labels=converted.labels,
+        problem=problem,
+        tolerance=1.0,
+        config=converted.config,
+        source=converted.source,
+        embedding=encoder.embedding if encoder else None,
+        reading=tokenizer.reading,
+        languages=languages,
+    )
+    try:
+        definition.create(tokenizer, manifest)  # before the export, which takes long
+    except ValueError as error:
+        fits = sources.seems_for(sources.read_config(directory / "config.json"))
+        step = f" config.json fits --task {fits}." if fits and fits != task else ""
+        raise SetupError(f"The checkpoint cannot serve the task {task}: {error}{step}") from None
+    summary = f"{IMPORTED}{origin.get('hub') or origin['directory']}."
+    card = {"summary": summary, "ignored_tensors": list(converted.ignored)}
+    draft = Draft(converted.model, tokenizer, manifest, card)
+    artifact = release(
+        draft,
+        out / name,
+        measure,
+        max_loss=max_loss,
+        keep_fp32=keep_fp32,
+        advice=MORE_DATA if measure else DATA,
+        report=report,
+        progress=progress,
+    )
+    return artifact, converted.ignored
+
+
+def _configured(tokenizer: Tokenizer, special_tokens: Sequence[str], pair_separator: str | None) -> Tokenizer:
+    try:
+        if pair_separator:
+            tokenizer = tokenizer.separating(pair_separator)
+        return tokenizer.recognising(special_tokens) if special_tokens else tokenizer
+    except ValueError as error:
+        raise SetupError(f"--special-token or --pair-separator: {error}") from None
+
+
+def _tell_special_tokens(tokenizer: Tokenizer, report: Callable[[str], None]) -> None:
+    others = [token for token in tokenizer.other_specials() if token not in tokenizer.reading.special_tokens]
+    if others:
+        named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        report(
+            f"{named} in a text will be read as common text. If texts of this model are to contain special tokens, "
+            "name each with --special-token"
+        )
+
+
+def _check_pairs(tokenizer: Tokenizer, task: str, pair_separator: str | None, report: Callable[[str], None]) -> None:
+    """Refuses a task that reads pairs if nothing says what is between the texts, and tells it for one that may."""
+    if tokenizer.special_count(pair=True) or pair_separator is not None:
+        return
+    message = "The tokenizer puts nothing between the two texts of a pair"
+    choice = "--pair-separator TOKEN if the model was trained with one, such as '<|endoftext|>'"
+    if task == "classify":
+        report(f"{message}. Add {choice}")
+    else:
+        raise SetupError(f"{message}, which the task {task} reads. Add {choice}, or --pair-separator '' if not.")
+
+
+def _check_reading(tokenizer: Tokenizer, directory: Path, task: str, head: str, config: Any, max_tokens: int) -> None:
+    """Refuses settings with which transformers gives other positions, or reads texts in another order.
+
+    Raises:
+        SetupError: a setting is not supported, or no text fits the limit.
+    """
+    if max_tokens <= tokenizer.special_count(pair=True):
+        raise SetupError(f"The limit of {max_tokens} tokens (model_max_length, max_seq_length) has no room for a text.")
+    traits = config.traits()
+    # Positions follow the padding token's, and each occurrence of this token would repeat it. GPT-2 classifies the last
+    # token that is not padding.
+    padding = traits.embedding.position_offset - 1 if traits.embedding.position_offset else None
+    if traits.causal and head == "classification":
+        padding = sources.read_config(directory / "config.json").get("pad_token_id")
+    if isinstance(padding, int) and padding >= 0 and tokenizer.may_hold(padding):
+        raise SetupError(
+            f"config.json: pad_token_id {padding} is the token {tokenizer.token(padding)!r}, which texts contain. "
+            "Set it to the padding token that the model was trained with."
+        )
+    settings = sources.read_config(directory / "tokenizer_config.json")
+    if task == "qa" and settings.get("padding_side") == "left":
+        raise SetupError(
+            "tokenizer_config.json: padding_side 'left' makes pipelines put the context before the question, which is "
+            "not supported. If the model was trained with the question first, set it to 'right'."
+        )
+
+
+def _check_tokenizer(
+    tokenizer: Tokenizer, directory: Path, languages: Sequence[str], report: Callable[[str], None]
+) -> None:
+    lost = tokenizer_check.lost_share(tokenizer)
+    if lost > tokenizer_check.MAX_LOST:
+        raise SetupError(
+            f"The tokenizer makes unknown tokens of {lost:.0%} of the letters of a built-in text. Probably the "
+            "checkpoint needs another class of tokenizer than it names: save a tokenizer.json with the code that it "
+            "was trained with. If the model reads no natural language, add --accept-tokenizer."
+        )
+    own = tokenizer_check.lost_share(tokenizer, languages)
+    if own > tokenizer_check.MAX_LOST:
+        report(f"the tokenizer makes unknown tokens of {own:.0%} of the letters of {' or '.join(languages)}")
+    try:
+        found = tokenizer_check.difference(tokenizer, directory)
+    except Exception as error:  # transformers is not installed, or its code for this checkpoint fails in some way
+        report(f"the tokenizer is not compared with transformers, which cannot read it here ({type(error).__name__})")
+        return
+    if found is not None:
+        raise SetupError(
+            f"transformers reads the tokenizer otherwise: {found}. Save a tokenizer.json with "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR). If its ids are wrong, add --accept-tokenizer."
+        )

@@ -1,0 +1,352 @@
+"""Queues sequences and dispatches them to the executor in batches that form without timers.
+
+    submit ─▶ ModelQueue   one for each model
+                 │ plan
+              Executor     runs one call on each core at a time
+                 │ row
+              Future       one for each sequence
+
+An idle core starts immediately with its share of the queue. While all cores are busy, the queue grows, and so does the
+next batch. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
+met, is dropped before a batch is formed.
+
+Interactive work goes first. One batch in `BULK_EVERY` is bulk, so that bulk work makes progress. Within a priority,
+clients take turns by `ClientTimes`, so that each that has work gets an equal share of the engine. The order of one
+client's sequences is that of arrival. The second sequence of a request queues as if it arrived when the first one is
+done, and so on. So a request with many sequences lets others of its client pass.
+
+A call can lose its worker process (`WorkerLost`). If the call cannot be the cause, its sequences go back to their
+place in the queue. Otherwise they are suspects: each runs alone, one suspect at a time. A suspect whose call loses the
+process again fails, and all others are answered.
+
+All methods run on the event loop and never await between a decision and its effect, so they need no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
+from swiftlet_serve.scheduling.batch_planner import plan
+from swiftlet_serve.scheduling.client_times import ClientTimes
+from swiftlet_serve.scheduling.latency_model import Utilization
+from swiftlet_serve.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
+from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.telemetry.request_stats import RequestStats
+from swiftlet_serve.telemetry.snapshot import QueueState
+from swiftlet_serve.types import BatchResult, Deadline, Executor, Priority, Row, WorkerLost
+
+log = logging.getLogger(__name__)
+
+LOOKAHEAD: Final = 256
+"""Number of queued sequences among which a batch is chosen, unless the engine's batches are larger."""
+
+CALL_TIMEOUT_S: Final = 10.0
+"""Time limit of a call."""
+
+OVERDUE_FACTOR: Final = 20
+"""Time limit of a call, as a multiple of its predicted duration, once the latency model is calibrated."""
+
+MIN_CALL_TIMEOUT_S: Final = 1.0
+"""Lower bound of the time limit that `OVERDUE_FACTOR` gives."""
+
+
+class Dispatcher:
+    """Owns the queues of all models and dispatches their sequences to one executor."""
+
+    policy: AdmissionPolicy = "deadline"
+    """Only benchmarks change it."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        stats: RequestStats | None = None,
+    ) -> None:
+        """Creates a dispatcher without models.
+
+        Args:
+            executor: runs the batches.
+            call_timeout_s: time limit of a call, after which its worker process is replaced.
+            clock: the time in seconds.
+            stats: counts the batches.
+        """
+        self.executor = executor
+        self.call_timeout_s = call_timeout_s
+        self.clock = clock
+        self.models: dict[str, ModelQueue] = {}
+        self._queues: list[SequenceQueue] = []  # of all models
+        self._times: dict[Priority, ClientTimes] = {"interactive": ClientTimes(), "bulk": ClientTimes()}
+        self._stats = RequestStats({}) if stats is None else stats
+        self._calls: dict[asyncio.Future[BatchResult], RunningCall] = {}
+        self._busy_s = 0.0  # total duration of all calls until `_busy_until`
+        self._busy_until = clock()
+        self._interactive = Utilization(executor.size)
+        self._interactive_batches = 0  # since the last bulk batch, while bulk work is queued
+        self._suspect_runs = False
+        self._scheduled = False  # whether the event loop will call `_dispatch`
+
+    def add_model(self, name: str, counted_as: str | None = None) -> ModelQueue:
+        """Adds the queues of a model.
+
+        Args:
+            name: the name under which the executor knows it.
+            counted_as: its name in the statistics. None: the same.
+        """
+        self.models[name] = model = ModelQueue(name, self.executor, self._times, counted_as)
+        self._queues += model.by_priority.values()
+        return model
+
+    async def remove_model(self, name: str) -> None:
+        """Removes a model to which nothing is submitted any more. Waits for calls whose callers have gone."""
+        model = self.models[name]
+        while running := [future for future, call in self._calls.items() if call.model is model]:
+            await asyncio.wait(running)
+        del self.models[name]
+        self._queues = [queue for each in self.models.values() for queue in each.by_priority.values()]
+
+    def submit(
+        self,
+        model: str,
+        encodings: Sequence[Encoding],
+        deadline: Deadline,
+        priority: Priority = "interactive",
+        record: RequestRecord | None = None,
+    ) -> list[asyncio.Future[Row]]:
+        """Queues the sequences of an admitted request and returns a future for the row of each.
+
+        The record of the request, if there is one, gets the stages of each sequence that has a row.
+
+        A future's exception is DeadlineExceeded if its call could not start in time, or the engine's error. Nothing
+        happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
+        """
+        now, loop = self.clock(), asyncio.get_running_loop()
+        found = self.models[model]
+        queue, client = found.by_priority[priority], "" if record is None else record.account
+        arrival, rows = now, []
+        for encoding in encodings:
+            length, row = len(encoding.input_ids), loop.create_future()
+            item = QueuedSequence(encoding, length, deadline, priority, client, arrival, now, row, queue, record)
+            row.add_done_callback(item.leave)  # its caller may cancel it
+            queue.add(item)
+            rows.append(row)
+            arrival += found.sequence_s(length)
+        if rows:
+            self._schedule()
+        return rows
+
+    def load(self) -> Load:
+        """Returns a view of the current load, for admission control."""
+        return Load(
+            self.clock(),
+            self.executor.size,
+            self._calls.values(),
+            self.models,
+            self._queues,
+            self._interactive,
+            self.policy,
+        )
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of all queued sequences."""
+        return self.load().queued_tokens
+
+    def queue_state(self) -> QueueState:
+        """Returns the state of the queues, for the metrics."""
+        self._update_busy_time()
+        load = self.load()
+        oldest = min((item.submitted for queue in self._queues for item in queue), default=load.now)
+        return QueueState(
+            sum(map(len, self._queues)),
+            load.queued_tokens,
+            load.now - oldest,
+            wait_s(load, "interactive"),
+            len(self._calls),
+            self._busy_s,
+        )
+
+    async def close(self, grace_s: float) -> bool:
+        """Finishes the queued work and returns whether all of it was done in time. No work may be submitted after."""
+        ends = self.clock() + grace_s
+        self._dispatch()
+        while self._calls and (left := ends - self.clock()) > 0:
+            await asyncio.wait(self._calls, timeout=left)
+            self._dispatch()
+        return not self._calls
+
+    def _schedule(self) -> None:
+        """Dispatches in the next iteration of the event loop, so that requests that arrive together form a batch."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Starts a batch on every idle core, as far as the queues have work."""
+        self._scheduled = False
+        while len(self._calls) < self.executor.size:
+            batch: list[QueuedSequence] = []
+            try:
+                found = self._next_batch()
+                if found is None:
+                    return
+                model, batch = found
+                self._start(model, batch)
+            except Exception as error:  # a bug; the oldest sequences fail, so that the others make progress
+                log_exception(log, "A batch could not be started", error)
+                for item in batch or [self._remove_oldest()]:
+                    if not item.row.done():
+                        item.row.set_exception(Internal("internal", "The model failed."))
+
+    def _remove_oldest(self) -> QueuedSequence:
+        """Removes the sequence that is next."""
+        queue = min((queue for queue in self._queues if queue), key=lambda queue: queue.turn)
+        item = next(queue.in_turn(lambda _: 0.0))
+        queue.discard(item)
+        return item
+
+    def _next_batch(self) -> tuple[ModelQueue, list[QueuedSequence]] | None:
+        """Removes and returns the next batch, of the model with the sequence that is next; None if none can start."""
+        models = self.models.values()
+        has_bulk = any(model.by_priority["bulk"] for model in models)
+        priorities: list[Priority] = ["interactive", "bulk"]
+        if self._interactive_batches >= BULK_EVERY - 1:
+            priorities.reverse()
+        for priority in priorities:
+            ready = [model for model in models if model.by_priority[priority] and model.running_calls < model.max_calls]
+            for model in sorted(ready, key=lambda model: model.by_priority[priority].turn):
+                batch = self._take(model, priority)
+                if batch:
+                    counts = has_bulk and priority == "interactive"
+                    self._interactive_batches = self._interactive_batches + 1 if counts else 0
+                    return model, batch
+        return None
+
+    def _take(self, model: ModelQueue, priority: Priority) -> list[QueuedSequence]:
+        """Removes a batch from a queue: one suspect, unless another one runs, or else sequences that are no suspects.
+
+        Returns an empty list if no sequence can start. A sequence that cannot meet its deadline fails. While no call
+        runs, predictions are not trusted: a sequence with any time left then starts.
+        """
+        load = self.load()
+        queue, by_deadline = model.by_priority[priority], self.policy == "deadline"
+        idle = min(load.cores - len(load.calls), model.max_calls - model.running_calls)
+        token_budget = math.ceil(load.queued_tokens / idle)
+        startable = []
+        for item in list(islice(queue.in_turn(model.sequence_s), max(LOOKAHEAD, model.latency.cost.max_rows))):
+            left = item.deadline - load.now
+            in_time = not load.calls or not by_deadline or left >= model.latency.single_s(item.length)
+            if not item.row.done() and left > 0 and in_time:
+                startable.append(item)
+                continue
+            queue.discard(item)
+            if not item.row.done():
+                item.row.set_exception(deadline_exceeded())
+        batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
+        if not batch and (others := [item for item in startable if not item.suspect]):
+            left_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
+            chosen = plan([item.length for item in others], left_s, model.latency, token_budget)
+            batch = [others[i] for i in chosen]
+        if batch:
+            queue.times.serve(batch[0].client)
+        used_s: dict[str, float] = {}
+        for item in batch:
+            queue.discard(item)
+            used_s[item.client] = used_s.get(item.client, 0.0) + model.sequence_s(item.length)
+        for client, seconds in used_s.items():
+            queue.times.charge(client, seconds, load.now)
+        return batch
+
+    def _start(self, model: ModelQueue, batch: list[QueuedSequence]) -> None:
+        """Starts a call."""
+        now = self.clock()
+        expected_s = model.latency.batch_s([item.length for item in batch])
+        overdue_s = max(MIN_CALL_TIMEOUT_S, OVERDUE_FACTOR * expected_s) if model.latency.calibrated else math.inf
+        timeout_s = min(self.call_timeout_s, overdue_s)
+        call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
+        model.mean_call_s += (expected_s - model.mean_call_s) / 8
+        model.running_calls += 1
+        self._suspect_runs |= batch[0].suspect
+        for item in batch:
+            item.started = now
+        self._update_busy_time()
+        self._calls[call] = RunningCall(model, batch, now, expected_s)
+        call.add_done_callback(self._finish)
+
+    def _finish(self, future: asyncio.Future[BatchResult]) -> None:
+        """Starts the next batch first, so that the core stays busy. Then delivers the rows, and last learns."""
+        now = self.clock()
+        self._update_busy_time()
+        call = self._calls.pop(future)
+        model, batch = call.model, call.batch
+        model.running_calls -= 1
+        self._suspect_runs &= not batch[0].suspect
+        if future.cancelled() or future.exception() is not None:
+            self._schedule()  # not yet: sequences may go back into the queue
+        else:
+            self._dispatch()
+        result: BatchResult | None = None
+        outcomes: Sequence[Row | SwiftletError]
+        try:
+            result = future.result()
+            outcomes = result.outcomes
+        except WorkerLost as lost:
+            if not (lost.suspect and batch[0].suspect):
+                self._put_back(model, batch, suspect=lost.suspect)
+                return
+            outcomes = [Internal("internal", "The model failed on this input.")]
+        except SwiftletError as error:
+            outcomes = [error] * len(batch)
+        except BaseException as error:  # a bug
+            log_exception(log, "A call to the engine failed", error)
+            outcomes = [Internal("internal", "The model failed.") for _ in batch]
+        self._deliver(batch, outcomes, now, 0.0 if result is None else result.engine_s)
+        if batch[0].priority == "interactive":
+            self._interactive.add(now - call.started, now)
+        if result is not None:
+            self._learn(call, now - call.started)
+
+    def _put_back(self, model: ModelQueue, batch: Sequence[QueuedSequence], *, suspect: bool) -> None:
+        """Queues the sequences of a lost call again, at their former place, unless their caller has gone."""
+        for item in batch:
+            item.suspect |= suspect
+            if not item.row.done():
+                model.by_priority[item.priority].add(item)
+
+    @staticmethod
+    def _deliver(
+        batch: Sequence[QueuedSequence], outcomes: Sequence[Row | SwiftletError], now: float, engine_s: float
+    ) -> None:
+        """Sets the row or the error of every sequence whose caller still waits."""
+        for item, outcome in zip(batch, outcomes, strict=True):
+            if item.row.done():
+                continue
+            item.row.remove_done_callback(item.leave)  # it has left the queue
+            if isinstance(outcome, SwiftletError):
+                item.row.set_exception(outcome)
+                continue
+            item.row.set_result(outcome)
+            if item.record is not None:
+                item.record.add_call(item.submitted, item.started, now, engine_s, len(batch))
+
+    def _learn(self, call: RunningCall, seconds: float) -> None:
+        """Updates the latency model and the statistics with a call that has ended."""
+        lengths = [item.length for item in call.batch]
+        call.model.latency.learn(lengths, seconds)
+        padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
+        self._stats.add_batch(call.model.counted_as, len(lengths), sum(lengths), padding)
+
+    def _update_busy_time(self) -> None:
+        """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""
+        now = self.clock()
+        self._busy_s += (now - self._busy_until) * len(self._calls)
+        self._busy_until = now

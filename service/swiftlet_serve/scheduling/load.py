@@ -1,0 +1,176 @@
+"""The load of the executor at one moment, and the waiting time that follows from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from swiftlet_serve.scheduling.latency_model import Utilization
+from swiftlet_serve.scheduling.queue import ModelQueue, QueuedSequence, SequenceQueue
+from swiftlet_serve.types import Priority
+
+BULK_EVERY: Final = 20
+"""While both priorities are queued, one batch in this number is bulk."""
+
+MANY_CLIENTS: Final = 64
+"""With more clients in the queues, the wait under fair shares is bounded instead of predicted, which is quicker."""
+
+NONE: Final[Mapping[str, float]] = MappingProxyType({})
+
+AdmissionPolicy = Literal["deadline", "fifo"]
+"""Whether deadlines decide what is admitted and started. Only benchmarks use "fifo", which ignores them."""
+
+
+class RunningCall(NamedTuple):
+    """A batch that an engine works on."""
+
+    model: ModelQueue
+    batch: list[QueuedSequence]
+    started: float
+    expected_s: float
+
+    def remaining_s(self, now: float) -> float:
+        """Predicts the remaining seconds. An overdue call is expected to take as long again as it is overdue."""
+        return abs(self.started + self.expected_s - now)
+
+
+class Load(NamedTuple):
+    """A view of the queues and the running calls. It is valid until the dispatcher changes them."""
+
+    now: float
+    cores: int
+    calls: Collection[RunningCall]
+    models: Mapping[str, ModelQueue]
+    queues: Sequence[SequenceQueue]  # of all models
+    interactive: Utilization  # of the executor, by interactive calls
+    policy: AdmissionPolicy
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of all queued sequences."""
+        return sum([queue.tokens for queue in self.queues])
+
+    def busiest(self, count: int) -> list[str]:
+        """Returns the clients with the most queued tokens."""
+        tokens: Counter[str] = Counter()
+        for queue in self.queues:
+            for client, lane in queue.lanes.items():
+                tokens[client] += lane.tokens
+        return [client for client, _ in tokens.most_common(count)]
+
+    def has_others(self, client: str) -> bool:
+        """Returns whether clients other than this one have queued sequences."""
+        return any(len(queue.lanes) > (client in queue.lanes) for queue in self.queues)
+
+    def queued_tokens_of(self, client: str) -> int:
+        """Returns the tokens of all queued sequences of a client."""
+        return sum([queue.lanes[client].tokens for queue in self.queues if client in queue.lanes])
+
+
+def wait_s(
+    load: Load,
+    priority: Priority,
+    model: ModelQueue | None = None,
+    own_s: float = 0.0,
+    client: str | None = None,
+    reserved_s: Mapping[str, float] = NONE,
+) -> float:
+    """Predicts how long a new request waits until its last sequence may start.
+
+    Args:
+        load: the executor's load.
+        priority: the priority of the request.
+        model: the model of the request; None for the lower bound over all models.
+        own_s: the predicted seconds of the request itself. Its last sequence queues behind all that arrives meanwhile.
+        client: the client of the request. None for the upper bound over all clients.
+        reserved_s: one core's seconds for the requests that are still being read, of each client.
+    """
+    has_idle_core = len(load.calls) < load.cores and (model is None or model.running_calls < model.max_calls)
+    is_idle = has_idle_core and not load.queued_tokens
+    if is_idle and not reserved_s:
+        return 0.0
+    calls = () if is_idle else load.calls
+    request = Request(priority, client, load.now + own_s, own_s, reserved_s)
+    wait = _drain_s(load, request, calls, load.models.values(), load.cores)
+    if model is not None and model.max_calls < load.cores:
+        calls = [call for call in calls if call.model is model]
+        wait = max(wait, _drain_s(load, request, calls, [model], model.max_calls))
+    return wait
+
+
+class Request(NamedTuple):
+    """A new request, as `wait_s` describes it."""
+
+    priority: Priority
+    client: str | None
+    arrival: float  # virtual arrival of its last sequence
+    own_s: float
+    reserved_s: Mapping[str, float]
+
+
+def _drain_s(
+    load: Load,
+    request: Request,
+    calls: Collection[RunningCall],
+    models: Collection[ModelQueue],
+    cores: int,
+) -> float:
+    """Predicts the seconds in which these cores finish the calls and all that goes before the request.
+
+    Bulk work gets the share of the cores that interactive work leaves free, and at least one batch in `BULK_EVERY`.
+    """
+    before_s, share = sum([call.remaining_s(load.now) for call in calls]), float(cores)
+    if request.priority == "bulk":
+        before_s += sum([model.backlog_s("interactive", request.arrival) for model in models])
+        share *= max(1 / BULK_EVERY, 1 - load.interactive.share(load.now))
+    if request.client is None:
+        return before_s / cores + _queued_s(request, models) / share
+    ahead = _ahead(request, models, load.now)
+    wait = before_s / cores + ahead.seconds(0.0) / share
+    if not ahead.others or not wait:
+        return wait
+    return before_s / cores + ahead.seconds(wait + request.own_s / share) / share
+
+
+class Ahead(NamedTuple):
+    """One core's seconds for the sequences of the same priority that go before the last one of a request."""
+
+    certain_s: float
+    others: Sequence[tuple[float, float, float]] = ()  # of other clients: queued, lately used per second, and at most
+
+    def seconds(self, during_s: float) -> float:
+        """Returns the sum if the request waits so long. Other clients are expected to send as much as lately."""
+        return self.certain_s + sum([min(queued + during_s * rate, most) for queued, rate, most in self.others])
+
+
+def _queued_s(request: Request, models: Collection[ModelQueue], client: str | None = None) -> float:
+    return sum([model.backlog_s(request.priority, request.arrival, client) for model in models])
+
+
+def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahead:
+    """Predicts the work that goes before the last sequence of a request.
+
+    Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
+    time is that at which the last sequence starts, or until it has no more work.
+    """
+    priority, client, _, own_s, reserved_s = request
+    assert client is not None  # noqa: S101  # for the type checker
+    before_s = reserved_s.get(client, 0.0) + _queued_s(request, models, client)
+    queues = [model.by_priority[priority] for model in models]
+    times = queues[0].times
+    until = times.of(client) + before_s + own_s
+    count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
+    if count > MANY_CLIENTS:  # a bound
+        everything_s = sum(reserved_s.values()) + _queued_s(request, models)
+        return Ahead(min(everything_s, before_s + count * (until - times.served)))
+    others_s = dict(reserved_s)
+    for model in models:
+        for name, seconds in model.lanes_s(priority):
+            others_s[name] = others_s.get(name, 0.0) + seconds
+    others_s.pop(client, None)
+    return Ahead(
+        before_s,
+        [(queued, times.rate(name, now), max(0.0, until - times.of(name))) for name, queued in others_s.items()],
+    )

@@ -1,0 +1,229 @@
+"""The settings of the server. Each has a default, and all are read once at start-up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, IPvAnyNetwork, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from swiftlet_serve.errors import SetupError
+
+CGROUP: Final = Path("/sys/fs/cgroup")
+PREFIX: Final = "SWIFTLET_"  # of environment variables
+OTHER_VARIABLES: Final = ("NATIVE_KERNEL", "API_KEY")  # of the native engine, and of `swiftlet shadow-report`
+
+
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """Returns the number of cores of this process: its affinity, limited by the CPU quota of its control group."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not available on macOS and Windows
+        cores = os.cpu_count() or 1
+    # Rounded down: the kernel throttles a surplus thread in the middle of a batch, which delays all of its requests.
+    return max(1, min(cores, int(_quota(cgroup))))
+
+
+def _quota(cgroup: Path) -> float:
+    """Returns the CPU quota in cores, or a very large number without a quota."""
+    try:
+        try:
+            quota, period = (cgroup / "cpu.max").read_text("ascii").split()
+        except FileNotFoundError:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text("ascii")
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text("ascii")
+        limit = int(quota) / int(period)
+    except (OSError, ValueError):  # there is no control group, or the quota is "max"
+        return float(1 << 20)
+    return limit if limit > 0 else float(1 << 20)
+
+
+class Settings(BaseSettings):
+    """Each setting is an environment variable SWIFTLET_<NAME> and an option of `swiftlet serve`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Use 0.0.0.0 for all interfaces.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 lets the system choose a free port.")
+    models: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Models to serve, separated by commas: names of bundled models or artifact directories. "
+        "The first model of a task answers requests that name no model. If no model was made for rerank or zero-shot, "
+        "the first embedding model answers these requests. Empty: all bundled models, the best one of each task first.",
+    )
+    repository: str | None = Field(
+        None,
+        description="Model repository to serve, in place of `models`: a directory of name/version/ artifacts, or a URL "
+        "such as s3://bucket/models, which needs the extra `repository`. The server follows its changes.",
+    )
+    repository_poll_s: float = Field(
+        5.0,
+        gt=0,
+        description="Time in seconds between two looks for changes in the model repository.",
+    )
+    repository_cache: Path | None = Field(
+        None,
+        description="Directory for copies of the repository's artifacts, kept between starts. Each server needs its "
+        "own. Unset: a temporary directory.",
+    )
+    max_models_mb: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum size of the repository's models in memory, in megabytes of their files. Models that were "
+        "used least recently are released first, and loaded again on request. Unset: no limit.",
+    )
+    admin_keys_file: Path | None = Field(
+        None,
+        description="File with the API keys that may load and unload models on the admin port, one per line, as "
+        "printed by `swiftlet key`. Unset: these endpoints are disabled.",
+    )
+    admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for administrative endpoints (/health/live, /health/ready, /metrics). It runs on a separate "
+        "thread and stays responsive under load. Unset: disabled, and /metrics is on the public port.",
+    )
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the Open Inference Protocol over gRPC, on the same address as the public port. Needs the "
+        "extra `grpc`. Unset: disabled.",
+    )
+    reuse_port: bool = Field(
+        False,
+        description="Allows several servers to listen on the same port (SO_REUSEPORT), for upgrades without a load "
+        "balancer.",
+    )
+    fronts: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Number of processes that speak HTTP on the public port, over one queue and one set of engines. "
+        "Raise it if one process at 100 % of a core is the limit. Above 1 it needs Linux.",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the TLS certificate and its chain. Unset: the public port serves plain HTTP."
+    )
+    tls_key: Path | None = Field(
+        None,
+        description="PEM file with the private key of the certificate, without a password. Unset: read from tls_cert.",
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="File with the accepted API keys, one per line, as printed by `swiftlet key`. "
+        "Unset: requests need no key.",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins that may send requests from a browser (CORS), separated by commas. * allows all. "
+        "Empty: none.",
+    )
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
+        "X-Forwarded-Proto headers are trusted. Empty: none.",
+    )
+    dialects: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Protocols of other servers to speak beside Swiftlet's own, separated by commas. Empty: all.",
+    )
+    engine: str = Field("native", description="Engine that runs the models: native, onnx_cpu, openvino, torch or echo.")
+    devices: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="GPUs of the engine torch, separated by commas: indices or UUIDs of GPUs, or UUIDs of MIG slices. "
+        "Each has a worker process of its own. Empty: all that this process may use (CUDA_VISIBLE_DEVICES).",
+    )
+    spare_engine: bool = Field(
+        True,
+        description="Keeps a second worker process ready, which replaces a lost one immediately. It doubles the memory "
+        "for the models.",
+    )
+    cores: int = Field(
+        default_factory=usable_cores,
+        ge=1,
+        description="Number of concurrent engine calls, for all models together. "
+        "Unset: the number of cores that this process may use.",
+    )
+    timeout_ms: int = Field(
+        10_000,
+        ge=1,
+        description="Deadline of requests without an X-Request-Timeout-Ms header, in milliseconds.",
+    )
+    client_rate_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Rate limit per client, in requests per second. Allows bursts of up to one second's quota. "
+        "Requests beyond the limit get status 429. Unset: no limit.",
+    )
+    client_token_rate_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Rate limit per client, in tokens per second, as the models read them. Allows bursts of up to one "
+        "second's quota and one request more, of any size. Requests beyond the limit get status 429. Unset: no limit.",
+    )
+    max_body_bytes: int = Field(1 << 20, ge=1, description="Maximum size of a request body, in bytes.")
+    max_response_bytes: int = Field(
+        1 << 16,
+        ge=1,
+        description="Maximum size of a response body, in bytes, or 16 times the size of the request body if that is "
+        "larger. Requests for a larger response get status 422.",
+    )
+    max_queued_tokens: int = Field(
+        1 << 17,
+        ge=1,
+        description="Maximum number of queued tokens, for all models together. Requests beyond the limit get status "
+        "503.",
+    )
+    drain_s: float = Field(
+        0,
+        ge=0,
+        description="Time in seconds to continue serving after SIGTERM while /health/ready reports unready, so that a "
+        "load balancer can react.",
+    )
+    shutdown_timeout_s: int = Field(
+        15, ge=1, description="Time in seconds that running requests may take to finish after draining."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of log lines: text, or json with one object per line."
+    )
+    access_log: bool = Field(
+        False,
+        description="Logs each request: its client, result and durations, but never its text.",
+    )
+    traces_endpoint: str | None = Field(
+        None,
+        description="URL that OpenTelemetry traces are sent to, with OTLP over HTTP, for example "
+        "http://collector:4318/v1/traces. Needs the extra `otel`. Unset: OTEL_EXPORTER_OTLP_ENDPOINT, or disabled.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Minimum severity of log messages: debug, info, warning or error."
+    )
+
+    @field_validator("models", "devices", "dialects", "cors_origins", "trusted_proxies", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def check_variables(names: Iterable[str]) -> None:
+    """Checks that each environment variable with our prefix is a setting. A misspelt one would silently have no effect.
+
+    Raises:
+        SetupError: a variable is not a setting. The message has the most similar one.
+    """
+    known = [*(name.upper() for name in Settings.model_fields), *OTHER_VARIABLES]
+    for name in sorted(names):
+        own = name.upper().removeprefix(PREFIX)
+        if own != name.upper() and own not in known:
+            similar = get_close_matches(own, known, 1)
+            hint = f"Did you mean {PREFIX}{similar[0]}?" if similar else "`swiftlet serve --help` lists the settings."
+            if "_SERVICE_" in name or "_TCP" in name:
+                hint = "Kubernetes sets it for a Service named swiftlet, unless enableServiceLinks is false."
+            raise SetupError(f"The environment variable {name} is not a setting. {hint}")

@@ -1,0 +1,254 @@
+"""Classification: labels and scores for a text or a pair of texts.
+
+The head reads the first token, or the last one if the network is causal: only that one has seen the whole text.
+
+The semantics are those of `TextClassificationPipeline` in transformers 4.57.1. The response is a list of lists even for
+one text, because Hugging Face clients expect that. If `top_k` is left out, all labels are returned, as by the hosted
+Inference API. (The pipeline itself returns only the best label.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Manifest, Problem
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.types import Row
+
+HEAD: Final = "classification"
+OUTPUTS: Final = "labels"
+
+Function = Literal["softmax", "sigmoid", "none"]
+
+
+class Pair(Strict):
+    """A text or a pair of texts."""
+
+    text: Annotated[str, Field(description="The text, or the first text of a pair.")]
+    text_pair: Annotated[str | None, Field(description="The second text of a pair.")] = None
+
+
+class ClassifyParameters(Strict):
+    """Options for scores, their number, and long texts."""
+
+    top_k: Annotated[
+        int | None, Field(description="Number of labels to return, best first. Default: all labels.", ge=1, le=1000)
+    ] = None
+    function_to_apply: Annotated[
+        Function | None,
+        Field(description="Function that turns logits into scores. Default: the one that the model was trained with."),
+    ] = None
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+DEFAULTS: Final = ClassifyParameters()
+
+
+class ClassifyRequest(tasks.Request):
+    """A classification request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "A warm, funny and clever film.", "parameters": {"top_k": 2}}]}
+    )
+
+    inputs: Annotated[
+        str | Pair | Annotated[list[str | Pair], Field(min_length=1, max_length=MAX_INPUTS)],
+        Field(description="A text, a pair of texts, or a list of either. A list is always several inputs."),
+    ]
+    parameters: Annotated[ClassifyParameters | None, Field(description="Optional parameters.")] = None
+
+
+class Label(BaseModel):
+    """A label and its score."""
+
+    label: Annotated[str, Field(description="Name of the label.")]
+    score: Annotated[float, Field(description="Probability of the label. With function_to_apply none: its logit.")]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact has no labels, or does not say what kind of classifier it is.
+    """
+    if not manifest.labels or manifest.problem is None:
+        raise ValueError("a classifier needs labels and a problem.")
+    return Classify(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts that are short, long, in other scripts, or hard to tokenise."""
+    return (
+        "A warm, funny and clever film that never outstays its welcome.",
+        "The plot makes no sense, the jokes fall flat, and it goes on for ever.",
+        "no",
+        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step of the "
+        "house.",
+        "I had hoped for more; still, the last ten minutes are worth the ticket 🎬 – go and see it!",
+        "서울의 봄은 짧지만 아름답다.",
+        "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
+    )
+
+
+class Classify:
+    """One sequence for each text. Its row holds the logits of the labels, (1, labels)."""
+
+    Request = ClassifyRequest
+    Response = list[list[Label] | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is a few numbers
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self.labels = manifest.labels
+        self._default = default_function(manifest.problem, len(manifest.labels))
+        self._read_last_token = tasks.is_causal(manifest)
+
+    def encode(self, request: ClassifyRequest) -> list[Encoding]:
+        """Encodes each text as one sequence.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while truncation is off.
+        """
+        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        pointers = tasks.pointers(request.inputs)
+        parameters = request.parameters or DEFAULTS
+        texts = [_text(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
+        try:
+            encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+        for encoding, pointer in zip(encodings, pointers, strict=True):
+            if not len(encoding.input_ids):  # no special tokens, and a text of control characters
+                raise tasks.empty_input(pointer)
+        if not self._read_last_token:
+            return encodings
+        return [replace(one, focus=np.array([len(one.input_ids) - 1])) for one in encodings]
+
+    def least_response_bytes(self, request: ClassifyRequest) -> int:
+        """Returns a lower bound of the size of the response."""
+        top_k = (request.parameters or DEFAULTS).top_k or len(self.labels)
+        texts = len(request.inputs) if isinstance(request.inputs, list) else 1
+        return texts * min(top_k, len(self.labels)) * tasks.LEAST_ITEM_BYTES
+
+    def decode(
+        self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
+    ) -> list[list[dict[str, Any]]]:
+        """Returns the labels of each text, best first."""
+        del encodings
+        parameters = request.parameters or DEFAULTS
+        apply = FUNCTIONS[parameters.function_to_apply or self._default]
+        return [self._ranked(apply(row[0].tolist()), parameters.top_k) for row in rows]
+
+    def split(self, request: ClassifyRequest) -> list[ClassifyRequest]:
+        """Returns one request for each text."""
+        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        return [request.model_copy(update={"inputs": item}) for item in inputs]
+
+    def single(self, response: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Returns the labels of the only text."""
+        return response[0]
+
+    def _ranked(self, scores: Sequence[float], top_k: int | None) -> list[dict[str, Any]]:
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]  # equal scores keep their order
+        return [{"label": self.labels[i], "score": scores[i]} for i in best]
+
+
+def default_function(problem: Problem | None, labels: int) -> Function:
+    """Returns the function that the pipeline applies by default."""
+    if problem == "regression":
+        return "none"
+    return "sigmoid" if problem == "multi_label" or labels == 1 else "softmax"
+
+
+# A row has few labels, for which lists of floats are faster than arrays.
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """Returns probabilities."""
+    largest = max(logits)
+    odds = [math.exp(logit - largest) for logit in logits]
+    total = sum(odds)
+    return [each / total for each in odds]
+
+
+def sigmoid(logits: Sequence[float]) -> list[float]:
+    """Returns 1 / (1 + exp(-x)), in a form that does not overflow."""
+    return [0.5 + 0.5 * math.tanh(0.5 * logit) for logit in logits]
+
+
+def identity(logits: Sequence[float]) -> list[float]:
+    """Returns the logits unchanged."""
+    return list(logits)
+
+
+FUNCTIONS: Final[dict[Function, Callable[[Sequence[float]], list[float]]]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "none": identity,
+}
+
+
+def _text(item: str | Pair, pointer: str) -> Text:
+    if isinstance(item, Pair):
+        text, pair, pointer = item.text, item.text_pair, f"{pointer}/text"
+    else:
+        text, pair = item, None
+    if not text.strip():
+        raise tasks.empty_input(pointer)
+    return text if pair is None else (text, pair)
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures accuracy on texts with the names or numbers of their labels. Blank texts are skipped.
+
+    A model with two labels also gets the Matthews correlation and the F1 of its second label.
+    """
+
+    def __init__(self, task: Classify):
+        self._labels = task.labels
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for example in datasets.labelled(data, self._labels)[skip:stop]:
+            if example.text.strip():
+                yield _case(example.text, self._labels[example.label])
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        right = [case.expected[0] for case in cases]
+        ((commonest, _),) = Counter(right).most_common(1)
+        return {"always the commonest label": metrics.mean([float(label == commonest) for label in right])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0][0]["label"])
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
+        if len(self._labels) != 2:
+            return {}
+        predicted = [self._labels.index(label) for label in answers]
+        actual = [self._labels.index(case.expected[0]) for case in cases]
+        return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
+
+
+def _case(text: str, label: str) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = response[0][0]["label"]
+        return [Grade({"accuracy": float(best == label)}, best)]
+
+    return Case({"inputs": text, "parameters": {"top_k": 1}}, (label,), grade)
+
+
+TASK: Final = Classify

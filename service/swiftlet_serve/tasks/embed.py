@@ -1,0 +1,300 @@
+"""Embedding: a vector for each text, for search, clustering and similarity.
+
+The vectors are those of `SentenceTransformer.encode`. The network pools the tokens, so that only a vector leaves the
+engine. This module adds the prompt to a text, and cuts and normalises its vector. The response is a list of vectors
+even for one text, as in Hugging Face's feature extraction.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Embedding, Manifest
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, Texts
+from swiftlet_serve.types import Row
+
+HEAD: Final = "embedding"
+OUTPUTS: Final = "hidden"
+
+DECIMALS: Final = 8  # of a number in JSON, which is finer than the rounding of fp32
+NUMBER_BYTES: Final = 24  # an upper bound of a number in JSON
+MAX_IDS: Final = 8192  # of one text: a longer one exceeds every model's limit
+MAX_ITEMS: Final = 1 << 17  # of a body that may hold token ids
+SMALLEST_NORM: Final = 1e-12  # as in torch's `normalize`: a vector of zeros stays one
+
+
+class EmbedParameters(Strict):
+    """Options for the vectors, the prompt and long texts."""
+
+    normalize: Annotated[
+        bool | None,
+        Field(description="Scales each vector to length 1, or returns it as it is. Default: as the model defines."),
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        Field(
+            description="Keeps only the first numbers of each vector, before it is normalised. For models that were "
+            "trained for this (Matryoshka). Default: all.",
+            ge=1,
+        ),
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Field(description="Name of the model's prompt to put in front of each text. Default: the model's default."),
+    ] = None
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+    encoding_format: Annotated[
+        Literal["float", "base64"],
+        Field(description="float: a list of numbers. base64: the vector as little-endian 32-bit floats in Base64."),
+    ] = "float"
+
+
+DEFAULTS: Final = EmbedParameters()
+
+
+class EmbedRequest(tasks.Request):
+    """An embedding request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": ["A man is playing a guitar.", "Somebody makes music."]}]}
+    )
+
+    inputs: Annotated[
+        str | Texts,
+        Field(description="A text, or a list of texts."),
+    ]
+    parameters: Annotated[EmbedParameters | None, Field(description="Optional parameters.")] = None
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_IDS)]
+Ids = Annotated[TokenIds, Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS)]
+Inputs = str | Texts | Ids
+"""Texts or token ids, in the requests of other protocols."""
+
+
+def has_ids(inputs: Any) -> bool:
+    """Returns whether `Inputs` are token ids."""
+    return not isinstance(inputs, str) and not isinstance(inputs[0], str)
+
+
+class TokenIdsRequest(tasks.Request):
+    """An embedding request with token ids instead of texts, which only other protocols have."""
+
+    inputs: Ids
+    whole: bool = False
+    """Whether the ids are whole sequences, to which no special tokens are added."""
+    parameters: EmbedParameters | None = None
+
+
+Vector = Annotated[list[float], Field(description="The numbers of a vector.")]
+Encoded = Annotated[str, Field(description="A vector in Base64, if encoding_format is base64.")]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Embed:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact has labels, or another head.
+    """
+    tasks.check_unlabelled(manifest)
+    if manifest.embedding is None:
+        raise ValueError("embed needs a network with the head embedding.")
+    return Embed(tokenizer, manifest, manifest.embedding)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts that are short, long, in other scripts, or hard to tokenise."""
+    return (
+        "A man is playing a guitar.",
+        "no",
+        "The ferry leaves at a quarter past six, and the last bus back to the harbour waits for its passengers.",
+        "Where can I renew my passport? I moved last year; the old office was closed in March 🛂.",
+        "서울의 봄은 짧지만 아름답다.",
+        "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
+    )
+
+
+class Embed:
+    """One sequence for each text. Its row is the vector that the network pools, (1, width)."""
+
+    Request = EmbedRequest
+    Response = list[Vector | Encoded | Failure]
+    max_sequences: ClassVar[int] = MAX_INPUTS  # a row is one vector
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, embedding: Embedding):
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self.vocab_size = manifest.vocab_size
+        self.width = manifest.width
+        self.embedding = embedding
+        # Vectors of short texts are longer than the limit of other responses.
+        self.max_response_bytes = NUMBER_BYTES * self.width * MAX_INPUTS
+
+    def encode(self, request: EmbedRequest | TokenIdsRequest) -> list[Encoding]:
+        """Encodes each text as one sequence.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while truncation is off, or the model does not have the
+                prompt, a token or as many dimensions.
+        """
+        parameters = request.parameters or DEFAULTS
+        if parameters.dimensions is not None and parameters.dimensions > self.width:
+            detail = f"dimensions exceeds the {self.width} dimensions of the model. Lower it, or leave it out."
+            raise invalid_value("/parameters/dimensions", "less_than_equal", detail, self.width)
+        prompt = self._prompt(parameters.prompt_name)
+        if isinstance(request, TokenIdsRequest):
+            return self._encode_ids(request, prompt, truncate=parameters.truncation)
+        texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        return self.encode_texts(texts, tasks.pointers(request.inputs), prompt, truncate=parameters.truncation)
+
+    def encode_texts(
+        self, texts: Sequence[str], pointers: Sequence[str], prompt: str, *, truncate: bool
+    ) -> list[Encoding]:
+        """Encodes texts with a prompt in front of each.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while `truncate` is false.
+        """
+        for text, pointer in zip(texts, pointers, strict=True):
+            if not text.strip():
+                raise tasks.empty_input(pointer)
+        try:
+            return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+
+    def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
+        """Encodes rows of token ids. A flat list is one row.
+
+        Raises:
+            Unprocessable: a row is empty or too long, or has an id that is no token of a text.
+        """
+        if prompt:
+            detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."
+            raise invalid_value("/inputs", "unsupported", detail)
+        given: Any = request.inputs
+        rows, places = ([given], ["/inputs"]) if isinstance(given[0], int) else (given, tasks.pointers(given))
+        before, after = self.tokenizer.special_ends
+        for row, place in zip(rows, places, strict=True):
+            used = set(row)
+            if wrong := [token for token in used if token >= self.vocab_size or not self.tokenizer.is_text(token)]:
+                detail = (
+                    "A token id is padding, or is not in the vocabulary of the model. Send texts, or ids of its tokens."
+                )
+                raise invalid_value(f"{place}/{min(map(row.index, wrong))}", "unknown_token", detail)
+            if not used - {*before, *after}:
+                raise tasks.empty_input(place)
+        try:
+            return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(places[error.index], self.max_tokens) from None
+
+    def decode(
+        self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
+    ) -> list[list[float] | str]:
+        """Returns the vector of each text."""
+        del encodings
+        parameters = request.parameters or DEFAULTS
+        wanted = self.embedding.normalize if parameters.normalize is None else parameters.normalize
+        vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
+        if wanted:
+            vectors = [normalized(vector) for vector in vectors]
+        if parameters.encoding_format == "base64":
+            return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+        return [vector.round(DECIMALS).tolist() for vector in vectors]
+
+    def split(self, request: EmbedRequest) -> list[EmbedRequest]:
+        """Returns one request for each text."""
+        inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+        return [request.model_copy(update={"inputs": item}) for item in inputs]
+
+    def single(self, response: list[list[float] | str]) -> list[float] | str:
+        """Returns the vector of the only text."""
+        return response[0]
+
+    def _prompt(self, name: str | None) -> str:
+        prompts: Mapping[str, str] = self.embedding.prompts
+        name = self.embedding.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            known = f"Its prompts are {', '.join(prompts)}." if prompts else "It has no prompts."
+            detail = f"The model has no prompt of this name. {known}"
+            raise invalid_value("/parameters/prompt_name", "unknown_prompt", detail)
+        return prompts[name]
+
+
+def normalized(vector: Floats) -> Floats:
+    """Returns a vector (D,) with length 1."""
+    return vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
+
+
+def cosine(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Returns the cosine of two vectors (D,); 0 if one is a vector of zeros."""
+    return float(normalized(one.astype(np.float64)) @ normalized(other.astype(np.float64)))
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures Spearman's correlation of the cosine of two texts with the similarity that people gave them."""
+
+    min_agreement: ClassVar[float] = 99.0
+
+    def __init__(self, task: Embed):
+        del task
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for pair in datasets.similar(data)[skip:stop]:
+            if pair.first.strip() and pair.second.strip():
+                yield Case({"inputs": [pair.first, pair.second]}, (pair.score,), _ungraded)
+
+    def grades(self, cases: Sequence[Case], responses: Sequence[Any]) -> list[Grade]:
+        """Grades each pair with its share of the correlation."""
+        vectors = [np.array(response, np.float32) for response in responses]  # (2, D) each
+        parts = metrics.spearman_parts(*_compared(cases, vectors))
+        return [Grade({"spearman": part}, pair) for part, pair in zip(parts, vectors, strict=True)]
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
+        """Returns the correlation, whose interval is not that of a mean."""
+        return {"spearman": metrics.spearman(*_compared(cases, answers))}
+
+    def agree(self, one: Any, other: Any) -> float:
+        """Returns the mean cosine of the vectors of both texts."""
+        return float(np.mean([cosine(a, b) for a, b in zip(one, other, strict=True)]))
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        """Returns the score of the words that two texts share (Jaccard)."""
+        words = [[set(text.lower().split()) for text in case.body["inputs"]] for case in cases]
+        shared = [len(a & b) / len(a | b) for a, b in words]
+        return {"words in common": metrics.spearman(shared, [case.expected[0] for case in cases])}
+
+    def best(self, response: Any) -> str:
+        return " ".join(f"{number:.3f}" for number in itertools.islice(response[0], 3))
+
+
+def _compared(cases: Sequence[Case], vectors: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Returns the cosines of pairs of vectors, (2, D) each, and the similarities that people gave the texts."""
+    return [cosine(*pair) for pair in vectors], [case.expected[0] for case in cases]
+
+
+def _ungraded(response: Any) -> list[Grade]:
+    """Grades nothing: a correlation needs all answers."""
+    del response
+    return []
+
+
+TASK: Final = Embed

@@ -1,0 +1,395 @@
+"""Entities: the spans of a text that a token classifier labels, such as names of people and places.
+
+The semantics are those of `TokenClassificationPipeline` in transformers 4.57.1. `start` and `end` count code points of
+the text as sent. If `aggregation_strategy` is left out, it is `simple`, as in the hosted Inference API. (The pipeline
+itself does not aggregate by default.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Manifest
+from swiftlet_models.datasets import Span, Tagged
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import invalid_value
+from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.types import Row
+
+HEAD: Final = "token"
+OUTPUTS: Final = "labels"
+
+MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them takes about 0.25 s
+MAX_SEQUENCES: Final = 256  # of one request
+STRIDE: Final = "/parameters/stride"
+CAPITALISED: Final = re.compile(r"(?<!\S)[^\W\d_a-z]\w*(?: [^\W\d_a-z]\w*)*(?!\S)")
+
+Strategy = Literal["none", "simple", "first", "average", "max"]
+Scheme = Literal["bio", "bilou"]
+
+# The prefixes of labels, and whether a token with such a label begins an entity.
+PREFIXES: Final[dict[Scheme, dict[str, bool]]] = {
+    "bio": {"B-": True, "I-": False},
+    "bilou": {"B-": True, "U-": True, "S-": True, "I-": False, "L-": False, "E-": False},
+}
+
+
+class EntitiesParameters(Strict):
+    """Options for the grouping of tokens, and for long texts."""
+
+    aggregation_strategy: Annotated[
+        Strategy,
+        Field(
+            description="How tokens become entities. none: not at all. simple: adjacent tokens of one label. first, "
+            "average, max: as simple, but a word has one label, that of its first token, of its tokens' mean scores, "
+            "or of its most certain token."
+        ),
+    ] = "simple"
+    ignore_labels: Annotated[
+        list[Annotated[str, Field(max_length=200)]], Field(description="Labels to leave out.", max_length=1000)
+    ] = ["O"]  # noqa: RUF012  # the model is frozen, and copies its defaults
+    stride: Annotated[
+        int | None,
+        Field(description="Overlap of the windows of a long text in tokens. Default: only one window is read.", ge=0),
+    ] = None
+    label_scheme: Annotated[
+        Scheme,
+        Field(
+            description="Prefixes of labels. bio: B- begins an entity, I- continues it, as in the pipeline. bilou: "
+            "also L- or E- for the last token, U- or S- for the only one."
+        ),
+    ] = "bio"
+    truncation: Annotated[
+        bool,
+        Field(description="Without a stride: truncates a text that exceeds the token limit. If false, rejects it."),
+    ] = True
+
+
+T = TypeVar("T")
+
+DEFAULTS: Final = EntitiesParameters()
+
+
+class EntitiesRequest(tasks.Request):
+    """A token classification request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"inputs": "Clara lives in Bern.", "parameters": {"aggregation_strategy": "first"}}]
+        }
+    )
+
+    inputs: Annotated[
+        str | Texts,
+        Field(description="A text, or a list of texts."),
+    ]
+    parameters: Annotated[EntitiesParameters | None, Field(description="Optional parameters.")] = None
+
+
+class Entity(BaseModel):
+    """Adjacent tokens of one label."""
+
+    entity_group: Annotated[str, Field(description="The label, without its prefix.")]
+    score: Annotated[float, Field(description="Mean probability of the label over the tokens or words.")]
+    word: Annotated[str, Field(description="The tokens as text. Case and spaces may differ from text[start:end].")]
+    start: Annotated[int, Field(description="Start of the entity in the text, in code points.")]
+    end: Annotated[int, Field(description="End of the entity, exclusive.")]
+
+
+class LabelledToken(BaseModel):
+    """A token and its label, with the strategy none."""
+
+    entity: Annotated[str, Field(description="The label.")]
+    score: Annotated[float, Field(description="Probability of the label.")]
+    index: Annotated[int, Field(description="Position of the token in the sequence, special tokens included.")]
+    word: Annotated[str, Field(description="The token as it is in the vocabulary.")]
+    start: Annotated[int, Field(description="Start of the token in the text, in code points.")]
+    end: Annotated[int, Field(description="End of the token, exclusive.")]
+
+
+Found = list[Entity] | list[LabelledToken]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact has no labels.
+    """
+    if not manifest.labels:
+        raise ValueError("a token classifier needs labels.")
+    return Entities(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts with and without names, in other scripts, or hard to tokenise."""
+    return (
+        "Clara moved from Bern to New York in March to work for the United Nations.",
+        "nothing to see here",
+        "On Monday, Dr. O'Neill-Smith met three engineers of Acme Ltd. (Zürich) 🎬 at the Café de l'Étoile.",
+        "김영희는 2019년 서울에서 한국은행에 들어갔다.",
+    )
+
+
+class Piece(NamedTuple):
+    """A token of the text with its probabilities."""
+
+    word: str
+    scores: Row  # (labels,)
+    start: int
+    end: int
+    place: int  # in the sequence
+    continues: bool  # whether it is in the same word as the token before it
+
+
+class Mark(NamedTuple):
+    """A token or a word with its label."""
+
+    label: str
+    score: np.float32
+    word: str
+    start: int
+    end: int
+
+
+class Entities:
+    """One sequence for each window of each text. Its row holds the logits of its text tokens, (F, labels)."""
+
+    Request = EntitiesRequest
+    Response = Found | list[Found | Failure]
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        self.tokenizer = tokenizer
+        self.labels = manifest.labels
+        self.max_tokens = manifest.max_tokens
+        self._size = manifest.max_tokens - tokenizer.special_count(pair=False)  # text tokens of one sequence
+
+    def encode(self, request: EntitiesRequest) -> list[Chunk]:
+        """Encodes each window of each text as one sequence.
+
+        Raises:
+            Unprocessable: a text is empty or too long, or the stride does not fit the model or the strategy.
+        """
+        parameters = request.parameters or DEFAULTS
+        self._check_stride(parameters)
+        pointers = tasks.pointers(request.inputs)
+        texts = _texts(request)
+        self._check_lengths(texts, pointers, parameters)
+        tokenized = self.tokenizer.tokenize(texts, self._size if parameters.stride is None else None)
+        chunks: list[Chunk] = []
+        for index, (text, pointer) in enumerate(zip(tokenized, pointers, strict=True)):
+            chunks += self._chunks(text, index, pointer, parameters, MAX_SEQUENCES - len(chunks))
+        return chunks
+
+    def decode(self, request: EntitiesRequest, encodings: Sequence[Chunk], rows: Sequence[Row]) -> object:
+        """Returns the entities of each text, or of the only one if `inputs` is a text."""
+        parameters, texts = request.parameters or DEFAULTS, _texts(request)
+        found: list[list[dict[str, Any]]] = [[] for _ in texts]
+        for chunk, row in zip(encodings, rows, strict=True):
+            found[chunk.text_index] += self._find(texts[chunk.text_index], chunk, row, parameters)
+        windows = Counter(chunk.text_index for chunk in encodings)
+        merged = [merge_overlaps(each) if windows[i] > 1 else each for i, each in enumerate(found)]
+        return merged if isinstance(request.inputs, list) else merged[0]
+
+    def split(self, request: EntitiesRequest) -> list[EntitiesRequest]:
+        """Returns one request for each text."""
+        return [request.model_copy(update={"inputs": text}) for text in _texts(request)]
+
+    def single(self, response: object) -> object:
+        """Returns the entities of the only text."""
+        return response
+
+    def _check_stride(self, parameters: EntitiesParameters) -> None:
+        if parameters.stride is None:
+            return
+        if parameters.aggregation_strategy == "none":
+            raise invalid_value(STRIDE, "no_aggregation", "A stride needs an aggregation_strategy.")
+        if parameters.stride >= self._size:
+            detail = "The stride is too large: a window has no room for new tokens. Lower it."
+            raise invalid_value(STRIDE, "less_than_equal", detail, self._size - 1)
+
+    def _check_lengths(self, texts: Sequence[str], pointers: Sequence[str], parameters: EntitiesParameters) -> None:
+        total = 0
+        for text, pointer in zip(texts, pointers, strict=True):
+            if not text.strip():
+                raise tasks.empty_input(pointer)
+            total += len(text)
+            if parameters.stride is not None and total > MAX_CHARACTERS:
+                detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
+                raise tasks.input_too_long(pointer, detail, MAX_CHARACTERS)
+
+    def _chunks(
+        self, text: TokenizedText, index: int, pointer: str, parameters: EntitiesParameters, room: int
+    ) -> list[Chunk]:
+        """Splits one text into windows. There may be at most `room` of them."""
+        size, stride = self._size, parameters.stride
+        if not len(text):
+            raise tasks.empty_input(pointer)
+        if stride is None:
+            if text.left_out and not parameters.truncation:
+                raise tasks.too_many_tokens(pointer, self.max_tokens)
+            return self.tokenizer.chunks(text, index, size, 0)
+        if max(1, -(-(len(text) - stride) // (size - stride))) > room:
+            detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."
+            raise tasks.input_too_long(pointer, detail, MAX_SEQUENCES)
+        return self.tokenizer.chunks(text, index, size, stride)
+
+    def _find(self, text: str, chunk: Chunk, row: Row, parameters: EntitiesParameters) -> list[dict[str, Any]]:
+        """Returns the entities of one window, without those of ignored labels."""
+        pieces, strategy = self._pieces(text, chunk, row), parameters.aggregation_strategy
+        if strategy in ("none", "simple"):
+            marks = [self._mark([piece], strategy, piece.word) for piece in pieces]
+        else:
+            words = split_runs(pieces, [piece.continues for piece in pieces])
+            marks = [self._mark(word, strategy, self.tokenizer.join([each.word for each in word])) for word in words]
+        if strategy == "none":
+            tokens = [_token(mark, piece.place) for mark, piece in zip(marks, pieces, strict=True)]
+            return [token for token in tokens if token["entity"] not in parameters.ignore_labels]
+        entities = [self._entity(group) for group in groups(marks, parameters.label_scheme)]
+        return [entity for entity in entities if entity["entity_group"] not in parameters.ignore_labels]
+
+    def _pieces(self, text: str, chunk: Chunk, row: Row) -> list[Piece]:
+        probabilities = tasks.softmax(row)
+        pieces = []
+        ids, spans = chunk.tokens.ids.tolist(), chunk.tokens.offsets.tolist()
+        for i, (number, (start, end)) in enumerate(zip(ids, spans, strict=True)):
+            word, written = self.tokenizer.token(number), text[start:end]
+            if self.tokenizer.marks_continuation:
+                continues = len(word) != len(written)
+            else:  # the pipeline's guess for other tokenizers: only a space begins a word
+                continues = start > 0 and " " not in text[start - 1 : start + 1]
+            if number == self.tokenizer.unknown_id:
+                word, continues = written, False
+            pieces.append(Piece(word, probabilities[i], start, end, int(chunk.focus[i]), continues))
+        return pieces
+
+    def _mark(self, pieces: Sequence[Piece], strategy: Strategy, word: str) -> Mark:
+        """Returns the label of a word, from those of its tokens."""
+        if strategy == "average":
+            scores = np.mean([piece.scores for piece in pieces], axis=0)
+        else:
+            scores = (max(pieces, key=lambda piece: piece.scores.max()) if strategy == "max" else pieces[0]).scores
+        best = int(scores.argmax())
+        return Mark(self.labels[best], scores[best], word, pieces[0].start, pieces[-1].end)
+
+    def _entity(self, marks: Sequence[Mark]) -> dict[str, Any]:
+        return {
+            "entity_group": marks[0].label.split("-", 1)[-1],
+            "score": float(np.mean([mark.score for mark in marks])),
+            "word": self.tokenizer.join([mark.word for mark in marks]),
+            "start": marks[0].start,
+            "end": marks[-1].end,
+        }
+
+
+def split_runs(items: Iterable[T], continues: Iterable[bool]) -> list[list[T]]:
+    """Splits items into runs. An item that continues is in the run of the one before it."""
+    runs: list[list[T]] = []
+    for item, same in zip(items, continues, strict=True):
+        if runs and same:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
+
+
+def groups(marks: Sequence[Mark], scheme: Scheme) -> list[list[Mark]]:
+    """Returns the tokens or words of each entity: adjacent ones of one kind, of which only the first may begin one."""
+    tags = [tag(mark.label, scheme) for mark in marks]
+    before = [(False, ""), *tags][:-1]
+    return split_runs(
+        marks, [not begins and kind == last for (begins, kind), (_, last) in zip(tags, before, strict=True)]
+    )
+
+
+def tag(label: str, scheme: Scheme) -> tuple[bool, str]:
+    """Returns whether a label begins an entity, and its kind. A label without a known prefix continues one."""
+    begins = PREFIXES[scheme].get(label[:2])
+    return (False, label) if begins is None else (begins, label[2:])
+
+
+def merge_overlaps(entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the entities of overlapping windows in order. Of two that overlap, the longer or more certain one stays.
+
+    As in the pipeline, an entity is compared with the last one that stayed only.
+    """
+    merged: list[dict[str, Any]] = []
+    ordered = sorted(entities, key=lambda one: one["start"])
+    last = ordered[0] if ordered else {}
+    for one in ordered:
+        if last["start"] <= one["start"] < last["end"]:
+            last = max(last, one, key=lambda entity: (entity["end"] - entity["start"], entity["score"]))
+        else:
+            merged.append(last)
+            last = one
+    return [*merged, last] if last else []
+
+
+def _token(mark: Mark, index: int) -> dict[str, Any]:
+    where = {"index": index, "word": mark.word, "start": mark.start, "end": mark.end}
+    return {"entity": mark.label, "score": float(mark.score), **where}
+
+
+def _texts(request: EntitiesRequest) -> list[str]:
+    return list(request.inputs) if isinstance(request.inputs, list) else [request.inputs]
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures F1 on a file in CoNLL's columns. An entity is right if its span and its kind are.
+
+    The F1 is that of the entities of all texts together. The difference of two models is that of the texts' own F1. A
+    word has the label of its first token (strategy `first`), as in training.
+    """
+
+    def __init__(self, task: Entities):
+        self._scheme = "bio" if {label[:2] for label in task.labels} <= {"O", "B-", "I-"} else "bilou"
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        parameters: dict[str, Any] = {"aggregation_strategy": "first", "label_scheme": self._scheme}
+        return [_case(text, parameters) for text in datasets.tagged(data)[skip:stop]]
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        kinds = Counter(kind for case in cases for _, _, kind in case.expected)
+        commonest = max(kinds, key=kinds.__getitem__, default="")
+        found = [
+            [(run.start(), run.end(), commonest) for run in CAPITALISED.finditer(case.body["inputs"])] for case in cases
+        ]
+        return {f"every run of capitalised words is {commonest}": _f1(cases, found)}
+
+    def best(self, response: Any) -> str:
+        return "; ".join(f"{one['entity_group']}: {one['word']}" for one in response)
+
+    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
+        return {"f1": _f1(cases, answers)}
+
+
+def _case(text: Tagged, parameters: dict[str, Any]) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        found = tuple(_strip(text.text, one["start"], one["end"], one["entity_group"]) for one in response)
+        sizes = len(found) + len(text.spans)
+        return [Grade({"f1": 2 * len({*found} & {*text.spans}) / sizes if sizes else 1.0}, found)]
+
+    return Case({"inputs": text.text, "parameters": parameters}, text.spans, grade)
+
+
+def _strip(text: str, start: int, end: int, kind: str) -> Span:
+    """Returns a span without the spaces around it, which some tokenizers count to the token."""
+    return end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip()), kind
+
+
+def _f1(cases: Sequence[Case], found: Sequence[Sequence[Span]]) -> Score:
+    right = [len({*spans} & {*case.expected}) for case, spans in zip(cases, found, strict=True)]
+    return metrics.span_f1(right, [len({*spans}) for spans in found], [len(case.expected) for case in cases])
+
+
+TASK: Final = Entities

@@ -1,0 +1,325 @@
+"""Fill-mask: the most likely tokens at the positions of the mask token.
+
+The semantics are those of `FillMaskPipeline` in transformers 4.57.1: probabilities are over the whole vocabulary, even
+if `targets` restricts the tokens. The answer to a text with one mask is a flat list. The answer to a text with several
+masks is one list for each mask.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Manifest
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Encoding, Ids, TextTooLong, TokenizedText, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
+from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.types import Row
+from swiftlet_serve.types.topk import Ranked, Ranking
+
+HEAD: Final = "masked_lm"
+OUTPUTS: Final = "vocabulary"
+
+MAX_MASKS: Final = 64  # in one request: each mask needs a top-k over the vocabulary and a list in the response
+MAX_WRITTEN: Final = 1 << 18  # characters of all sequences of a response: decoding them takes about 0.2 s
+USUAL_CHARACTERS: Final = 8  # per token, at most, in prose
+DEFAULT_TOP_K: Final = 5
+
+TARGETS: Final = "/parameters/targets"
+Target = Annotated[str, Field(max_length=200)]
+
+
+class FillMaskParameters(Strict):
+    """Options for the tokens, their number, and long texts."""
+
+    top_k: Annotated[int, Field(description="Number of tokens to return for each mask, best first.", ge=1, le=100)] = (
+        DEFAULT_TOP_K
+    )
+    targets: Annotated[
+        Target | Annotated[list[Target], Field(min_length=1, max_length=256)] | None,
+        Field(description="Words to choose from. A word of several tokens stands for its first token, which names it."),
+    ] = None
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+class FillMaskRequest(tasks.Request):
+    """A fill-mask request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}}]}
+    )
+
+    inputs: Annotated[
+        str | Texts,
+        Field(description="A text with at least one mask token, or a list of such texts."),
+    ]
+    parameters: Annotated[FillMaskParameters | None, Field(description="Optional parameters.")] = None
+    _targets: dict[int, list[str]] | None = None  # the targets by token, which are tokenised once
+
+
+class Token(BaseModel):
+    """A token for a mask."""
+
+    score: Annotated[float, Field(description="Probability of the token, over the whole vocabulary.")]
+    token: Annotated[int, Field(description="Id of the token.")]
+    token_str: Annotated[str, Field(description="The token as text.")]
+    sequence: Annotated[str, Field(description="The whole text with the token in place of the mask.")]
+    targets: Annotated[
+        list[str] | None,
+        Field(
+            description="With targets: those that the token stands for. One that is not the token is no token of this "
+            "model, and the token is its beginning."
+        ),
+    ] = None
+
+
+Tokens = list[Token] | list[list[Token]]
+"""The answer to one text: its tokens, or the tokens of each of its masks."""
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the tokenizer has no mask token, or the artifact has labels.
+    """
+    tasks.check_unlabelled(manifest)
+    return FillMask(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
+    """Returns texts with one mask or two."""
+    texts = (
+        "The {mask} rises in the east and sets in the {mask}.",
+        "She poured the {mask} into a cup and drank it.",
+        "Two and two make {mask}.",
+    )
+    return [text.format(mask=tokenizer.mask) for text in texts]
+
+
+class FillMask:
+    """One sequence for each text. Its row holds the top tokens of each mask, as `service.types.topk` describes."""
+
+    Request = FillMaskRequest
+    Response = Tokens | list[Tokens | Failure]
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        if tokenizer.mask is None:
+            raise ValueError("fill-mask needs a tokenizer that has a mask token.")
+        self.tokenizer = tokenizer
+        self.mask = tokenizer.mask  # as it is written in a text
+        self.max_tokens = manifest.max_tokens
+
+    def encode(self, request: FillMaskRequest) -> list[Ranked]:
+        """Encodes each text as one sequence.
+
+        Raises:
+            Unprocessable: a text has no mask or has one beyond the token limit, there are too many masks, a target is
+                blank, or the response would be too long.
+        """
+        texts = _inputs(request)
+        pointers = tasks.pointers(request.inputs)
+        parameters = request.parameters or FillMaskParameters()
+        targets = np.array(sorted(self._targets(request)), np.int64)
+        masks = self._count_masks(texts)
+        for count, pointer in zip(masks, pointers, strict=True):
+            if count == 0:
+                detail = f"The text has no {self.mask} token. Write {self.mask} in place of a word."
+                raise Unprocessable("no_mask", detail, field_errors=[FieldError(pointer, "no_mask")])
+        try:
+            encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation, mask=True)
+        except TextTooLong as error:
+            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+        for encoding, expected, pointer in zip(encodings, masks, pointers, strict=True):
+            if len(encoding.focus) < expected:
+                detail = f"A mask is beyond the {self.max_tokens} tokens that the model reads. Shorten the text."
+                raise tasks.input_too_long(pointer, detail, self.max_tokens)
+        _check_written(texts, encodings, parameters.top_k)
+        return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
+
+    def least_response_bytes(self, request: FillMaskRequest) -> int:
+        """Returns a lower bound of the size of the response.
+
+        Raises:
+            Unprocessable: there are too many masks.
+        """
+        parameters = request.parameters or FillMaskParameters()
+        targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
+        masks = sum(self._count_masks(_inputs(request)))
+        return masks * min(parameters.top_k, targets or parameters.top_k) * tasks.LEAST_ITEM_BYTES
+
+    def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
+        """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
+        targets = self._targets(request)
+        filled = [self._fill(encoding, Ranking.of(row), targets) for encoding, row in zip(encodings, rows, strict=True)]
+        return filled[0] if len(filled) == 1 else filled
+
+    def split(self, request: FillMaskRequest) -> list[FillMaskRequest]:
+        """Returns one request for each text.
+
+        Raises:
+            Unprocessable: the texts have too many masks in total, or the response would be too long.
+        """
+        texts = _inputs(request)
+        self._count_masks(texts)
+        self._targets(request)
+        encodings = self.tokenizer.encode(texts, self.max_tokens, mask=True)
+        _check_written(texts, encodings, (request.parameters or FillMaskParameters()).top_k)
+        return [request.model_copy(update={"inputs": text}) for text in texts]
+
+    def single(self, response: object) -> object:
+        """Returns the tokens of the only text."""
+        return response
+
+    def _count_masks(self, texts: Sequence[str]) -> list[int]:
+        """Counts the masks of each text, and checks their limit."""
+        masks = [text.count(self.mask) for text in texts]
+        if sum(masks) > MAX_MASKS:
+            detail = f"The texts have more than {MAX_MASKS} masks in total. Send fewer in one request."
+            error = FieldError("/inputs", "too_many_masks", MAX_MASKS)
+            raise Unprocessable("too_many_masks", detail, field_errors=[error])
+        return masks
+
+    def _fill(self, encoding: Encoding, ranking: Ranking, targets: Mapping[int, list[str]]) -> list[Any]:
+        """Returns the tokens for each mask of one text. A text with one mask has no outer list."""
+        tokens, scores = ranking.columns, np.exp(ranking.largest - ranking.total, dtype=np.float64)
+        sequences = self._sequences(encoding, tokens)
+        words = self.tokenizer.decode(tokens.reshape(-1, 1).tolist())
+        proposals = [
+            {"score": float(score), "token": int(token), "token_str": word, "sequence": sequence}
+            | ({"targets": targets[int(token)]} if targets else {})
+            for score, token, word, sequence in zip(scores.flat, tokens.flat, words, sequences, strict=True)
+        ]
+        top_k = tokens.shape[1]
+        lists = [proposals[start : start + top_k] for start in range(0, len(proposals), top_k)]
+        return lists[0] if len(lists) == 1 else lists
+
+    def _sequences(self, encoding: Encoding, tokens: Ids) -> list[str]:
+        """Returns the whole text with each token in place of its mask, mask by mask."""
+        rows = []
+        for position, candidates in zip(encoding.focus, tokens, strict=True):
+            for token in candidates:
+                ids = encoding.input_ids.copy()
+                ids[position] = token
+                rows.append(ids[ids != self.tokenizer.pad_id].tolist())
+        # The remaining masks are special tokens too, and the pipeline shows them.
+        return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
+
+    def _targets(self, request: FillMaskRequest) -> dict[int, list[str]]:
+        """Returns the targets by the token that they stand for, or none if every token is allowed.
+
+        Raises:
+            Unprocessable: a target is blank.
+        """
+        targets = None if request.parameters is None else request.parameters.targets
+        if request._targets is None and targets is not None:
+            words = [targets] if isinstance(targets, str) else targets
+            found: dict[int, list[str]] = {}
+            for i, (word, tokens) in enumerate(zip(words, self.tokenizer.tokenize(words), strict=True)):
+                if tasks.is_blank(word) or not len(tokens):
+                    place = TARGETS if isinstance(targets, str) else f"{TARGETS}/{i}"
+                    raise invalid_value(place, "no_target", "A target is empty. Send targets that are not blank.")
+                identity = self.tokenizer.token_to_id(word)
+                found.setdefault(int(tokens.ids[0]) if identity is None else identity, []).append(word)
+            request._targets = found
+        return request._targets or {}
+
+
+def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: int) -> None:
+    """Limits the response: each token is returned with the whole text, so kilobytes could ask for megabytes.
+
+    Raises:
+        Unprocessable: the response would be too long.
+    """
+    length = 0
+    for text, encoding in zip(texts, encodings, strict=True):
+        length += len(encoding.focus) * min(len(text), USUAL_CHARACTERS * len(encoding.input_ids))
+    if length * top_k > MAX_WRITTEN:
+        detail = f"The response would repeat the texts to more than {MAX_WRITTEN} characters. Lower top_k."
+        error = FieldError("/parameters/top_k", "answer_too_large", MAX_WRITTEN // length)
+        raise Unprocessable("answer_too_large", detail, field_errors=[error])
+
+
+def _inputs(request: FillMaskRequest) -> list[str]:
+    return request.inputs if isinstance(request.inputs, list) else [request.inputs]
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures how often the best token is the original one, on running text.
+
+    Of a paragraph's tokens, 15 % are masked, chosen among words that are one token. The choice is seeded with the
+    number of the document, so every evaluation masks the same words.
+    """
+
+    MASKED_SHARE: Final = 0.15
+    PARAGRAPH: Final = range(200, 1200)  # characters
+    PARAGRAPHS: Final = 3  # of one document
+    MAX_MASKS: Final = 24  # in one paragraph
+
+    def __init__(self, task: FillMask):
+        self._tokenizer, self._mask, self._max_tokens = task.tokenizer, task.mask, task.max_tokens
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
+            paragraphs = [text for text in document.split("\n") if len(text) in self.PARAGRAPH]
+            for text in paragraphs[: self.PARAGRAPHS]:
+                yield from self._masked(text, random.Random(number))  # noqa: S311  # no secret
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        right = [token for case in cases for token in case.expected]
+        ((commonest, _),) = Counter(right).most_common(1)
+        return {"always the commonest token": metrics.mean([float(token == commonest) for token in right])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["token_str"])
+
+    def _masked(self, text: str, chance: random.Random) -> Iterable[Case]:
+        """Returns the case of a paragraph, or none if it cannot be masked."""
+        (tokens,) = self._tokenizer.tokenize([text])
+        fits = len(tokens) + self._tokenizer.special_count(pair=False) <= self._max_tokens
+        whole = _whole_words(text, tokens)
+        count = min(self.MAX_MASKS, round(self.MASKED_SHARE * len(tokens)), len(whole))
+        chosen = sorted(chance.sample(whole, count))
+        if not chosen or not fits or self._mask in text:
+            return
+        parts, position = [], 0
+        for index in chosen:
+            start, end = tokens.offsets[index]
+            parts += [text[position:start], self._mask]
+            position = end
+        masked = "".join([*parts, text[position:]])
+        yield _case(masked, tuple(int(tokens.ids[index]) for index in chosen))
+
+
+def _whole_words(text: str, tokens: TokenizedText) -> list[int]:
+    """Returns the indices of the tokens that are whole alphanumeric words."""
+    counts = np.bincount(tokens.word_ids)
+    return [
+        index
+        for index, (word, (start, end)) in enumerate(zip(tokens.word_ids, tokens.offsets, strict=True))
+        if counts[word] == 1 and text[start:end].strip().isalnum()  # unigram tokens include the blank before the word
+    ]
+
+
+def _case(text: str, expected: tuple[int, ...]) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = [response[0]] if len(expected) == 1 else [tokens[0] for tokens in response]
+        found = [token["token"] for token in best]
+        return [Grade({"top_1": float(token == right)}, token) for token, right in zip(found, expected, strict=True)]
+
+    return Case({"inputs": text, "parameters": {"top_k": 1}}, expected, grade)
+
+
+TASK: Final = FillMask

@@ -1,0 +1,257 @@
+"""Reranking: the texts that answer a query best, first.
+
+A cross-encoder reads the query with each text, and its only output is the score, as `CrossEncoder.rank` of
+sentence-transformers computes it. An embedding model reads each of them alone, and the score is the cosine of two
+vectors. The manifest's head tells which of the two an artifact is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Head, Manifest, Outputs
+from swiftlet_models.bm25 import BM25
+from swiftlet_models.metrics import Score
+from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import Unprocessable
+from swiftlet_serve.tasks import Case, Failure, Grade, Strict
+from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
+from swiftlet_serve.tasks.embed import cosine
+from swiftlet_serve.types import Row
+
+HEAD: Final[Head] = "classification"
+OUTPUTS: Final[Outputs] = "labels"
+OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+CROSS_ENCODER: Final = True
+
+MAX_TEXTS: Final = 1000
+BEST: Final = 10  # texts that the mean reciprocal rank looks at
+QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
+QUERY: Final = "/inputs/query"
+TEXTS: Final = "/inputs/texts"
+TEXT_PROMPTS: Final = ("document", "passage", "corpus")  # as `encode_document`
+
+
+class Candidates(Strict):
+    """A query, and the texts to rank."""
+
+    query: Annotated[str, Field(description="The query.")]
+    texts: Annotated[list[str], Field(description="The texts to rank.", min_length=1, max_length=MAX_TEXTS)]
+
+
+class RerankParameters(Strict):
+    """Options for the results, the scores and long texts."""
+
+    top_n: Annotated[int | None, Field(description="Number of texts to return. Default: all.", ge=1, le=MAX_TEXTS)] = (
+        None
+    )
+    return_documents: Annotated[bool, Field(description="Repeats each text in the response.")] = False
+    raw_scores: Annotated[
+        bool,
+        Field(description="Returns the outputs of a cross-encoder without a sigmoid. Has no effect on a cosine."),
+    ] = False
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+DEFAULTS: Final = RerankParameters()
+
+
+class RerankRequest(tasks.Request):
+    """A query with the texts to rank."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"inputs": {"query": "How do bees dance?", "texts": ["Bees waggle.", "Rain is wet."]}}]
+        }
+    )
+
+    inputs: Annotated[Candidates, Field(description="A query and texts.")]
+    parameters: Annotated[RerankParameters | None, Field(description="Optional parameters.")] = None
+
+
+class RankedText(BaseModel):
+    """A text and its score."""
+
+    index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
+    score: Annotated[float, Field(description="How well the text answers the query: higher is better.")]
+    text: Annotated[str | None, Field(description="The text, with return_documents.")] = None
+
+
+class UnrankedText(Failure):
+    """The error of a text of a request with `partial`. It comes after the ranked texts."""
+
+    index: Annotated[int, Field(description="Position of the text in the request, from 0.")]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact is neither a cross-encoder with one output nor an embedding model.
+    """
+    if manifest.embedding is None and (manifest.width != 1 or manifest.problem is None):
+        raise ValueError("rerank needs a classifier with one label, or an embedding model.")
+    return Rerank(tokenizer, manifest)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
+    """Returns queries with texts that are short, long or in another script."""
+    return (
+        {"query": "How do bees tell the way?", "texts": ["They dance.", "Rain fell all night on the tin roof."]},
+        {"query": "봄은 어떤가?", "texts": ["서울의 봄은 짧지만 아름답다.", "no"]},
+    )
+
+
+class Rerank:
+    """One sequence for each text, with the query; or with an embedding model one for the query, then one for each."""
+
+    Request = RerankRequest
+    Response = list[RankedText | UnrankedText]
+    max_sequences: ClassVar[int] = MAX_TEXTS + 1  # with the query
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_tokens
+        self.embedding = manifest.embedding
+        self._function = default_function(manifest.problem, 1)
+
+    def encode(self, request: RerankRequest) -> list[Encoding]:
+        """Encodes the query and the texts. With `partial`, texts that cannot be ranked have no sequence.
+
+        Raises:
+            Unprocessable: a text is empty, or is too long while truncation is off.
+        """
+        query, texts = request.inputs.query, request.inputs.texts
+        (tokens,) = self.tokenizer.tokenize([query])
+        if tasks.is_blank(query) or not len(tokens):
+            raise tasks.empty_input(QUERY)
+        encodings = self.tokenizer.encode(self._sequences(query, texts), self.max_tokens)
+        partial, found = request.partial and len(texts) > 1, []
+        for encoding in encodings:
+            error = self._error(request, encoding)
+            if error is None:
+                found.append(encoding)
+            elif self._number(encoding) < 0 or not partial:
+                raise error
+        return found
+
+    def decode(
+        self, request: RerankRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
+    ) -> list[dict[str, Any]]:
+        """Returns the texts, best first. Equal scores keep the order of the request.
+
+        With `partial`, the errors of texts that could not be ranked follow.
+        """
+        parameters, texts = request.parameters or DEFAULTS, request.inputs.texts
+        numbers = [number for number in map(self._number, encodings) if number >= 0]
+        if self.embedding is None:
+            apply = FUNCTIONS["none" if parameters.raw_scores else self._function]
+            scores = apply([float(row[0, 0]) for row in rows])
+        else:
+            scores = [cosine(rows[0][0], row[0]) for row in rows[1:]]
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
+        ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
+        if parameters.return_documents:
+            ranked = [one | {"text": texts[one["index"]]} for one in ranked]
+        return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
+
+    def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
+        if self.embedding is None:
+            return [(query, text) for text in texts]
+        prompt = self._prompt(TEXT_PROMPTS)
+        return [self._prompt(QUERY_PROMPTS) + query, *(prompt + text for text in texts)]
+
+    def _number(self, encoding: Encoding) -> int:
+        """Returns the number of a text in the request, or -1 for the query."""
+        return encoding.text_index - (self.embedding is not None)
+
+    def _error(self, request: RerankRequest, encoding: Encoding) -> Unprocessable | None:
+        """Returns the reason why a text or the query cannot be read."""
+        number = self._number(encoding)
+        place = f"{TEXTS}/{number}" if number >= 0 else QUERY
+        if number >= 0 and not request.inputs.texts[number].strip():
+            return tasks.empty_input(place)
+        if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
+            return tasks.too_many_tokens(place, self.max_tokens)
+        return None
+
+    def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
+        """Returns the error of a text that has no sequence: it is empty, or else too long."""
+        place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
+        error = tasks.too_many_tokens(place, self.max_tokens) if text.strip() else tasks.empty_input(place)
+        return {"index": number, **tasks.failure(error).model_dump()}
+
+    def text_pointers(self, request: RerankRequest) -> list[str]:
+        """Returns the JSON Pointer of the text of each sequence. A cross-encoder reads the query with each text."""
+        return _pointers(request)[self.embedding is None :]
+
+    def split(self, request: RerankRequest) -> list[RerankRequest]:
+        """Returns the request: it has one query."""
+        return [request]
+
+    def single(self, response: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the ranked texts."""
+        return response
+
+    def _prompt(self, names: Sequence[str]) -> str:
+        """Returns the first of the prompts that the embedding model has, or else its default one."""
+        assert self.embedding is not None  # noqa: S101  # for the type checker
+        prompts = self.embedding.prompts
+        return next((prompts[name] for name in names if name in prompts), self.embedding.default_prompt_text())
+
+
+def _pointers(request: RerankRequest) -> list[str]:
+    return [QUERY, *(f"{TEXTS}/{i}" for i in range(len(request.inputs.texts)))]
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures the mean reciprocal rank of the first relevant text among the best ten.
+
+    Queries without a relevant text, and with more texts than a request may have, are skipped.
+    """
+
+    def __init__(self, task: Rerank):
+        del task
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        for one in datasets.ranked(data)[skip:stop]:
+            if any(one.relevant) and len(one.texts) <= MAX_TEXTS and all(text.strip() for text in one.texts):
+                yield _case(one)
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        """Returns the scores of the order in the file, and of BM25 with the words of all texts."""
+        inputs = [case.body["inputs"] for case in cases]
+        bm25 = BM25(text for one in inputs for text in one["texts"])
+        ranks = []
+        for one, case in zip(inputs, cases, strict=True):
+            scores = [bm25.score(one["query"], text) for text in one["texts"]]
+            order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+            ranks.append(_reciprocal_rank([case.expected[i] for i in order]))
+        in_order = [_reciprocal_rank(case.expected) for case in cases]
+        return {"the order of the file": metrics.mean(in_order), "BM25": metrics.mean(ranks)}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["index"])
+
+
+def _case(one: datasets.Candidates) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        order = [ranked["index"] for ranked in response]
+        return [Grade({"mrr_10": _reciprocal_rank([one.relevant[i] for i in order])}, order[0])]
+
+    return Case({"inputs": {"query": one.query, "texts": list(one.texts)}}, one.relevant, grade)
+
+
+def _reciprocal_rank(relevant: Sequence[bool]) -> float:
+    return next((1 / (rank + 1) for rank, right in enumerate(relevant[:BEST]) if right), 0.0)
+
+
+TASK: Final = Rerank

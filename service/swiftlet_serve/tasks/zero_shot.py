@@ -1,0 +1,411 @@
+"""Zero-shot classification: labels that the request names.
+
+With a model of natural language inference (NLI), each label becomes a hypothesis ("This example is sports."), and the
+model says whether the text entails it. The semantics are those of `ZeroShotClassificationPipeline` in transformers
+4.57.1. With an embedding model, the score grows with the cosine of the text's vector and the label's. It reads each
+label once, and each text once. The manifest's head tells which of the two an artifact is.
+
+The response is a list of labels with scores, best first, as of the hosted Inference API. (The pipeline returns labels
+and scores as two lists.)
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftlet_models import datasets, metrics
+from swiftlet_models.artifact import Head, Manifest, Outputs
+from swiftlet_models.datasets import DatasetError
+from swiftlet_models.metrics import Score
+from swiftlet_models.relations import find_entailment, find_relations
+from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
+from swiftlet_serve import tasks
+from swiftlet_serve.errors import Unprocessable, invalid_value
+from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.tasks.embed import normalized
+from swiftlet_serve.types import Row
+
+HEAD: Final[Head] = "classification"
+OUTPUTS: Final[Outputs] = "labels"
+OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
+
+MAX_PAIRS: Final = 256  # texts times labels of one request
+MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
+MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a label, and each input of a partial request
+MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
+GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
+# An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The cosine is that of the vectors of label
+# and text. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
+SCALE: Final = 20.0
+THRESHOLD: Final = 0.3
+LABELS: Final = "/parameters/candidate_labels"
+TEMPLATE: Final = "/parameters/hypothesis_template"
+DEFAULT_TEMPLATE: Final = "This example is {}."
+
+Label = Annotated[str, Field(max_length=1000)]
+
+
+class ZeroShotParameters(Strict):
+    """The labels, how they become hypotheses, and how they relate."""
+
+    candidate_labels: Annotated[
+        Annotated[str, Field(max_length=MAX_LABELS_CHARACTERS)]
+        | Annotated[list[Label], Field(min_length=1, max_length=MAX_PAIRS)],
+        Field(description="The labels: a list, or a text with commas between them."),
+    ]
+    hypothesis_template: Annotated[
+        str | None,
+        Field(
+            description=f"The hypothesis, with {{}} for the label. Default: {DEFAULT_TEMPLATE} "
+            "An embedding model has no default, and reads the label alone.",
+            max_length=1000,
+        ),
+    ] = None
+    multi_label: Annotated[
+        bool,
+        Field(description="If true, each label has a probability of its own. If false, the probabilities sum to 1."),
+    ] = False
+    truncation: Annotated[
+        bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
+    ] = True
+
+
+class ZeroShotRequest(tasks.Request):
+    """A zero-shot classification request in the Hugging Face Inference format."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": "The new phone has a better camera.",
+                    "parameters": {"candidate_labels": ["technology", "cooking"]},
+                }
+            ]
+        }
+    )
+
+    inputs: Annotated[
+        str | Texts,
+        Field(description="A text, or a list of texts."),
+    ]
+    parameters: Annotated[ZeroShotParameters, Field(description="The labels, and options.")]
+
+
+class ScoredLabel(BaseModel):
+    """A label and its score."""
+
+    label: Annotated[str, Field(description="The label, as the request names it.")]
+    score: Annotated[float, Field(description="Probability of the label.")]
+
+
+Ranking = list[ScoredLabel]
+
+
+def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZeroShot:
+    """Makes the task of one artifact.
+
+    Raises:
+        ValueError: the artifact is neither a model of natural language inference nor an embedding model.
+    """
+    if manifest.embedding is not None:
+        return EmbeddingZeroShot(tokenizer, manifest)
+    if manifest.problem != "single_label" or len(manifest.labels) < 2 or tasks.is_causal(manifest):
+        raise ValueError("zero-shot needs an encoder that classifies pairs of texts, or an embedding model.")
+    entailment = find_entailment(manifest.labels)
+    if entailment is None:
+        raise ValueError("zero-shot needs a label that begins with 'entail'. Name the labels in config.json.")
+    return ZeroShot(tokenizer, manifest, entailment)
+
+
+def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
+    """Returns texts that are short, long, or in other scripts."""
+    return (
+        "The new phone has a better camera.",
+        "no",
+        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step.",
+        "서울의 봄은 짧지만 아름답다.",
+        "Ünïcödé, naïve café, e\u0301 and ﬁ 🎬: the tokenizer must keep its footing.",
+    )
+
+
+class _Shared:
+    """The parts that do not depend on the kind of model."""
+
+    Request = ZeroShotRequest
+    Response = Ranking | list[Ranking | Failure]
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        self.tokenizer = tokenizer
+        self.manifest = manifest
+        self.max_tokens = manifest.max_tokens
+
+    def least_response_bytes(self, request: ZeroShotRequest) -> int:
+        """Returns a lower bound of the size of the response, which repeats the labels for each text."""
+        return len(_texts(request)) * sum([tasks.LEAST_ITEM_BYTES + len(label) for label in _labels(request)])
+
+    def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
+        """Returns one request for each text.
+
+        Raises:
+            Unprocessable: there are too many texts and labels, or their hypotheses are too long.
+        """
+        texts = _texts(request)
+        _check_labels(request, len(texts), times=len(texts))
+        return [request.model_copy(update={"inputs": text}) for text in texts]
+
+    def single(self, response: Any) -> Any:
+        """Returns the labels of the only text."""
+        return response
+
+    def _checked(self, request: ZeroShotRequest) -> tuple[list[str], list[str]]:
+        """Returns the texts and the labels of a request.
+
+        Raises:
+            Unprocessable: a text or a label is empty, or there are no labels or too many.
+        """
+        texts, labels = _checked(request)
+        for i, (label, tokens) in enumerate(zip(labels, self.tokenizer.tokenize(labels), strict=True)):
+            if tasks.is_blank(label) or not len(tokens):
+                place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
+                raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
+        return texts, labels
+
+    def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
+        """Returns the error of a text, or of a hypothesis, whose indices follow those of the texts."""
+        pointers = tasks.pointers(request.inputs)
+        if index < len(pointers):
+            return tasks.too_many_tokens(pointers[index], self.max_tokens)
+        detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
+        return tasks.input_too_long(LABELS, detail, self.max_tokens)
+
+
+class ZeroShot(_Shared):
+    """One sequence for each text with each hypothesis. Its row holds the logits of the NLI labels, (1, labels)."""
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, entailment: int):
+        super().__init__(tokenizer, manifest)
+        self.entailment = entailment
+        self._contradiction = -1 if entailment == 0 else 0  # as the pipeline has it
+
+    def encode(self, request: ZeroShotRequest) -> list[Encoding]:
+        """Encodes each text with each hypothesis as a pair, text by text.
+
+        Raises:
+            Unprocessable: a text is empty or too long, there are no labels or too many, a label is too long, or the
+                template has no place for a label.
+        """
+        texts, labels = self._checked(request)
+        template = request.parameters.hypothesis_template
+        hypotheses = [fill(DEFAULT_TEMPLATE if template is None else template, label) for label in labels]
+        truncate = request.parameters.truncation
+        try:
+            return self.tokenizer.encode_product(texts, hypotheses, self.max_tokens, truncate=truncate)
+        except TextTooLong as error:
+            raise self._too_long(request, error.index) from None
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
+        del encodings
+        labels = _labels(request)
+        # fp64, so that scores near 1 differ.
+        logits = np.array([row[0] for row in rows], np.float64).reshape(-1, len(labels), rows[0].shape[-1])
+        if request.parameters.multi_label or len(labels) == 1:
+            scores = tasks.softmax(logits[..., [self._contradiction, self.entailment]])[..., 1]
+        else:
+            scores = tasks.softmax(logits[..., self.entailment])
+        return _answer(request, labels, scores)
+
+
+class EmbeddingZeroShot(_Shared):
+    """One sequence for each text, then one for each label. Its row holds a vector, (1, D)."""
+
+    max_sequences: ClassVar[int] = MAX_PAIRS + 1  # of one text with all labels
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest):
+        super().__init__(tokenizer, manifest)
+        assert manifest.embedding is not None  # noqa: S101  # for the type checker
+        self._prompt = manifest.embedding.default_prompt_text()
+
+    def encode(self, request: ZeroShotRequest) -> list[Encoding]:
+        """Encodes the texts and the labels.
+
+        Raises:
+            Unprocessable: as with an NLI model.
+        """
+        texts, labels = self._checked(request)
+        template = request.parameters.hypothesis_template
+        if template is not None:
+            labels = [fill(template, label) for label in labels]
+        truncate = request.parameters.truncation
+        try:
+            encodings = self.tokenizer.encode(
+                [self._prompt + text for text in texts], self.max_tokens, truncate=truncate
+            )
+        except TextTooLong as error:
+            raise self._too_long(request, error.index) from None
+        try:
+            more = self.tokenizer.encode([self._prompt + label for label in labels], self.max_tokens, truncate=False)
+        except TextTooLong as error:
+            raise self._too_long(request, len(texts) + error.index) from None
+        return [*encodings, *more]
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
+        del encodings
+        labels = _labels(request)
+        vectors = np.array([normalized(row[0].astype(np.float64)) for row in rows])
+        logits = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
+        if request.parameters.multi_label or len(labels) == 1:
+            scores = tasks.softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
+        else:
+            scores = tasks.softmax(logits)
+        return _answer(request, labels, scores)
+
+
+def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:
+    """Returns the texts and the labels of a request.
+
+    Raises:
+        Unprocessable: a text is empty, or there are no labels or too many, or their hypotheses are too long.
+    """
+    texts = _texts(request)
+    for text, pointer in zip(texts, tasks.pointers(request.inputs), strict=True):
+        if not text.strip():
+            raise tasks.empty_input(pointer)
+    return texts, _check_labels(request, len(texts), times=1)
+
+
+def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[str]:
+    """Returns the labels, which this number of texts has, and whose hypotheses are tokenised so many times.
+
+    Raises:
+        Unprocessable: there are no labels or too many, or their hypotheses are too long.
+    """
+    labels = _labels(request)
+    if not labels:
+        raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
+    if texts * len(labels) > MAX_PAIRS:
+        detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
+        raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
+    template = request.parameters.hypothesis_template or DEFAULT_TEMPLATE
+    # An upper bound, so that they need not be made.
+    characters = sum(len(template) + template.count("{") * len(label) for label in labels)
+    if times * characters > MAX_CHARACTERS:
+        detail = f"The hypotheses have more than {MAX_CHARACTERS} characters in total. Shorten the labels."
+        raise tasks.input_too_long(LABELS, detail, MAX_CHARACTERS)
+    return labels
+
+
+def fill(template: str, label: str) -> str:
+    """Returns a hypothesis. The template's fields are `{}` or `{0}`, without formats, which could be of any length.
+
+    Raises:
+        Unprocessable: the template has no field, or another one.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        parts = []
+    fields = [field for _, field, _, _ in parts if field is not None]
+    plain = all(not spec and conversion is None for _, field, spec, conversion in parts if field is not None)
+    if not plain or not (fields == [""] or (fields and set(fields) == {"0"})):
+        detail = "The template has no place for the label. Write {} there, and no other braces."
+        raise invalid_value(TEMPLATE, "no_placeholder", detail)
+    return "".join(literal + (label if field is not None else "") for literal, field, _, _ in parts)
+
+
+def _texts(request: ZeroShotRequest) -> list[str]:
+    return request.inputs if isinstance(request.inputs, list) else [request.inputs]
+
+
+def _labels(request: ZeroShotRequest) -> list[str]:
+    labels = request.parameters.candidate_labels
+    return labels if isinstance(labels, list) else [label.strip() for label in labels.split(",") if label.strip()]
+
+
+def _answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:
+    """Returns the ranking of each text from scores (N, labels); that of the only text if `inputs` is a text."""
+    rankings = [_ranking(labels, each) for each in scores]
+    return rankings if isinstance(request.inputs, list) else rankings[0]
+
+
+def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Returns the labels, best first. Of equal scores, the last label is first, as in the pipeline."""
+    order = np.argsort(scores, kind="stable")[::-1]
+    return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
+
+
+class Relations(ZeroShot):
+    """A task that ranks the relations of a text to one hypothesis, and not the labels."""
+
+    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
+        """Returns the relations with their probabilities, the most probable one first."""
+        del encodings
+        scores = tasks.softmax(np.array([row[0] for row in rows], np.float64))
+        return _answer(request, self.manifest.labels, scores)
+
+
+class Evaluator(tasks.Evaluator):
+    """Measures accuracy on texts with the names of their labels, or on premises with hypotheses.
+
+    Candidates are all labels of the file, or the right one and nine others if there are more than ten. A hypothesis is
+    the only candidate, and its relation to the premise is the answer.
+    """
+
+    def __init__(self, task: ZeroShot | EmbeddingZeroShot):
+        self._task = task
+
+    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
+        try:
+            pairs = datasets.inferences(data)[skip:stop]
+        except DatasetError:
+            yield from _named_cases(data, skip, stop)
+            return
+        if not isinstance(self._task, ZeroShot):
+            raise DatasetError(f"{data.name} holds premises and hypotheses, and an embedding model reads no pairs.")
+        labels = self._task.manifest.labels
+        for pair in pairs:
+            right = tuple(labels[i] for i in find_relations(pair.label, labels))
+            yield _case(pair.premise, right, [pair.hypothesis], hypothesis_template="{}")
+
+    def task(self, cases: Sequence[Case]) -> Any:
+        has_hypotheses = "hypothesis_template" in cases[0].body["parameters"]
+        if not has_hypotheses or not isinstance(self._task, ZeroShot):
+            return None
+        return Relations(self._task.tokenizer, self._task.manifest, self._task.entailment)
+
+    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
+        counts = Counter(label for case in cases for label in case.expected)
+        ((commonest, _),) = counts.most_common(1)
+        return {"always the commonest label": metrics.mean([float(commonest in case.expected) for case in cases])}
+
+    def best(self, response: Any) -> str:
+        return str(response[0]["label"])
+
+
+def _named_cases(data: Path, skip: int, stop: int | None) -> Iterator[Case]:
+    examples = [(one.text, datasets.label_words(one.label)) for one in datasets.named(data) if one.text.strip()]
+    labels = sorted({label for _, label in examples})
+    for number, (text, label) in list(enumerate(examples))[skip:stop]:
+        others = np.array([other for other in labels if other != label])
+        chosen = np.random.default_rng(number).permutation(len(others))[: MAX_CANDIDATES - 1]
+        yield _case(text, (label,), sorted([label, *others[chosen].tolist()]))
+
+
+def _case(text: str, right: tuple[str, ...], candidates: Sequence[str], **parameters: str) -> Case:
+    def grade(response: Any) -> list[Grade]:
+        best = response[0]["label"]
+        return [Grade({"accuracy": float(best in right)}, best)]
+
+    return Case({"inputs": text, "parameters": {"candidate_labels": list(candidates), **parameters}}, right, grade)
+
+
+TASK: Final = ZeroShot

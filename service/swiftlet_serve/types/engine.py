@@ -1,0 +1,73 @@
+"""The protocol of engines, and the cost model that an engine declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+from swiftlet_serve.types.batch import Batch, Row
+
+EARLIER_WRONG_SUMS: Final = "SWIFTLET_EARLIER_WRONG_SUMS"
+"""Environment variable of a worker process whose predecessors found wrong sums: how many. An engine that can find them
+must then compute in a way that it trusts."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a batch, in tokens, and the limits of a batch."""
+
+    padded: bool  # whether a batch costs rows times the longest length, and not the sum of the lengths
+    call_tokens: int  # fixed cost of a call, as a number of tokens
+    max_tokens: int  # limit of a batch, as charged
+    max_rows: int  # limit of a batch
+    padded_attention: bool = False  # whether attention alone costs rows times the longest length
+    max_calls: int | None = None  # useful number of concurrent calls; None: one for each core
+
+
+class TimedCall(NamedTuple):
+    """A call with one sequence, and its duration."""
+
+    tokens: int
+    seconds: float
+
+
+class Engine(Protocol):
+    """A network in some runtime. It knows no task, and no architecture by name.
+
+    `engines/<name>.py` creates one with `create(artifact: Artifact, threads: int)`, where `threads` is the
+    number of threads that one call may use.
+
+    An engine that checks its own sums counts the wrong ones in the property `wrong_sums: int`: all that were found in
+    this process since it was loaded, by any engine of its kind. Other engines have no such property.
+    """
+
+    @property
+    def title(self) -> str:
+        """The runtime that the engine chose, for people: one engine may have several and fall back to another.
+
+        It changes only when the engine finds a wrong sum.
+        """
+        ...
+
+    @property
+    def cost(self) -> Cost: ...
+
+    runs_network: ClassVar[bool]
+    """Whether the engine computes the artifact's network. Golden answers are replayed only on such an engine."""
+
+    @property
+    def extra_tolerance(self) -> float:
+        """Tolerance for rounding errors on top of the artifact's, relative to the largest golden answer."""
+        ...
+
+    def run(self, batch: Batch) -> Sequence[Row]:
+        """Runs the batch and returns one row for each sequence, as from `batch.split_rows`.
+
+        Blocks until the batch is done. Several threads may call it concurrently.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases the engine's resources. No call may follow."""
+        ...

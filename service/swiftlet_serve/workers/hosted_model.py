@@ -1,0 +1,115 @@
+"""One model loaded into an engine: runs batches and checks the rows that the engine returns.
+
+If a batch fails, it is split in halves until each failing sequence runs alone. All other sequences get their rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from swiftlet_models.artifact import Artifact
+from swiftlet_serve import engines, plugins
+from swiftlet_serve.errors import Internal, log_exception
+from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall
+from swiftlet_serve.types.topk import is_of
+from swiftlet_serve.workers.golden import replay, time_calls
+
+log = logging.getLogger(__name__)
+
+ERROR_DETAILS: Final = {
+    "internal": "The model failed on this input.",
+    "invalid_engine_output": "The model returned an invalid result for this input.",
+}
+"""Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
+MAX_TITLE: Final = 500  # characters
+MAX_WRONG_SUMS: Final = 1 << 53  # the largest number that a metric holds exactly
+
+
+class HostedModel(NamedTuple):
+    """A model loaded into an engine."""
+
+    engine: Engine
+    width: int  # outputs of the model's head
+    timed_calls: Sequence[TimedCall] = ()  # calls that were timed after loading
+
+
+def host_model(artifact: Artifact, engine_name: str) -> tuple[HostedModel, float | None]:
+    """Loads an artifact into an engine and replays its golden answers.
+
+    Returns:
+        The hosted model, and the largest |output - golden|. The latter is None if the engine runs no network.
+
+    Raises:
+        ArtifactError: the engine cannot run the artifact, or its answers differ from the golden answers.
+        SetupError: the engine does not exist, or one of its dependencies is not installed.
+    """
+    # One thread per call and one call per core: two concurrent calls outperform one call with two threads.
+    engine: Engine = plugins.load(engines, engine_name).create(artifact, threads=1)
+    deviation = replay(artifact, engine) if engine.runs_network else None
+    timed = time_calls(artifact, engine) if engine.runs_network else []
+    return HostedModel(engine, artifact.manifest.width, timed), deviation
+
+
+def runtime_title(engine: Engine) -> str:
+    """Returns the engine's title, or the name of its class if the title is not a line of text. Never raises."""
+    try:
+        title = engine.title
+    except Exception:  # the title is for people, so a fault in it must not stop the service
+        title = ""
+    valid = isinstance(title, str) and title.isprintable() and 0 < len(title) <= MAX_TITLE
+    return title if valid else type(engine).__name__
+
+
+def wrong_sums(engine: Engine) -> int:
+    """Returns the wrong sums found in this process, or 0 if the engine gives no valid number. Never raises."""
+    try:
+        count = getattr(engine, "wrong_sums", 0)
+    except Exception:  # as above
+        return 0
+    return count if type(count) is int and 0 <= count <= MAX_WRONG_SUMS else 0
+
+
+def run_timed(model: HostedModel, batch: Batch) -> BatchResult:
+    """Runs a batch as `run_batch` does and measures its duration."""
+    started = time.monotonic()
+    outcomes = run_batch(model, batch)
+    return BatchResult(outcomes, time.monotonic() - started)
+
+
+def run_batch(model: HostedModel, batch: Batch) -> list[Outcome]:
+    """Runs a batch on the calling thread. Returns a row or an error for each sequence; never raises."""
+    try:
+        rows = model.engine.run(batch)
+    except Exception as error:
+        if len(batch) == 1:
+            log_exception(log, "engine failed on one sequence", error)
+            return [_error("internal")]
+        encodings, half = batch.encodings(), len(batch) // 2
+        return [one for part in (encodings[:half], encodings[half:]) for one in run_batch(model, Batch.of(part))]
+    try:
+        return _check_rows(rows, batch, model.width)
+    except Exception as error:  # an engine may return anything
+        log_exception(log, "engine returned a value that is not a list of rows", error)
+        return [_error("invalid_engine_output") for _ in range(len(batch))]
+
+
+def _check_rows(rows: Sequence[Row], batch: Batch, width: int) -> list[Outcome]:
+    """Replaces invalid rows by errors. If the count or a shape is wrong, no row can be assigned and all are invalid."""
+    found, expected = [np.shape(row) for row in rows], batch.row_shapes(width)
+    if found != expected:
+        log.error("engine returned rows of shapes %s, expected %s", found, expected)
+        return [_error("invalid_engine_output") for _ in expected]
+    valid = [
+        np.isfinite(row).all() and (not top_k or is_of(row, width))
+        for row, top_k in zip(rows, batch.top_k.tolist(), strict=True)
+    ]
+    return [row if good else _error("invalid_engine_output") for row, good in zip(rows, valid, strict=True)]
+
+
+def _error(code: str) -> Internal:
+    return Internal(code, ERROR_DETAILS[code])

@@ -1,0 +1,234 @@
+"""Entry point of a worker process: loads its models and runs one batch at a time on each connection.
+
+The parent can have models loaded and unloaded while calls run. Each message on the control socket is a line of JSON:
+
+    parent ─▶ worker    {"load": index, "path": directory} or {"unload": index}
+    worker ─▶ parent    the reports of all models, or {"index", "kind", "message"} if a model could not be loaded
+
+An index never means another model later. The parent unloads a model after its last call.
+
+`supervisor` starts the process and ends it with SIGKILL. The process ignores SIGHUP, SIGINT and SIGTERM, because the
+parent may have calls to finish. It exits by itself as soon as the parent is gone, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models.artifact import ArtifactError, open_artifact
+from swiftlet_serve.errors import SetupError, log_exception
+from swiftlet_serve.machine import memory
+from swiftlet_serve.machine.process_setup import ignore_signals
+from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
+from swiftlet_serve.types import Cost, TimedCall
+from swiftlet_serve.workers import codec, golden
+from swiftlet_serve.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG: Final = 1
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Longest wait of a thread for another one to release the interpreter. With Python's 5 ms, a model that is being loaded
+raised the 99th percentile of the latency by 40 percent; with this, by 15."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Configuration of a worker process, passed to it as JSON."""
+
+    parent_pid: int
+    control_fd: int  # a `Reporter` sends here; end of file means that the parent is gone
+    connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
+    engine: str
+    models: Mapping[str, str]  # directories of artifacts, by index (JSON has no other keys than texts)
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """Description of one loaded model, sent to the parent as JSON."""
+
+    index: int  # that calls name the model by
+    name: str
+    cost: Cost
+    timed_calls: Sequence[TimedCall]
+    probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
+    runtime: str  # the engine's title
+    wrong_sums: int  # found in this process, according to the engine
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ModelReport:
+        """Returns the report whose JSON object is `fields`."""
+        timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
+        runtime, found = str(fields["runtime"]), int(fields["wrong_sums"])
+        cost = Cost(**fields["cost"])
+        return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, found)
+
+
+class Models:
+    """The loaded models by index, and their reports.
+
+    The reports are sent after each change and after each wrong sum. A wrong sum is rare and changes the runtime of
+    every model, so that the results of calls carry neither.
+    """
+
+    def __init__(self, control: socket.socket, engine: str) -> None:
+        """Creates an empty collection.
+
+        Args:
+            control: the socket on which the reports are sent.
+            engine: the name of the engine.
+        """
+        self.hosted: dict[int, HostedModel] = {}
+        self._reports: dict[int, ModelReport] = {}
+        self._control, self._engine = control, engine
+        self._wrong_sums = 0
+        self._lock = threading.Lock()
+
+    def load(self, index: int, path: Path) -> None:
+        """Loads a model and replays its golden answers.
+
+        Raises:
+            ArtifactError, SetupError: as `host_model`.
+        """
+        artifact = open_artifact(path)
+        try:
+            hosted, _ = host_model(artifact, self._engine)
+        except MemoryError:
+            needed = memory.needed_to_load(sum(file.size for file in artifact.manifest.files.values()))
+            raise SetupError(
+                f"{artifact.path.name}: there is not enough memory to load it. Loading takes up to "
+                f"{needed // memory.MEBIBYTE} MiB."
+            ) from None
+        example = golden.golden_inputs(artifact)[0]
+        probe = [numbers.tolist() for numbers in (example.input_ids, example.token_type_ids, example.focus)]
+        name, engine = artifact.manifest.name, hosted.engine
+        about = runtime_title(engine), wrong_sums(engine)
+        report = ModelReport(index, name, engine.cost, hosted.timed_calls, probe, *about)
+        with self._lock:
+            self.hosted[index], self._reports[index] = hosted, report
+
+    def unload(self, index: int) -> None:
+        """Releases a model, which no call uses any more."""
+        with self._lock:
+            hosted = self.hosted.pop(index)
+            del self._reports[index]
+        hosted.engine.close()
+
+    def send(self) -> None:
+        """Sends the reports with the current runtimes."""
+        with self._lock:
+            self._send()
+
+    def send_if_wrong(self, model: HostedModel) -> None:
+        """Sends the reports if the model's engine has found a wrong sum since they were last sent."""
+        if wrong_sums(model.engine) <= self._wrong_sums:
+            return
+        with self._lock:
+            if wrong_sums(model.engine) > self._wrong_sums:  # no other thread has sent it
+                self._send()
+
+    def _send(self) -> None:
+        reports = [
+            replace(report, runtime=runtime_title(model.engine), wrong_sums=wrong_sums(model.engine))
+            for report, model in zip(self._reports.values(), self.hosted.values(), strict=True)
+        ]
+        self._wrong_sums = max((report.wrong_sums for report in reports), default=self._wrong_sums)
+        _send_json(self._control, [asdict(report) for report in reports])
+
+
+def main() -> None:
+    """Loads the models, reports them or an error, and serves until the parent is gone."""
+    config = WorkerConfig(**json.loads(sys.argv[1]))
+    memory.limit_heap_growth()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    ignore_signals()
+    exit_with_parent(config.parent_pid)
+    faulthandler.enable()  # prints the Python stack if native code crashes
+    logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
+    control = socket.socket(fileno=config.control_fd)
+    models = Models(control, config.engine)
+    try:
+        for index, path in config.models.items():
+            models.load(int(index), Path(path))
+    except (ArtifactError, SetupError) as error:
+        _send_json(control, {"kind": type(error).__name__, "message": str(error)})
+        logs.flush_and_stop()
+        os._exit(1)
+    memory.release_free_memory()
+    for descriptor in config.connection_fds:
+        connection = socket.socket(fileno=descriptor)
+        threading.Thread(target=_serve, args=(connection, models, logs), daemon=True).start()
+    models.send()
+    with control.makefile("rb") as commands:
+        for command in commands:
+            _obey(json.loads(command), models, control)
+    os._exit(0)  # the parent is gone, so unfinished calls have no reader
+
+
+def _obey(command: Mapping[str, Any], models: Models, control: socket.socket) -> None:
+    """Loads or unloads a model, and reports the result."""
+    if "unload" in command:
+        models.unload(command["unload"])
+    else:
+        try:
+            models.load(command["load"], Path(command["path"]))
+        except (ArtifactError, SetupError) as error:
+            _send_json(control, {"index": command["load"], "kind": type(error).__name__, "message": str(error)})
+            return
+    memory.release_free_memory()
+    models.send()
+
+
+def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) -> None:
+    """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
+    try:
+        while True:
+            body = _receive(connection, codec.body_bytes(_receive(connection, codec.HEADER_BYTES)))
+            id_, index, batch = codec.unpack_call(body)
+            model = models.hosted[index]
+            result = run_timed(model, batch)
+            models.send_if_wrong(model)
+            connection.sendall(codec.pack_result(id_, result))
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException as error:
+        log_exception(log, "worker process failed unexpectedly and exits", error)
+        logs.flush_and_stop()
+        os._exit(1)
+
+
+def _receive(connection: socket.socket, size: int) -> bytearray:
+    message = bytearray(size)
+    if connection.recv_into(message, size, socket.MSG_WAITALL) < size:
+        raise EOFError
+    return message
+
+
+def _send_json(control: socket.socket, value: object) -> None:
+    control.sendall(json.dumps(value).encode() + b"\n")
+
+
+def exit_with_parent(parent_pid: int) -> None:
+    """Asks Linux to kill this process when the parent dies, which works even if the engine hangs in a lock."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent died before the call above
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

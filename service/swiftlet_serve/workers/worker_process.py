@@ -1,0 +1,349 @@
+"""The parent's side of one worker process: starts it, sends batches, enforces time limits and kills it.
+
+    WorkerProcess ─▶ WorkerConnection, one per core ═══ socket pair ═══ a thread of the worker process ─▶ Engine
+
+The process is spawned, not forked. `codec` describes the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from swiftlet_models.artifact import ArtifactError
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import SetupError
+from swiftlet_serve.machine import memory
+from swiftlet_serve.machine.process_setup import signal_name
+from swiftlet_serve.types import EARLIER_WRONG_SUMS, BatchResult
+from swiftlet_serve.workers import codec
+from swiftlet_serve.workers.worker_connection import WorkerConnection
+from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.05  # resolution of the time limits of calls
+LOAD_TIMEOUT_S: Final = 300.0
+REAP_S: Final = 5.0  # for a process that has closed its connections to end
+LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. The log has its exit status."
+
+
+class WorkerProcess:
+    """A worker process. Its life: spawned, loaded, connected to an event loop, and in the end killed or dead."""
+
+    def __init__(
+        self,
+        engine: str,
+        models: Mapping[int, Path],
+        size: int,
+        log_level: str,
+        log_format: str,
+        module: str,
+        environment: Mapping[str, str],
+        on_lost: Callable[[WorkerProcess], None],
+        on_wrong_sums: Callable[[WorkerProcess], None],
+        *,
+        earlier_wrong_sums: int = 0,
+    ) -> None:
+        """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
+
+        Calls `on_wrong_sums` when the connected process reports wrong sums. `earlier_wrong_sums` were found by other
+        processes: its engines are told. `environment` are its environment variables beside those of this process.
+
+        Raises:
+            SetupError: the system cannot start the process.
+        """
+        self.reports: dict[int, ModelReport] = {}  # the latest, by the index of the model
+        self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
+        self._unloading: set[int] = set()
+        self._bytes = sum(_file_bytes(path) for path in models.values())
+        self.warned = earlier_wrong_sums > 0
+        self._wrong_sums_taken = 0
+        self._on_wrong_sums = on_wrong_sums
+        self._received = b""  # the beginning of a line of JSON
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
+        self._on_lost = on_lost
+        self._lost = False
+        self._call_ids = itertools.count()
+        self._connections: list[WorkerConnection] = []
+        self._idle: list[WorkerConnection] = []
+        self._ticks_left: dict[WorkerConnection, int] = {}  # until the connection's call is overdue
+        self._ticking = False
+        self._control, control = socket.socketpair()
+        # The service runs `size` calls at a time. One more connection is for the probe of the circuit breaker.
+        pairs = [socket.socketpair() for _ in range(size + 1)]
+        self._sockets = [near for near, _ in pairs]
+        inherited = [control, *(far for _, far in pairs)]
+        control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
+        paths = {str(index): str(path) for index, path in models.items()}
+        config = WorkerConfig(os.getpid(), control_fd, connection_fds, engine, paths, log_level, log_format)
+        variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | dict(environment)
+        if self.warned:
+            variables[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
+        try:
+            self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments from the settings only
+                [sys.executable, "-P", "-m", module, json.dumps(asdict(config))],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                process_group=0,  # Ctrl+C in a terminal must reach the service only
+            )
+        except OSError as error:
+            self._disconnect()
+            raise SetupError(f"The worker process cannot be started: {error.strerror}.") from error
+        finally:
+            for end in inherited:
+                end.close()
+
+    def load(self) -> None:
+        """Blocks until the process has loaded its models. Then `reports` has one report per model.
+
+        Raises:
+            ArtifactError, SetupError: the process cannot load a model. The message is the process's own.
+        """
+        try:
+            self._control.settimeout(LOAD_TIMEOUT_S)
+            with self._control.makefile("rb") as reader:
+                line = reader.readline()
+        except TimeoutError:
+            raise SetupError(f"The worker process did not load the models within {LOAD_TIMEOUT_S:g} s.") from None
+        except OSError:  # the process was killed
+            line = b""
+        if not line.endswith(b"\n"):
+            self.reap(REAP_S)
+            raise SetupError(
+                f"The worker process ended before the models were loaded, {explain_exit(self.exit_status, self._bytes)}"
+            )
+        report = json.loads(line)
+        if isinstance(report, dict):
+            raise (ArtifactError if report["kind"] == "ArtifactError" else SetupError)(report["message"])
+        self.reports = _by_index(report)
+
+    async def connect(self) -> None:
+        """Attaches the connections to the running event loop.
+
+        Raises:
+            SetupError: the process has died.
+        """
+        loop = asyncio.get_running_loop()
+        while self._sockets and not self._lost:
+            _, connection = await loop.create_unix_connection(
+                lambda: WorkerConnection(self._on_result, self._on_failure), sock=self._sockets.pop()
+            )
+            self._connections.append(connection)
+            self._idle.append(connection)
+        if self._lost:
+            raise SetupError("The worker process ended after the models were loaded. The log has its exit status.")
+        self._control.setblocking(False)
+        self._loop = loop
+        loop.add_reader(self._control, self._receive_reports)
+
+    async def load_model(self, index: int, path: Path) -> None:
+        """Has the connected process load another model, while calls run. One at a time.
+
+        Raises:
+            ArtifactError, SetupError: the process cannot load the model, or was lost meanwhile.
+        """
+        if self._lost:
+            raise SetupError(LOST_WHILE_LOADING)
+        loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loading = index, loaded
+        try:
+            self._send_command({"load": index, "path": str(path)})
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await loaded
+        except TimeoutError:
+            log.error("killing worker process %d: a model took too long to load", self.pid)  # noqa: TRY400  # no trace
+            self.kill()
+            raise SetupError(LOST_WHILE_LOADING) from None
+        except asyncio.CancelledError:
+            self.kill()  # it may report the model at any time, or never
+            raise
+        finally:
+            self._loading = None
+
+    def unload_model(self, index: int) -> None:
+        """Has the connected process release a model, whose last call has ended."""
+        if not self._lost:
+            self._unloading.add(index)
+            self._send_command({"unload": index})
+
+    def run(self, model: int, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:
+        """Sends a batch over an idle connection. Requires at least one idle connection.
+
+        The future fails with `WorkerLost` if the process dies, is killed, exceeds the time limit or sends an invalid
+        result.
+        """
+        id_ = next(self._call_ids)
+        message = codec.pack_call(id_, model, encodings)
+        connection = self._idle.pop()
+        self._ticks_left[connection] = math.ceil(timeout_s / TICK_S) + 1  # the current tick may be almost over
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        return connection.send(message, id_, len(encodings))
+
+    def kill(self, suspects: Collection[WorkerConnection] = ()) -> None:
+        """Kills the process. Running calls fail with `WorkerLost`, as suspects on the connections named."""
+        if self._lost:
+            return
+        self._lost = True
+        self._popen.kill()
+        self._receive_reports()  # that it sent before it was lost
+        self._stop_watching()
+        self._ticks_left.clear()
+        for connection in self._connections:
+            connection.abort(suspect=connection in suspects)
+        if self._loading is not None and not self._loading[1].done():
+            self._loading[1].set_exception(SetupError(LOST_WHILE_LOADING))
+        self._disconnect()
+        self._on_lost(self)
+
+    def take_wrong_sums(self) -> int:
+        """Returns how many wrong sums the process has reported since the last call of this method."""
+        # Each counts for the whole process.
+        found = max((report.wrong_sums for report in self.reports.values()), default=0)
+        new = max(0, found - self._wrong_sums_taken)
+        self._wrong_sums_taken += new
+        return new
+
+    def reap(self, timeout_s: float) -> bool:
+        """Waits until a killed process has ended. Returns False if it has not ended in time."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout_s)
+        return self.exit_status is not None
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status, negative if a signal ended the process. None until the process is reaped."""
+        return self._popen.returncode
+
+    def _on_result(self, connection: WorkerConnection) -> None:
+        del self._ticks_left[connection]
+        self._idle.append(connection)
+
+    def _on_failure(self) -> None:
+        """Handles a dead process and an invalid result. Every running call may have been the cause."""
+        if not self._lost:
+            log.error("worker process %d died during %d calls", self.pid, len(self._ticks_left))
+            self.kill(suspects=set(self._ticks_left))
+
+    def _send_command(self, command: Mapping[str, object]) -> None:
+        try:
+            self._control.sendall(json.dumps(command).encode() + b"\n")  # far smaller than the socket's buffer
+        except OSError:
+            self._on_failure()
+
+    def _receive_reports(self) -> None:
+        """Receives what the connected process has sent since it was loaded."""
+        try:
+            while self._loop is not None:
+                if not (data := self._control.recv(1 << 16)):
+                    self._stop_watching()
+                self._received += data
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._stop_watching()
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            try:
+                self._take_message(json.loads(line))
+            except Exception:  # the process may send anything
+                self._on_failure()
+                return
+
+    def _take_message(self, message: Any) -> None:
+        """Takes the reports of all models, or the reason why a model could not be loaded.
+
+        Raises ValueError, KeyError or TypeError if the message is neither.
+        """
+        index, loaded = self._loading or (None, None)
+        if isinstance(message, dict):
+            if message["index"] != index or loaded is None or loaded.done():
+                raise ValueError("no such model was being loaded")
+            kind = ArtifactError if message["kind"] == "ArtifactError" else SetupError
+            loaded.set_exception(kind(str(message["message"])))
+            return
+        reports = _by_index(message)
+        missing = self.reports.keys() - reports.keys()
+        if missing - self._unloading or reports.keys() - self.reports.keys() - {index}:
+            raise ValueError("the reports are not those of the models")
+        self.reports = reports
+        self._unloading -= missing
+        if loaded is not None and index in reports and not loaded.done():
+            loaded.set_result(None)
+        self._on_wrong_sums(self)
+
+    def _stop_watching(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._control)
+            self._loop = None
+
+    def _tick(self) -> None:
+        """Advances the time limits of all running calls by one tick.
+
+        Counted ticks, unlike a clock, do not advance while this process or the machine is suspended.
+        """
+        self._ticking = False
+        for connection in self._ticks_left:
+            self._ticks_left[connection] -= 1
+        if overdue := {connection for connection, ticks in self._ticks_left.items() if ticks < 0}:
+            log.error("killing worker process %d: %d calls exceeded their time limit", self.pid, len(overdue))
+            self.kill(overdue)
+        elif self._ticks_left:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _disconnect(self) -> None:
+        for end in (self._control, *self._sockets):
+            end.close()
+
+
+def explain_exit(status: int | None, artifact_bytes: int, cgroup: memory.CgroupMemory | None = None) -> str:
+    """Returns the end of a sentence about a process that ended by itself, and what to do.
+
+    Args:
+        status: the exit status, negative if a signal ended the process. None: it has not ended yet.
+        artifact_bytes: the size of its artifacts.
+        cgroup: the memory of this process's cgroup. None: it is read.
+    """
+    if status is None or status >= 0:
+        return f"with the exit status {status}. The lines of the log before this one have the cause."
+    reason = f"by signal {signal_name(-status)}. "
+    if status != -signal.SIGKILL:
+        return reason + "That is a fault in native code. The log may have the stack."
+    with_spare, alone = (memory.needed_to_serve(artifact_bytes, spare=spare) >> 20 for spare in (True, False))
+    return (
+        f"{reason}The likely cause is the memory limit: {memory.cgroup_memory() if cgroup is None else cgroup}. "
+        f"These artifacts have {artifact_bytes >> 20} MiB and need a limit of {with_spare} MiB, or of {alone} MiB "
+        "with spare_engine set to false."
+    )
+
+
+def _file_bytes(directory: Path) -> int:
+    with suppress(OSError):  # the process will say so
+        return sum(entry.stat().st_size for entry in os.scandir(directory))
+    return 0
+
+
+def _by_index(reports: Any) -> dict[int, ModelReport]:
+    found = map(ModelReport.from_json, reports)
+    return {report.index: report for report in found}
