@@ -26,10 +26,7 @@ from swiftlet_serve.settings import Settings, check_variables
 
 DataFile: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 TRAINING: Final = "swiftlet_train"
-MISSING: Final[Any] = {
-    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
-    "help": "Not installed: it is a part of the distribution swiftlet-train.",
-}
+ANY_ARGUMENTS: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 class Commands(click.Group):
@@ -362,7 +359,8 @@ def _add_training(group: click.Group) -> None:
             group.add_command(command)
         return
     for name in ("train", "study", "plot"):
-        group.add_command(click.Command(name, None, _refuse_training, **MISSING))
+        about = "Not installed: it is a part of the distribution swiftlet-train."
+        group.add_command(click.Command(name, ANY_ARGUMENTS, _refuse_training, help=about))
 
 
 def _refuse_training() -> None:
