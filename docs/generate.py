@@ -31,9 +31,9 @@ from swiftlet_serve.cli.main import main as command_line
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import dialects
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, Limits
+from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, ConnectionLimits
 from swiftlet_serve.http.dialects import cohere, decisions, openai
-from swiftlet_serve.http.endpoints.task_endpoint import MAX_RESPONSE_RATIO
+from swiftlet_serve.http.endpoints.model_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.inference import pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
@@ -215,7 +215,7 @@ def request_limits() -> str:
 
 
 def connection_limits() -> str:
-    limits = Limits(connections=MAX_CONNECTIONS)
+    limits = ConnectionLimits(connections=MAX_CONNECTIONS)
     rows = [
         ["Request line and headers", f"{limits.head_bytes:,} bytes"],
         ["Headers", f"{limits.headers}"],

@@ -7,22 +7,22 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_serve.inference.catalog import share_of
+from swiftlet_serve.inference.catalog import version_for_key
 
 SPLITS = st.lists(st.tuples(st.integers(1, 99), st.floats(0.01, 100)), min_size=1, max_size=5, unique_by=lambda x: x[0])
 
 
 @given(SPLITS, st.text(max_size=20), st.text(max_size=20))
 def test_split_is_sticky_and_chooses_one_of_its_versions(split, name, key):
-    version = share_of(split, name, key)
+    version = version_for_key(split, name, key)
     assert version in [one for one, _ in split]
     if key:
-        assert share_of(split, name, key) == version
+        assert version_for_key(split, name, key) == version
 
 
 def test_shares_are_met():
     split = [(1, 90.0), (2, 9.0), (3, 1.0)]
-    counts = Counter(share_of(split, "flowers", str(i)) for i in range(20_000))
+    counts = Counter(version_for_key(split, "flowers", str(i)) for i in range(20_000))
     assert 17_800 < counts[1] < 18_200
     assert 1_650 < counts[2] < 1_950
     assert 140 < counts[3] < 260
@@ -30,12 +30,12 @@ def test_shares_are_met():
 
 def test_growing_share_keeps_the_requests_that_it_had():
     keys = [str(i) for i in range(1000)]
-    small = {key for key in keys if share_of([(2, 10.0), (1, 90.0)], "flowers", key) == 2}
-    large = {key for key in keys if share_of([(2, 50.0), (1, 50.0)], "flowers", key) == 2}
+    small = {key for key in keys if version_for_key([(2, 10.0), (1, 90.0)], "flowers", key) == 2}
+    large = {key for key in keys if version_for_key([(2, 50.0), (1, 50.0)], "flowers", key) == 2}
     assert small < large
 
 
 def test_models_are_split_independently():
     split = [(1, 1.0), (2, 1.0)]
-    same = sum(share_of(split, "a", str(i)) == share_of(split, "b", str(i)) for i in range(1000))
+    same = sum(version_for_key(split, "a", str(i)) == version_for_key(split, "b", str(i)) for i in range(1000))
     assert 400 < same < 600

@@ -296,7 +296,7 @@ def test_admin_port_responds_until_the_watchdog_ends_a_blocked_process(artifact_
     assert live.status == 200
     assert status == 1
     assert "The event loop is blocked" in server.stderr
-    assert "in models" in server.stderr
+    assert "pages.py" in server.stderr
 
 
 def test_watchdog_ignores_a_busy_event_loop():

@@ -1,8 +1,7 @@
 """Runs the service: start-up, serving, draining and shutdown.
 
-The event loop is uvloop. uvicorn runs the requests that `TaskRoutes` leaves to the ASGI application. Its own server is
-not used: it closes its listener before it finishes the open connections, so that every restart loses the requests that
-are on their way.
+The event loop is uvloop. The server opens and closes the runtime itself, and passes requests to the gate of the
+application.
 """
 
 from __future__ import annotations
@@ -19,23 +18,20 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from swiftlet_serve import build_info, extras
-from swiftlet_serve.errors import SetupError
+from swiftlet_serve.errors import SetupError, log_exception
 from swiftlet_serve.fronts.coordinator import Coordinator
 from swiftlet_serve.fronts.sockets import bind_public
-from swiftlet_serve.http.app import create_admin_app, create_app
+from swiftlet_serve.http.app import create_admin_gate, create_app
 from swiftlet_serve.http.connections.listener import Listener, bind
 from swiftlet_serve.http.connections.port import CANCEL_S, AdminThread, Port
-from swiftlet_serve.http.connections.uvicorn_internals import Lifespan
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.credentials import Credentials
-from swiftlet_serve.http.gate.request_tracker import Observer
+from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.process_setup import is_writable
@@ -107,26 +103,17 @@ def serve(settings: Settings, announce: Announce) -> None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
         runtime = Runtime.start(settings)
         manager = create_manager(runtime)
-        app = create_app(runtime, keys, observers.all)
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
         public: PublicPort
         if settings.fronts > 1:
             public = Coordinator(runtime, public_sockets)
         else:
-            listener = Listener(public_sockets[0], credentials.context)
-            public = Port(
-                app,
-                listener,
-                settings,
-                app.state.refuse,
-                runtime.stats.refuse,
-                app.state.task_routes,
-                runtime.stats.add_crowded,
-            )
-        control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime, admin_keys)
-        admin_app = create_admin_app(runtime, control)
-        admin = None if admin_socket is None else Port(admin_app, Listener(admin_socket), settings)
-        server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)), manager)
+            gate = create_app(runtime, keys, observers.all).gate
+            public = Port(gate, Listener(public_sockets[0], credentials.context), settings)
+        control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)
+        admin_gate = create_admin_gate(runtime, control, admin_keys)
+        admin = None if admin_socket is None else Port(admin_gate, Listener(admin_socket), settings)
+        server = Server(settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)), manager)
         server.started = started
         runtime.count_connections = lambda: public.connections
         server.credentials = credentials
@@ -212,11 +199,10 @@ class PublicPort(Protocol):
 
 
 class Server:
-    """Runs the ports, the application's lifespan and the watchdog in the right order."""
+    """Runs the runtime, the ports and the watchdog in the right order."""
 
     def __init__(
         self,
-        app: ASGIApp,
         settings: Settings,
         runtime: Runtime,
         public: PublicPort,
@@ -227,9 +213,6 @@ class Server:
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
         self.credentials: Credentials | None = None  # to reload on SIGHUP
-        self._config = uvicorn.Config(
-            app, lifespan="on", log_config=None, log_level=None if settings.log_level == "debug" else "warning"
-        )
         self._settings = settings
         self._runtime = runtime
         self._public = public
@@ -247,18 +230,18 @@ class Server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came earlier takes effect now
         self._watchdog.start()
-        lifespan = Lifespan(self._config)
-        await lifespan.startup()
-        if lifespan.should_exit:
-            raise SetupError(
-                "The engines could not be started. Read the cause in the log above, or run `swiftlet check`."
-            )
+        try:
+            await self._runtime.open()
+        except Exception as error:
+            log_exception(log, "the engines could not be started", error)
+            message = "The engines could not be started. Read the cause in the log above, or run `swiftlet check`."
+            raise SetupError(message) from None
         try:
             await self._open()
         except BaseException:
             if self._manager:
                 await self._manager.close()
-            await lifespan.shutdown()  # else uvicorn logs its cancellation with a traceback
+            await self._runtime.close()
             raise
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
@@ -279,7 +262,7 @@ class Server:
         if self._manager:
             await self._manager.close()
         try:
-            await asyncio.wait_for(lifespan.shutdown(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
+            await asyncio.wait_for(self._runtime.close(), CANCEL_S if self._abort_requested.is_set() else CLOSE_S)
         except TimeoutError:
             self.is_stuck = True
         self._watchdog.stop()

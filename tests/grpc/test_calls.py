@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from swiftlet_serve.grpc.calls import STATUSES
 from swiftlet_serve.grpc.port import GrpcPort
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
+from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
@@ -149,12 +151,12 @@ def test_methods_need_an_api_key_except_liveness(metadata, code, runtime):
 
 def test_rate_limit_is_that_of_all_ports(artifact_dir):
     runtime = make_runtime(artifact_dir, grpc_port=0, client_rate_limit=0.001)
-    refuse = create_app(runtime).state.refuse
+    gate = create_app(runtime).gate
 
     async def scenario():
         async with serving(runtime) as (_, client):
-            scope = {"type": "http", "method": "POST", "path": "/classify", "headers": [], "client": ("127.0.0.1", 1)}
-            assert refuse(scope) is None  # the only request that the limit allows
+            first = gate.begin(Head("POST", "/classify", [], "127.0.0.1", time.monotonic()))
+            assert isinstance(first, Request)  # the only request that the limit allows
             return await client.fail("ModelInfer", FINE)
 
     error = run(scenario())

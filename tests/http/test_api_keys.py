@@ -17,9 +17,10 @@ from starlette.testclient import TestClient
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http import playground
-from swiftlet_serve.http.app import create_admin_app, create_app
+from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
-from tests.support.apps import TASKS, assert_problem, make_runtime, record_clients
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from tests.support.apps import TASKS, admin_app, assert_problem, make_runtime
 from tests.support.dialects import dialect_routes
 
 OTHER = "0" * 43
@@ -204,7 +205,7 @@ def test_routes_of_dialects_need_a_key_unless_public(method, path, public, locke
 def test_admin_app_has_health_and_metrics_only(artifact_dir):
     runtime = make_runtime(artifact_dir)
     own = {*HEALTH, "/metrics"}
-    with TestClient(create_app(runtime)), TestClient(create_admin_app(runtime)) as client:
+    with TestClient(create_app(runtime)), TestClient(admin_app(runtime)) as client:
         for path in [*OPEN, *LOCKED, *NOWHERE]:
             assert client.get(path).status_code == (200 if path in own else 404)
             assert client.post(path).status_code == (405 if path in own else 404)
@@ -261,9 +262,9 @@ def test_log_contains_no_key(locked, caplog):
 
 def test_record_names_the_owner_of_the_key_or_the_address(artifact_dir):
     for keys, name in ((ApiKeys([LINE]), "alice"), (None, "testclient")):
-        app = create_app(make_runtime(artifact_dir), keys)
-        seen = record_clients(app)
+        records: list[RequestRecord] = []
+        app = create_app(make_runtime(artifact_dir), keys, [records.append])
         with TestClient(app) as client:
             client.get("/models", headers={"X-API-Key": KEY})
 
-        assert seen == [name]
+        assert [record.client for record in records] == [name]

@@ -45,17 +45,6 @@ def test_app_refuses_before_it_reads_the_body(artifact_dir, monkeypatch):
     assert_problem(read, 400, "invalid_json")
 
 
-def test_app_refuses_before_it_searches_a_route(artifact_dir, monkeypatch):
-    """The routes take most of the time of a request without inference."""
-    runtime = make_runtime(artifact_dir)
-    app = create_app(runtime)
-    app.router.routes.clear()
-    with TestClient(app) as client:
-        assert_problem(client.post("/classify", json={"inputs": "a"}), 404, "unknown_route")
-        monkeypatch.setattr("swiftlet_serve.scheduling.admission.wait_s", lambda *_: 50.0)
-        assert_problem(client.post("/classify", json={"inputs": "a"}), 503, "overloaded")
-
-
 def test_app_admits_all_sequences_of_a_request_or_none(artifact_dir):
     runtime, engine = make_gated_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:

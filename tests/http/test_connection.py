@@ -7,11 +7,12 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from swiftlet_serve.http.connections.connection import HEAD
+from swiftlet_serve.http.gate.request import Head
 from tests.support.connections import (
     CHUNKED,
     GET,
@@ -20,8 +21,7 @@ from tests.support.connections import (
     SHORT_S,
     FakeTransport,
     RawClient,
-    RecordingApp,
-    Service,
+    RecordingGate,
     exchange,
     run,
     serving,
@@ -37,13 +37,13 @@ def test_connection_answers_pipelined_requests_in_order_one_at_a_time():
     async def scenario() -> None:
         async with serving() as service:
             client = await service.client()
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             client.send(b"".join(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n" for number in range(1000)))
-            await service.app.called.acquire()
-            service.app.may_respond.set()
+            await service.gate.called.acquire()
+            service.gate.may_respond.set()
             for number in range(1000):
-                assert (await client.response())[2] == b"GET|/%d||host|" % number
-            assert service.app.max_in_progress == 1
+                assert (await client.response())[2] == b"GET|/%d|host|" % number
+            assert service.gate.max_in_progress == 1
 
     run(scenario())
 
@@ -51,14 +51,14 @@ def test_connection_answers_pipelined_requests_in_order_one_at_a_time():
 def test_connection_leaves_pipelined_bytes_in_the_kernel():
     async def scenario() -> None:
         async with serving() as service:
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             client = await service.client()
             client.send(GET + b"\r\n" + (GET + b"\r\n") * 1_000_000)  # 26 MB
-            await service.app.called.acquire()
+            await service.gate.called.acquire()
             (connection,) = service.table.connections
             await until_stable(lambda: len(connection.unread))
             assert len(connection.unread) < 1 << 20
-            assert service.app.requests == [b"GET|/||host|"]
+            assert service.gate.requests == [b"GET|/|host|"]
 
     run(scenario())
 
@@ -91,8 +91,8 @@ def test_connection_times_out_incomplete_requests(sent, limits, more):
                 await trickle(client)
             await client.assert_refused(408, "receive_timeout")
             await service.until_settled()
-            assert service.app.requests == [b"GET|/||host|"]
-            assert service.app.disconnects == (b"\r\n\r\n" in sent)
+            assert service.gate.requests == [b"GET|/|host|"]
+            assert service.gate.disconnects == (b"\r\n\r\n" in sent)
 
     run(scenario())
 
@@ -111,11 +111,11 @@ def test_connection_times_out_after_100_continue():
 def test_connection_timeouts_exclude_the_time_of_the_response():
     async def scenario() -> None:
         async with serving(head_timeout_s=SHORT_S, request_timeout_s=SHORT_S, write_timeout_s=SHORT_S) as service:
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             client = await service.client()
             client.send(POST + b"Content-Length: 3\r\n\r\nabc" + GET + b"\r\n")
             await asyncio.sleep(3 * SHORT_S)  # the absence of a timeout causes no event
-            service.app.may_respond.set()
+            service.gate.may_respond.set()
             assert [(await client.response())[0] for _ in range(2)] == [200, 200]
 
     run(scenario())
@@ -137,10 +137,10 @@ def test_connection_closes_silently_when_idle(limits):
 def test_connection_aborts_when_the_client_does_not_read():
     async def scenario() -> None:
         async with serving(write_timeout_s=SHORT_S) as service:
-            service.app.body = lambda description: b"x" * 1_000_000
+            service.gate.body = lambda description: b"x" * 1_000_000
             with socket.create_connection(("127.0.0.1", service.port)) as client:
                 client.sendall((GET + b"\r\n") * 100)
-                await service.app.called.acquire()
+                await service.gate.called.acquire()
                 await service.until_settled()
 
     run(scenario())
@@ -156,7 +156,7 @@ def test_connection_survives_a_disconnect_at_any_time(sent, how):
             client = await service.client()
             client.send(sent)
             if b"\r\n\r\n" in sent:
-                await service.app.called.acquire()
+                await service.gate.called.acquire()
             if how == "half-closed":
                 client.writer.write_eof()
                 assert await client.until_closed() == b""
@@ -165,7 +165,7 @@ def test_connection_survives_a_disconnect_at_any_time(sent, how):
                 client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 client.writer.transport.abort()
             await service.until_settled()
-            assert service.app.disconnects == (b"\r\n\r\n" in sent)
+            assert service.gate.disconnects == (b"\r\n\r\n" in sent)
 
     run(scenario())
 
@@ -173,13 +173,11 @@ def test_connection_survives_a_disconnect_at_any_time(sent, how):
 def test_connection_delivers_an_early_response_while_the_body_is_sent():
     """Closing a socket with until_unread bytes would reset it, and discard the response."""
 
-    async def refuse(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"2"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": b"no"})
+    def refuse(_: Head) -> Response:
+        return Response(b"no", 413, {"connection": "close"})
 
     async def scenario() -> None:
-        async with serving(refuse) as service:
+        async with serving(RecordingGate(refuse)) as service:
             client = await service.client()
             client.send(POST + b"Content-Length: 50000000\r\n\r\n")
             for _ in range(50):
@@ -192,19 +190,11 @@ def test_connection_delivers_an_early_response_while_the_body_is_sent():
 
 
 def test_connection_reads_the_next_request_after_an_unread_body():
-    """Reading pauses while the body is buffered, and must resume after the response."""
-
-    async def refuse(scope: Any, receive: Any, send: Any) -> None:  # an ASGI application
-        (connection,) = served[0].table.connections
-        await until(lambda: connection.flow.read_paused)
-        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    served: list[Service] = []
+    def refuse(_: Head) -> Response:
+        return Response(status_code=404)
 
     async def scenario() -> None:
-        async with serving(refuse) as service:
-            served.append(service)
+        async with serving(RecordingGate(refuse)) as service:
             client = await service.client()
             for _ in range(3):
                 client.send(POST + b"Content-Length: 600000\r\n\r\n" + b"x" * 600_000)
@@ -219,13 +209,13 @@ def test_connection_writes_head_and_body_at_once():
 
     async def scenario() -> None:
         posted = [POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", b"", b"ab"]
-        await exchange(RecordingApp(), [*posted, b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"], transport)
+        await exchange(RecordingGate(), [*posted, b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n"], transport)
 
     run(scenario())
 
     continued, answered, headed = transport.writes
     assert continued == b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert answered.endswith(b"\r\n\r\nPOST|/||host,expect,content-length|ab")
+    assert answered.endswith(b"\r\n\r\nPOST|/|host,expect,content-length|ab")
     assert headed.startswith(b"HTTP/1.1 200 OK\r\n")
     assert headed.endswith(b"\r\n\r\n")
 
@@ -233,15 +223,14 @@ def test_connection_writes_head_and_body_at_once():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long bytes have waited")
 def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
     lag_s, slow_s = 0.2, 0.1
-    found: list[dict[str, float]] = []
+    heads: list[tuple[Head, float]] = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        found.append(scope["state"] | {"now": time.monotonic()})
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+    def refuse(head: Head) -> Response:
+        heads.append((head, time.monotonic()))
+        return Response()
 
     async def scenario():
-        async with serving(app) as service:
+        async with serving(RecordingGate(refuse)) as service:
             client = await service.client()
             for pieces in ([GET + b"\r\n"], [GET, b"\r\n"], [GET + b"\r\n"]):
                 for piece in pieces[:-1]:
@@ -253,23 +242,19 @@ def test_connection_measures_the_arrival_of_a_request_in_the_kernel():
 
     run(scenario())
 
-    for state, took_s in zip(found, (0.0, slow_s, 0.0), strict=True):
-        assert (
-            lag_s - 0.02 <= state["lag_s"] < lag_s + PATIENCE_S / 2
-        )  # the kernel's clock has a resolution of up to 10 ms
-        assert state["now"] - state["received"] >= lag_s + took_s - 0.02
-        assert state["now"] - state["received"] < lag_s + took_s + PATIENCE_S / 2
+    for (head, now), took_s in zip(heads, (0.0, slow_s, 0.0), strict=True):
+        assert lag_s - 0.02 <= head.lag_s < lag_s + PATIENCE_S / 2  # the kernel's clock has a resolution of 10 ms
+        assert lag_s + took_s - 0.02 <= now - head.received < lag_s + took_s + PATIENCE_S / 2
 
 
 def test_connection_never_sends_a_second_response():
     """The first response is sent before the body, which turns out to be malformed."""
 
-    async def hasty(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"no"})
+    def refuse(_: Head) -> Response:
+        return Response(b"no", 404)
 
     async def scenario() -> None:
-        async with serving(hasty) as service:
+        async with serving(RecordingGate(refuse)) as service:
             client = await service.client()
             client.send(CHUNKED)
             assert (await client.response())[0] == 404
@@ -283,18 +268,18 @@ def test_connection_answers_the_current_request_on_shutdown():
     async def scenario() -> None:
         async with serving() as service:
             resting, answered, sending, starting = [await service.idle_client() for _ in range(4)]
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             answered.send(GET + b"\r\n")
             sending.send(POST + b"Content-Length: 3\r\n\r\n")
             for _ in range(2):
-                await service.app.called.acquire()
+                await service.gate.called.acquire()
             starting.send(GET)
             await until(lambda: any(one.phase is HEAD for one in service.table.connections))
             for one in list(service.table.connections):
                 one.shutdown()
             assert await resting.until_closed() == b""
 
-            service.app.may_respond.set()
+            service.gate.may_respond.set()
             sending.send(b"abc")
             starting.send(b"\r\n")
             for client in (answered, sending, starting):

@@ -10,7 +10,7 @@ import pytest
 
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.connections.read_scheduler import ReadScheduler
 from tests.support.connections import (
     GET,
@@ -19,7 +19,7 @@ from tests.support.connections import (
     POST,
     SHORT_S,
     FakeTransport,
-    RecordingApp,
+    RecordingGate,
     Service,
     run,
     serving,
@@ -62,7 +62,7 @@ def test_connection_answers_deferred_requests():
             for client in clients:
                 client.send(2 * (GET + b"\r\n") + POST + b"Content-Length: 3\r\n\r\nab")
             await until_unread(service, 20)
-            assert service.app.requests == []
+            assert service.gate.requests == []
             for client in clients:
                 client.send(b"c")
             clock.resume()
@@ -84,7 +84,7 @@ def test_connection_leaves_bytes_behind_a_deferred_read_in_the_kernel():
             await until_unread(service)
             (connection,) = service.table.connections
             client.send(HOST + b"Content-Length: 8000000\r\n\r\n" + b"a" * 8_000_000)
-            await until(lambda: connection.flow.read_paused)
+            await until(lambda: connection.flow.is_read_paused)
             await until_stable(lambda: len(connection.unread))
             assert len(connection.unread) < 1_000_000
             clock.resume()
@@ -137,17 +137,16 @@ def test_connection_cancels_its_deferred_read_on_disconnect():
             assert not service.table.read_scheduler.has_backlog
             clock.resume()
             await service.idle_client()
-            assert len(service.app.requests) == 1
+            assert len(service.gate.requests) == 1
 
     run(scenario())
 
 
 def test_connection_counts_a_page_that_its_client_leaves_before_it_starts():
-    reasons: list[str] = []
+    gate = RecordingGate()
 
     async def scenario() -> None:
-        app = RecordingApp()
-        table = ConnectionTable(app, Limits(), on_refused=reasons.append)
+        table = ConnectionTable(gate, ConnectionLimits())
         table.read_scheduler = ReadScheduler(clock=lambda: 0.0)  # an iteration takes no time, even on a busy machine
         first, second = Connection(table), Connection(table)
         for connection in (first, second):
@@ -158,10 +157,10 @@ def test_connection_counts_a_page_that_its_client_leaves_before_it_starts():
         while table.tasks or not table.read_scheduler.is_idle:
             await asyncio.sleep(0)
         first.connection_lost(None)
-        assert len(app.requests) == 1
+        assert len(gate.requests) == 1
 
     run(scenario())
-    assert reasons == ["disconnected"]
+    assert gate.disconnects == 1
 
 
 def test_connection_keeps_no_more_than_one_read_of_pipelined_requests():
@@ -171,7 +170,7 @@ def test_connection_keeps_no_more_than_one_read_of_pipelined_requests():
         async with serving() as service:
             client = await service.client()
             sizes: list[int] = []
-            service.app.body = lambda description: sizes.append(len(connection.unread)) or description
+            service.gate.body = lambda description: sizes.append(len(connection.unread)) or description
             client.send(GET + b"\r\n")
             connection = await service.connection()
             client.send((GET + b"\r\n") * 20_000)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
 from starlette.responses import Response
 
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.connection import Connection
-from swiftlet_serve.http.connections.exchange import TaskExchange
-from swiftlet_serve.http.connections.uvicorn_internals import RequestResponseCycle
+from swiftlet_serve.http.connections.exchange import Exchange
+from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -20,7 +19,7 @@ from tests.support.connections import (
     GET,
     HOST,
     POST,
-    RecordingApp,
+    RecordingGate,
     exchange,
     run,
     serving,
@@ -29,15 +28,15 @@ from tests.support.connections import (
 pytestmark = pytest.mark.usefixtures("clean_log")
 
 
-def refuse_path(scope: Any) -> Response | None:
+def refuse_path(head: Head) -> Response | None:
     """Refuses one path."""
-    return Response(b"no", 503, {"retry-after": "1"}) if scope["path"] == "/no" else None
+    return Response(b"no", 503, {"retry-after": "1"}) if head.path == "/no" else None
 
 
 @pytest.mark.parametrize("body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
 def test_connection_refuses_by_the_head_and_answers_the_next_request(body):
     async def scenario() -> None:
-        async with serving(refuse=refuse_path) as service:
+        async with serving(RecordingGate(refuse_path)) as service:
             client = await service.client()
             client.send(b"POST /no HTTP/1.1\r\n" + HOST + body)
             status, headers, received = await client.response()
@@ -46,7 +45,7 @@ def test_connection_refuses_by_the_head_and_answers_the_next_request(body):
             client.send((b"5\r\nGET /\r\n0\r\n\r\n" if b"chunked" in body else b"GET /") + GET + b"\r\n")
             status, _, received = await client.response()
             assert (status, received.split(b"|")[0]) == (200, b"GET")
-            assert len(service.app.requests) == 1
+            assert len(service.gate.requests) == 1
 
     run(scenario())
 
@@ -57,29 +56,26 @@ def test_connection_refusal_has_the_form_of_a_response():
     async def scenario() -> None:
         for method, received in ((b"GET", b"no"), (b"HEAD", b"")):
             line = method + b" /no HTTP/1.1\r\n" + HOST
-            app = RecordingApp()
-            answer = await exchange(app, [line + b"\r\n", line + b"Connection: close\r\n\r\n"], refuse=refuse_path)
+            gate = RecordingGate(refuse_path)
+            answer = await exchange(gate, [line + b"\r\n", line + b"Connection: close\r\n\r\n"])
             assert answer == refused + b"\r\n" + received + refused + b"connection: close\r\n\r\n" + received
-            assert app.requests == []
+            assert gate.requests == []
 
     run(scenario())
 
 
 def test_connection_tells_whether_the_body_arrived_with_the_head():
-    values: list[bool] = []
-
-    def refuse(scope: Any) -> None:
-        values.append(scope["state"]["has_whole_body"])
+    gate = RecordingGate()
 
     async def scenario() -> None:
         sized = POST + b"Content-Length: 5\r\n\r\n"
         for pieces in ([sized + b"abcde"], [sized + b"abcde" + GET + b"\r\n"], [GET + b"\r\n"]):
-            await exchange(RecordingApp(), pieces, refuse=refuse)
+            await exchange(gate, pieces)
         for pieces in ([sized, b"abcde"], [sized + b"abcd", b"e"], [CHUNKED + b"0\r\n\r\n"]):
-            await exchange(RecordingApp(), pieces, refuse=refuse)
+            await exchange(gate, pieces)
 
     run(scenario())
-    assert values == [True, True, True, True, False, False, False]
+    assert [head.has_whole_body for head in gate.heads] == [True, True, True, True, False, False, False]
 
 
 def test_connection_leaves_no_reference_cycles(artifact_dir):
@@ -98,7 +94,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
         runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_queued_tokens=64))
         runtime.admission.max_queued_tokens = 8
         app, statuses = create_app(runtime), set()
-        async with serving(app, app.state.refuse, app.state.task_routes) as service:
+        async with serving(app.gate) as service:
             for path, body, header in requests * 2:
                 client = await service.client()
                 for close in (b"", b"Connection: close\r\n"):
@@ -116,7 +112,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
         run(scenario())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        kinds = Connection | RequestRecord | RequestResponseCycle | TaskExchange
+        kinds = Connection | RequestRecord | Request | Exchange
         left = [type(one) for one in gc.garbage if isinstance(one, kinds)]
     finally:
         gc.set_debug(0)
@@ -130,7 +126,7 @@ def test_connection_refuses_unsupported_methods(method, artifact_dir):
     async def scenario() -> None:
         runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
         app = create_app(runtime)
-        async with serving(app, app.state.refuse, app.state.task_routes) as service:
+        async with serving(app.gate) as service:
             client = await service.client()
             target = "a:443" if method == "CONNECT" else "/classify"
             client.send(f"{method} {target} HTTP/1.1\r\nConnection: close\r\n".encode() + HOST + b"\r\n")

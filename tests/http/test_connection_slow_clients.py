@@ -10,7 +10,7 @@ from tests.support.connections import (
     GET,
     POST,
     SHORT_S,
-    RecordingApp,
+    RecordingGate,
     exchange,
     run,
     serving,
@@ -54,7 +54,7 @@ def test_request_in_two_pieces_is_answered_when_the_second_arrives(reads, reques
     requests = request_bytes.count(b"HTTP/1.1")
 
     async def scenario() -> None:
-        expected = await exchange(RecordingApp(), [request_bytes])
+        expected = await exchange(RecordingGate(), [request_bytes])
         async with serving(head_timeout_s=60.0, request_timeout_s=60.0) as service:
             for cut in range(1, len(request_bytes)):
                 reads.clear()

@@ -12,12 +12,12 @@ from swiftlet_serve.errors import Unavailable
 from swiftlet_serve.http.connections import connection_table
 from swiftlet_serve.http.connections.connection import HEAD, Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits, default_max_connections
+from swiftlet_serve.http.connections.limits import ConnectionLimits, default_max_connections
 from tests.support.connections import (
     GET,
     POST,
     RawClient,
-    RecordingApp,
+    RecordingGate,
     Service,
     exchange,
     run,
@@ -75,11 +75,11 @@ def test_table_counts_idle_time_from_the_latest_bytes():
 def test_table_never_evicts_a_request_in_progress():
     async def scenario() -> None:
         async with serving(connections=8, linger_timeout_s=PATIENCE_S) as service:
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             clients = [await service.busy_client() for _ in range(7)]
             sending = await service.client()
             sending.send(POST + b"Content-Length: 3\r\n\r\n")
-            await service.app.called.acquire()
+            await service.gate.called.acquire()
 
             values = [await service.client() for _ in range(2)]
             for client in values:
@@ -87,7 +87,7 @@ def test_table_never_evicts_a_request_in_progress():
                 assert (status, json.loads(body)["code"], headers["retry-after"]) == (503, "overloaded", "1")
             assert await (await service.client()).until_closed() == b""  # too many for error responses
 
-            service.app.may_respond.set()
+            service.gate.may_respond.set()
             sending.send(b"abc")
             assert [(await client.response())[0] for client in [*clients, sending]] == [200] * 8
 
@@ -101,13 +101,13 @@ def test_table_keeps_a_quarter_for_other_addresses(sent):
 
     async def scenario() -> None:
         async with serving(connections=16, linger_timeout_s=0.05) as service:
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             greedy = []
             for _ in range(64):
                 greedy.append(await service.client("127.0.0.2"))
                 greedy[-1].send(sent)
             await until(lambda: service.table.per_address["127.0.0.2"] <= 12)
-            service.app.may_respond.set()
+            service.gate.may_respond.set()
             others = [await idle_client_at(service, "127.0.0.3") for _ in range(4)]
             for client in others:
                 client.send(GET + b"\r\n")
@@ -124,11 +124,11 @@ def test_table_lets_a_trusted_proxy_use_all_connections(proxy, answered):
     async def scenario() -> None:
         async with serving(connections=16, proxies=(ip_network(proxy),)) as service:
             clients = [await service.client("127.0.0.2") for _ in range(16)]
-            service.app.may_respond.clear()
+            service.gate.may_respond.clear()
             for client in clients:
                 client.send(GET + b"\r\n")
-            await until(lambda: service.app.in_progress == answered)
-            service.app.may_respond.set()
+            await until(lambda: service.gate.in_progress == answered)
+            service.gate.may_respond.set()
 
     run(scenario())
 
@@ -150,7 +150,7 @@ def test_limits_leave_half_of_the_file_descriptors(monkeypatch):
 
 def test_table_tells_once_that_many_connections_have_closed():
     async def scenario() -> None:
-        table = ConnectionTable(RecordingApp(), Limits(connections=4096))
+        table = ConnectionTable(RecordingGate(), ConnectionLimits(connections=4096))
         opened = [Connection(table) for _ in range(connection_table.MANY)]
         for connection in opened:
             table.add(connection)
@@ -165,15 +165,15 @@ def test_table_tells_once_that_many_connections_have_closed():
 
 
 def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):
-    counted: list[None] = []
+    gate = RecordingGate()
 
     async def scenario() -> None:
-        table = ConnectionTable(RecordingApp(), Limits(), on_crowded=lambda: counted.append(None))
+        table = ConnectionTable(gate, ConnectionLimits())
         for _ in range(1000):
             table.read_scheduler._on_crowded("192.0.2.1")
 
     run(scenario())
-    assert len(counted) == 1000
+    assert gate.crowded == 1000
     (record,) = caplog.records
     assert "192.0.2.1" in record.getMessage()
     caplog.clear()
@@ -181,11 +181,11 @@ def test_table_logs_a_crowd_of_pages_once_and_counts_them(caplog):
 
 def test_table_logs_many_refusals_in_one_line(caplog):
     async def scenario() -> None:
-        app = RecordingApp()
-        table = ConnectionTable(app, Limits())
+        app = RecordingGate()
+        table = ConnectionTable(app, ConnectionLimits())
         for _ in range(1000):
-            table.count_refusal(Unavailable("overloaded", "x"), 100.0)
-        table.count_refusal(Unavailable("overloaded", "x"), 100.0 + connection_table.LOG_INTERVAL_S)
+            table.log_refusal(Unavailable("overloaded", "x"), 100.0)
+        table.log_refusal(Unavailable("overloaded", "x"), 100.0 + connection_table.LOG_INTERVAL_S)
         await exchange(app, [])
 
     run(scenario())

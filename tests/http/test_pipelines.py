@@ -9,14 +9,13 @@ from itertools import pairwise
 
 import pytest
 import uvloop
-from fastapi import FastAPI
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swiftlet_serve.http.app import create_app
+from swiftlet_serve.http.app import Application, create_app
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from tests.support.apps import make_runtime
 from tests.support.connections import HOST, FakeTransport, cut
 
@@ -96,9 +95,9 @@ def send(artifact_dir) -> Iterator[Send]:
         runner.run(runtime.close())
 
 
-async def exchange(app: FastAPI, pieces: list[bytes], *, whole: bool = False) -> bytes:
+async def exchange(app: Application, pieces: list[bytes], *, whole: bool = False) -> bytes:
     """Sends a piece once the connection reads on or, if the pieces are `whole` requests, once they are answered."""
-    table = ConnectionTable(app, Limits(), app.state.refuse, task_routes=app.state.task_routes)
+    table = ConnectionTable(app.gate, ConnectionLimits())
     connection, transport = Connection(table), FakeTransport()
     connection.connection_made(transport)
 

@@ -30,7 +30,7 @@ def test_every_response_forbids_sniffing(origins, artifact_dir):
         app = create_app(runtime)
         await runtime.open()
         listener = Listener(bind("127.0.0.1", 0))
-        port = Port(app, listener, runtime.settings, app.state.refuse, lambda _: None, app.state.task_routes)
+        port = Port(app.gate, listener, runtime.settings)
         await port.serve()
         for request in (*REQUESTS.values(), *pages, preflight, from_page):
             reader, writer = await asyncio.open_connection(*listener.address)

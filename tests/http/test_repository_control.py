@@ -5,10 +5,9 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from swiftlet_serve.http.app import create_admin_app
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
-from tests.support.apps import assert_problem
+from tests.support.apps import admin_app, assert_problem
 from tests.support.repositories import in_event_loop, make_version, served
 
 KEY, LINE = make_key("operator")
@@ -22,7 +21,7 @@ def root(tmp_path):
 
 
 def admin(server) -> httpx2.AsyncClient:
-    app = create_admin_app(server.runtime, RepositoryControl(server.manager, server.runtime, ApiKeys([LINE])))
+    app = admin_app(server.runtime, RepositoryControl(server.manager, server.runtime), ApiKeys([LINE]))
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://admin")
 
 
@@ -65,13 +64,13 @@ async def test_control_needs_an_admin_key(path, root):
     async with served(root) as server, admin(server) as client:
         assert_problem(await client.post(path), 401, "missing_key")
         assert_problem(await client.post(path, headers={"x-api-key": "guess"}), 401, "bad_key")
-        assert_problem(await client.get(path), 405, "method_not_allowed")
+        assert_problem(await client.get(path, headers={"x-api-key": KEY}), 405, "method_not_allowed")
 
 
 @in_event_loop
 async def test_without_admin_keys_there_is_no_control(root):
     async with served(root) as server:
-        app = create_admin_app(server.runtime)
+        app = admin_app(server.runtime)
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://admin") as client:
             assert_problem(await client.post("/v2/repository/index"), 404, "unknown_route")
 

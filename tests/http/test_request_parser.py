@@ -15,7 +15,7 @@ from tests.support.connections import (
     HOST,
     LINE,
     POST,
-    RecordingApp,
+    RecordingGate,
     cut,
     exchange,
     run,
@@ -89,7 +89,7 @@ def test_parser_rejects_malformed_requests(case, size):
     """The server sends one response, and none to the request that follows."""
 
     async def scenario() -> None:
-        app = RecordingApp()
+        app = RecordingGate()
         data = MALFORMED[case] + GET + b"\r\n"
         received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
         assert app.requests == []
@@ -101,21 +101,21 @@ def test_parser_rejects_malformed_requests(case, size):
 
 
 WELL_FORMED = [
-    (GET + b"\r\n", b"GET|/||host|"),
+    (GET + b"\r\n", b"GET|/|host|"),
     (b"\r\nGET /a?b=c HTTP/1.1\r\n" + HOST + b"\r\n", b"GET|/a|b=c|host|"),
-    (b"GET http://A/a HTTP/1.1\r\n" + HOST + b"\r\n", b"GET|/a||host|"),
-    (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", b"OPTIONS|*||host|"),
-    (b"HEAD / HTTP/1.1\r\nhOST:\r\n\r\n", b"HEAD|/||host|"),
-    (POST + b"Content-Length: 8\r\n\r\nab\r\n\r\ncd", b"POST|/||host,content-length|ab\r\n\r\ncd"),
-    (CHUNKED + b"3\r\nabc\r\n6;x=y\r\n\r\n\r\nde\r\n0\r\n\r\n", b"POST|/||host,transfer-encoding|abc\r\n\r\nde"),
+    (b"GET http://A/a HTTP/1.1\r\n" + HOST + b"\r\n", b"GET|/a|host|"),
+    (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", b"OPTIONS|*|host|"),
+    (b"HEAD / HTTP/1.1\r\nhOST:\r\n\r\n", b"HEAD|/|host|"),
+    (POST + b"Content-Length: 8\r\n\r\nab\r\n\r\ncd", b"POST|/|host,content-length|ab\r\n\r\ncd"),
+    (CHUNKED + b"3\r\nabc\r\n6;x=y\r\n\r\n\r\nde\r\n0\r\n\r\n", b"POST|/|host,transfer-encoding|abc\r\n\r\nde"),
     # Trailers do not become headers.
-    (CHUNKED + b"3\r\nabc\r\n0\r\nX-Key: 1\r\nHost: b\r\n\r\n", b"POST|/||host,transfer-encoding|abc"),
+    (CHUNKED + b"3\r\nabc\r\n0\r\nX-Key: 1\r\nHost: b\r\n\r\n", b"POST|/|host,transfer-encoding|abc"),
     # The server ignores upgrades, and a body that looks like a request stays a body.
     (
         POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n\r\nGET / HTT",
-        b"POST|/||host,connection,content-length|GET / HTT",
+        b"POST|/|host,connection,content-length|GET / HTT",
     ),
-    (GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"GET|/||host,connection,upgrade|"),
+    (GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"GET|/|host,connection,upgrade|"),
 ]
 
 
@@ -124,7 +124,7 @@ WELL_FORMED = [
 @example(WELL_FORMED, list(range(1 << 12)))
 def test_parser_reads_requests_cut_at_any_place(requests, places):
     async def scenario() -> None:
-        app = RecordingApp()
+        app = RecordingGate()
         data = b"".join(request for request, _ in requests)
         received = await exchange(app, cut(data, *places))
         assert app.requests == [meaning for _, meaning in requests]
@@ -181,12 +181,12 @@ def test_parser_limits_the_size_of_the_head(line, headers, status, code):
 
 def test_parser_reads_one_byte_chunks_quickly():
     async def scenario() -> None:
-        app = RecordingApp()
+        app = RecordingGate()
         data = CHUNKED + b"1\r\na\r\n" * 65_536 + b"0\r\n\r\n"
         started = time.process_time()
         await exchange(app, cut(data, 1 << 18))
         assert time.process_time() - started < 0.5  # 0.03 alone; h11 takes as much for a tenth of it
-        assert len(app.requests[0]) == 65_536 + len(b"POST|/||host,transfer-encoding|")
+        assert len(app.requests[0]) == 65_536 + len(b"POST|/|host,transfer-encoding|")
 
     run(scenario())
 
@@ -215,7 +215,7 @@ def test_parser_limits_the_framing_of_a_chunked_body(extension, trailer, is_allo
     """However the bytes arrive: with the content and the end in one read, too."""
 
     async def scenario() -> None:
-        app, data = RecordingApp(), framed(extension, trailer)
+        app, data = RecordingGate(), framed(extension, trailer)
         received = await exchange(app, [data[start : start + size] for start in range(0, len(data), size)])
         assert (b" 200 OK" in received, b"headers_too_large" in received) == (is_allowed, not is_allowed)
         assert len(app.requests) == is_allowed
@@ -231,7 +231,7 @@ def test_parser_counts_only_the_framing_between_two_pieces_of_content(chunks, pl
     """All extensions together may be as large as they like."""
 
     async def scenario() -> None:
-        app = RecordingApp()
+        app = RecordingGate()
         body = b"".join(b"%x;%b\r\n%b\r\n" % (size, b"e" * extension, b"c" * size) for size, extension in chunks)
         received = await exchange(app, cut(CHUNKED + body + b"0\r\n\r\n", *places))
         assert received.startswith(b"HTTP/1.1 200 OK\r\n")

@@ -14,14 +14,14 @@ import pytest
 
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.connections.listener import Listener, bind
 from swiftlet_serve.http.gate.tls import load_context
 from tests.support.certificates import make_certificate
-from tests.support.connections import GET, LOCAL, RawClient, RecordingApp, run, until
+from tests.support.connections import GET, LOCAL, RawClient, RecordingGate, run, until
 from tests.support.fakes import PATIENCE_S
 
-ANSWERED = b"GET|/||host|"
+ANSWERED = b"GET|/|host|"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @asynccontextmanager
 async def serving(tls: ssl.SSLContext, **limits: object) -> AsyncIterator[Served]:
-    table = ConnectionTable(RecordingApp(), Limits(**{"proxies": (LOCAL,)} | limits))
+    table = ConnectionTable(RecordingGate(), ConnectionLimits(**{"proxies": (LOCAL,)} | limits))
     listener = Listener(bind("127.0.0.1", 0), tls)
     listener.listen()
     listener.open(lambda: Connection(table))
@@ -125,14 +125,14 @@ def test_handshakes_use_up_the_share_of_their_address(tls):
 def test_requests_in_progress_are_not_evicted_for_a_handshake(tls):
     async def scenario() -> None:
         async with serving(tls, connections=4) as served:
-            served.table.app.may_respond.clear()
+            served.table.gate.may_respond.clear()
             clients = [await served.client() for _ in range(4)]
             for client in clients:
                 client.send(GET + b"\r\n")
-                await served.table.app.called.acquire()
+                await served.table.gate.called.acquire()
             refused = await served.client()  # it gets its error through TLS
             assert (await refused.response())[0] == 503
-            served.table.app.may_respond.set()
+            served.table.gate.may_respond.set()
             for client in clients:
                 assert (await client.response())[0] == 200
                 client.writer.close()

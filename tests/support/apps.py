@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swiftlet_serve.http.app import create_admin_gate
+from swiftlet_serve.http.asgi_transport import AsgiTransport
+from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
+from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from tests.support.fakes import ManualEngine
@@ -21,9 +27,9 @@ def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **set
     return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
 
 
-def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
+def make_gated_runtime(artifact_dir: Path, **settings: Any) -> tuple[Runtime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
-    runtime = make_runtime(artifact_dir)
+    runtime = make_runtime(artifact_dir, **settings)
     return runtime, gate_classify(runtime, width=2)
 
 
@@ -42,15 +48,16 @@ def assert_problem(response: Any, status: int, code: str) -> dict[str, Any]:
     return problem
 
 
-def record_clients(app: Any) -> list[str]:
-    """Returns a list that receives the client name of each request to /models."""
-    seen: list[str] = []
-    route = next(route for route in app.routes if route.path == "/models")
-    answer = route.app
+def admin_app(runtime: Runtime, control: RepositoryControl | None = None, keys: ApiKeys | None = None) -> ASGIApp:
+    """Returns the admin port's gate as an ASGI application."""
+    transport = AsgiTransport(create_admin_gate(runtime, control, keys), runtime.open)
 
-    async def remember(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["state"]["record"].client)
-        await answer(scope, receive, send)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await transport(scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
 
-    route.app = remember
-    return seen
+    return app

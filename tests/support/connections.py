@@ -1,4 +1,4 @@
-"""Connections without a server process: an application that records requests, and clients that send raw bytes."""
+"""Connections without a server process: a gate that records requests, and clients that send raw bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from typing import Any, Final
 import uvloop
 from starlette.responses import Response
 
+from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
-from swiftlet_serve.http.gate.task_routes import TaskRoutes
+from swiftlet_serve.http.connections.limits import ConnectionLimits
+from swiftlet_serve.http.gate.request import Head, Request, Route
+from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.fakes import PATIENCE_S
 
 LOCAL: Final = ip_network("127.0.0.1")
@@ -29,51 +32,73 @@ POST: Final = LINE + HOST
 GET: Final = b"GET / HTTP/1.1\r\n" + HOST
 CHUNKED: Final = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
-Refuse = Callable[[Any], Response | None]
+
+async def _unused(_: Request) -> Response:
+    raise AssertionError("a recording gate answers by itself")
 
 
-class RecordingApp:
-    """An application that answers with a description of the request, and records it.
+ROUTE: Final = Route("GET", "/", _unused, reads_body=True)
 
-    The description holds the method, the target, the names of the headers and the body.
+
+class RecordingGate:
+    """A gate that answers with a description of the request, and records it.
+
+    The description holds the method, the path, the names of the headers and the body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refuse: Callable[[Head], Response | None] = lambda _: None) -> None:
+        """`refuse` returns the response of a refused request, and None for any other."""
+        self.heads: list[Head] = []
         self.requests: list[bytes] = []
+        self.refused: list[str] = []  # codes of requests without a head
+        self.crowded = 0
         self.disconnects = 0
         self.in_progress = 0
         self.max_in_progress = 0
-        self.called = asyncio.Semaphore(0)  # released at the start of each request
+        self.called = asyncio.Semaphore(0)  # released by each head
         self.may_respond = asyncio.Event()
         self.may_respond.set()
         self.body: Callable[[bytes], bytes] = lambda description: description
+        self._refuse = refuse
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    def begin(self, head: Head) -> Request | Response:
+        self.heads.append(head)
         self.called.release()
+        refusal = self._refuse(head)
+        if refusal is not None:
+            return refusal
+        return Request(head, {}, RequestRecord(), ROUTE, {}, problem_details.render, 1 << 30, bytearray())
+
+    async def answer(self, request: Request) -> Response | None:
         self.in_progress += 1
         self.max_in_progress = max(self.max_in_progress, self.in_progress)
+        head = request.head
+        names = b",".join(name for name, _ in head.headers)
+        description = b"|".join([head.method.encode(), head.path.encode(), names, request.body])
+        self.requests.append(description)
         try:
-            await self._respond(scope, receive, send)
+            await self.may_respond.wait()
+        except asyncio.CancelledError:
+            self.abandon(request)
+            return None
         finally:
             self.in_progress -= 1
+        return Response(self.body(description))
 
-    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.disconnects += 1
-                return
-            body += message["body"]
-            more = message["more_body"]
-        names = b",".join(name for name, _ in scope["headers"])
-        description = b"|".join([scope["method"].encode(), scope["raw_path"], scope["query_string"], names, body])
-        self.requests.append(description)
-        await self.may_respond.wait()
-        response = self.body(description)
-        headers = [(b"content-length", str(len(response)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": response})
+    def fail(self, request: Request, error: SwiftletError) -> Response:
+        return problem_details.render(error, request.record.id)
+
+    def abandon(self, request: Request) -> None:
+        self.disconnects += 1
+
+    def refuse_unread(self, error: SwiftletError, request_id: str) -> Response:
+        self.refused.append(error.code)
+        response = problem_details.render(error, request_id)
+        response.raw_headers.append((b"x-request-id", request_id.encode()))
+        return response
+
+    def count_crowded(self) -> None:
+        self.crowded += 1
 
 
 class RawClient:
@@ -112,10 +137,10 @@ class RawClient:
 
 
 class Service:
-    """An application that is served on a local port."""
+    """A gate that is served on a local port."""
 
-    def __init__(self, app: Any, table: ConnectionTable, port: int) -> None:
-        self.app, self.table, self.port = app, table, port
+    def __init__(self, gate: Any, table: ConnectionTable, port: int) -> None:
+        self.gate, self.table, self.port = gate, table, port
 
     async def client(self, address: str = "127.0.0.1") -> RawClient:
         return RawClient(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0)))
@@ -124,7 +149,7 @@ class Service:
         """Returns a client with a request in progress."""
         client = await self.client()
         client.send(GET + b"\r\n")
-        await self.app.called.acquire()
+        await self.gate.called.acquire()
         return client
 
     async def idle_client(self) -> RawClient:
@@ -132,7 +157,7 @@ class Service:
         client = await self.client()
         client.send(GET + b"\r\n")
         await client.response()
-        await self.app.called.acquire()
+        await self.gate.called.acquire()
         return client
 
     async def connection(self) -> Connection:
@@ -148,16 +173,14 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(
-    app: Any = None, refuse: Refuse = lambda _: None, task_routes: TaskRoutes | None = None, **limits: Any
-) -> AsyncIterator[Service]:
-    """Serves an application, by default a `RecordingApp`, on a local port."""
-    app = app or RecordingApp()
+async def serving(gate: Any = None, **limits: Any) -> AsyncIterator[Service]:
+    """Serves a gate, by default a `RecordingGate`, on a local port."""
+    gate = gate or RecordingGate()
     # All clients of a test share an address, which therefore counts as a proxy.
-    table = ConnectionTable(app, Limits(**{"proxies": (LOCAL,)} | limits), refuse, task_routes=task_routes)
+    table = ConnectionTable(gate, ConnectionLimits(**{"proxies": (LOCAL,)} | limits))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        service = Service(app, table, listener.getsockname()[1])
+        service = Service(gate, table, listener.getsockname()[1])
         server = await asyncio.get_running_loop().create_server(lambda: Connection(table), sock=listener)
         try:
             yield service
@@ -165,8 +188,8 @@ async def serving(
             server.close()
             for connection in list(table.connections):
                 connection.end(at_once=True)
-            if isinstance(app, RecordingApp):
-                app.may_respond.set()
+            if isinstance(gate, RecordingGate):
+                gate.may_respond.set()
             await service.until_settled()
 
 
@@ -201,19 +224,13 @@ class FakeTransport(asyncio.Transport):
         return default
 
 
-async def exchange(
-    app: Any,
-    pieces: list[bytes],
-    transport: FakeTransport | None = None,
-    refuse: Refuse = lambda _: None,
-    task_routes: TaskRoutes | None = None,
-) -> bytes:
+async def exchange(gate: Any, pieces: list[bytes], transport: FakeTransport | None = None) -> bytes:
     """Sends pieces over one connection, each after the previous one is read. Returns the bytes of the responses.
 
-    An empty piece runs the event loop once, so that the application can proceed.
+    An empty piece runs the event loop once, so that the gate can proceed.
     """
     transport = transport or FakeTransport()
-    table = ConnectionTable(app, Limits(), refuse, task_routes=task_routes)
+    table = ConnectionTable(gate, ConnectionLimits())
     connection = Connection(table)
     connection.connection_made(transport)
     for piece in pieces:

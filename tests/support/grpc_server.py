@@ -15,7 +15,7 @@ from swiftlet_serve.grpc.open_inference import SERVICE
 from swiftlet_serve.grpc.port import GrpcPort
 from swiftlet_serve.http.dialect_parts.tensors import DTYPES
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.http.gate.request_tracker import Observer
+from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.http.gate.tls import Certificate
 from swiftlet_serve.inference.runtime import Runtime
 from tests.support.apps import SECRET

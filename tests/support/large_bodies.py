@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from fastapi import FastAPI
-from starlette.types import Scope
-
-from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http.app import Application
+from swiftlet_serve.http.gate.request import Head, Request
 from tests.support.hostile import Raw, dump
 from tests.support.hostile_dialects import BODIES as DIALECT_BODIES
 from tests.support.hostile_dialects import TEXTS, places
@@ -109,26 +107,14 @@ def _replaced(body: Any, place: tuple[Any, ...], value: Any) -> Any:
     return body | {key: inner} if isinstance(body, dict) else [*body[:key], inner, *body[key + 1 :]]
 
 
-async def loop_seconds(app: FastAPI, one: LargeBody) -> tuple[float, int]:
+async def loop_seconds(app: Application, large: LargeBody) -> tuple[float, int]:
     """Answers a request as the server does, on this event loop. Returns its thread's CPU time, and the status."""
     headers = [(b"content-type", b"application/json"), (b"x-request-timeout-ms", b"600000")]
-    state = {"has_whole_body": True}
-    scope: Scope = {
-        "type": "http",
-        "method": "POST",
-        "path": one.path,
-        "headers": headers,
-        "client": ("::1", 1),
-        "state": state,
-    }
-    refused = app.state.refuse(scope)
-    assert refused is None, one.path
-    tracker, endpoint = app.state.task_routes.tracker, app.state.task_routes.find(scope, len(one.data))
+    request = app.gate.begin(Head("POST", large.path, headers, "::1", time.monotonic(), has_whole_body=True))
+    assert isinstance(request, Request), large.path
+    request.receive(large.data)
     started = time.thread_time()
-    try:
-        response = await endpoint.respond(scope, one.data)
-    except SwiftletError as error:
-        response = tracker.error_response(scope, error)
+    response = await app.gate.answer(request)
     seconds = time.thread_time() - started
-    tracker.finish(scope["state"]["record"], scope, response.status_code)
+    assert response is not None
     return seconds, response.status_code

@@ -16,13 +16,13 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import Unavailable, deadline_exceeded
-from swiftlet_serve.http.app import create_admin_app, create_app
+from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry import prometheus
 from swiftlet_serve.telemetry.request_record import STAGES
 from swiftlet_serve.telemetry.tracing import Tracer
-from tests.support.apps import make_runtime
+from tests.support.apps import admin_app, make_runtime
 from tests.support.gated_runtime import make_gated_runtime
 from tests.support.metrics import ACCEPTED, FINISHED, REFUSED, parse, scrape, total
 from tests.support.processes import Process, ask, serving
@@ -228,7 +228,7 @@ def test_scrape_fails_in_time_if_the_event_loop_is_blocked(artifact_dir, monkeyp
     """The admin port responds with 503, which Prometheus takes for a server that is down."""
     monkeypatch.setattr(prometheus, "SNAPSHOT_TIMEOUT_S", 0.05)
     runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
-    with TestClient(create_app(runtime)), TestClient(create_admin_app(runtime)) as admin:
+    with TestClient(create_app(runtime)), TestClient(admin_app(runtime)) as admin:
         unblock = threading.Event()
         assert admin.get("/metrics").status_code == 200
         runtime.loop.call_soon_threadsafe(unblock.wait)

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import uvicorn
 import uvloop
 from pydantic_core import from_json
 
@@ -30,7 +29,6 @@ from swiftlet_serve.fronts.messages import Kind
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.listener import Listener
 from swiftlet_serve.http.connections.port import Port
-from swiftlet_serve.http.connections.uvicorn_internals import Lifespan
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.inference.loading import open_model
 from swiftlet_serve.machine import memory
@@ -51,22 +49,13 @@ class Front:
     """The life of a front: open, serve, leave."""
 
     def __init__(self, config: FrontConfig, runtime: FrontRuntime, credentials: Credentials, observers: Observers):
-        app = create_app(runtime, credentials.keys, observers.all)
+        gate = create_app(runtime, credentials.keys, observers.all).gate
         self._runtime = runtime
         self._credentials = credentials
-        self._lifespan = Lifespan(uvicorn.Config(app, lifespan="on", log_config=None, log_level="warning"))
         self._listeners = [
             Listener(socket.socket(fileno=descriptor), credentials.context) for descriptor in config.listening_fds
         ]
-        self._port = Port(
-            app,
-            self._listeners[config.index],
-            runtime.settings,
-            app.state.refuse,
-            runtime.stats.refuse,
-            app.state.task_routes,
-            runtime.stats.add_crowded,
-        )
+        self._port = Port(gate, self._listeners[config.index], runtime.settings)
         self._own = config.index
         self._closing = asyncio.Event()
         self._aborting = asyncio.Event()
@@ -74,22 +63,16 @@ class Front:
         runtime.on_order = self._on_order
 
     async def run(self, end: socket.socket, watchdog: Watchdog) -> None:
-        """Serves until the coordinator says otherwise.
-
-        Raises:
-            SetupError: the application could not be started.
-        """
+        """Serves until the coordinator says otherwise."""
         watchdog.start()
         await self._runtime.connect(end)
-        await self._lifespan.startup()
-        if self._lifespan.should_exit:
-            raise SetupError("The front could not be started. The log has the cause.")
+        await self._runtime.open()
         memory.tune_garbage_collector()
         self._runtime.tell(Kind.READY, self._port.url)
         await self._closing.wait()
         await self._finish_requests()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._lifespan.shutdown(), CLOSE_S)
+            await asyncio.wait_for(self._runtime.close(), CLOSE_S)
         self._runtime.disconnect()
         watchdog.stop()
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
 from starlette.responses import Response
-from starlette.types import Scope
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.gate.request_guard import MAX_TIMEOUT_MS, TIMEOUT_HEADER
-from swiftlet_serve.http.gate.request_tracker import RequestTracker
+from swiftlet_serve.http.gate.gate import MAX_TIMEOUT_MS, TIMEOUT_HEADER, Gate
+from swiftlet_serve.http.gate.request import Head, Request
 from swiftlet_serve.http.wording import sentence
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Respond = Callable[[Scope, bytes], Awaitable[Response]]
-"""Returns the response to a call with this scope and message. Raises SwiftletError."""
 
 STATUSES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -60,81 +58,54 @@ def render_error(error: SwiftletError, _: str) -> Response:
 
 
 class Caller:
-    """Runs calls as requests of the tracker."""
+    """Runs calls as requests of a gate."""
 
-    def __init__(self, tracker: RequestTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
-    async def run(self, path: str, respond: Respond, message: bytes, context: Context) -> bytes:
+    async def run(self, path: str, message: bytes, context: Context) -> bytes:
         """Returns the message that answers a call.
 
         Raises:
             grpc.aio.AbortError: the call failed. The context has its status.
+            asyncio.CancelledError: the client has gone, or its deadline has passed.
         """
-        scope = _scope(path, context)
-        response = self._tracker.begin(scope) or await self._run(scope, respond, message)
+        request = self._gate.begin(_head(path, context))
+        response = request if isinstance(request, Response) else await self._answer(request, message)
         metadata = tuple(_metadata(response))
         if response.status_code != 200:
             await context.abort(STATUSES[response.status_code], bytes(response.body).decode(), metadata)
         context.set_trailing_metadata(metadata)
         return bytes(response.body)
 
-    async def check(self, path: str, context: Context) -> None:
-        """Checks a call that is not recorded further.
-
-        Raises:
-            grpc.aio.AbortError: the API key is missing or unknown.
-        """
-
-        async def respond(_: Scope, __: bytes) -> Response:
-            return Response()
-
-        await self.run(path, respond, b"", context)
-
-    async def _run(self, scope: Scope, respond: Respond, message: bytes) -> Response:
-        record = scope["state"]["record"]
-        try:
-            response = await respond(scope, message)
-        except asyncio.CancelledError:  # the client has gone, or its deadline has passed
-            self._tracker.finish(record, scope, None)
-            raise
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # also a panic of a library in Rust, which is no Exception
-            response = self._tracker.error_response(scope, error)
-        self._tracker.add_headers(record, response.raw_headers)
-        self._tracker.finish(record, scope, response.status_code)
+    async def _answer(self, request: Request, message: bytes) -> Response:
+        request.body, request.client_cancels = message, True
+        response = await self._gate.answer(request)
+        if response is None:
+            raise asyncio.CancelledError
         return response
 
 
-def _scope(path: str, context: Context) -> Scope:
-    """Returns the ASGI scope of a call. gRPC is HTTP/2, so a call has all of its parts."""
+def _head(path: str, context: Context) -> Head:
+    """Returns the head of a call. gRPC is HTTP/2, so a call has all of its parts."""
     headers = [
         (name.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
         for name, value in context.invocation_metadata() or ()
     ]
-    left_s = context.time_remaining()
-    if left_s is not None:
-        timeout_ms = min(max(1, int(1000 * left_s)), MAX_TIMEOUT_MS)
+    remaining_s = context.time_remaining()
+    if remaining_s is not None:
+        timeout_ms = min(max(1, int(1000 * remaining_s)), MAX_TIMEOUT_MS)
         asked = dict(reversed(headers)).get(TIMEOUT_HEADER.encode())
         is_later = asked is not None and WHOLE_NUMBER.fullmatch(asked) and timeout_ms < int(asked) <= MAX_TIMEOUT_MS
-        if asked is None or is_later:  # the guard refuses one that is invalid
+        if asked is None or is_later:  # the gate refuses one that is invalid
             headers.insert(0, (TIMEOUT_HEADER.encode(), b"%d" % timeout_ms))  # the first of equal names counts
-    return {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "headers": headers,
-        "client": _address(context.peer()),
-        "state": {"has_whole_body": True},
-    }
+    return Head("POST", path, headers, _address(context.peer()), time.monotonic(), has_whole_body=True)
 
 
-def _address(peer: str) -> tuple[str, int] | None:
-    """Returns the host and port of a peer such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
+def _address(peer: str) -> str:
+    """Returns the address of a peer such as ipv4:10.0.0.1:5000 or ipv6:%5B::1%5D:5000; empty for other peers."""
     family, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if family in ("ipv4", "ipv6") else None
+    return address.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""
 
 
 def _metadata(response: Response) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
-from starlette.types import Scope
 
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError
@@ -17,7 +16,8 @@ from swiftlet_serve.grpc import messages
 from swiftlet_serve.grpc import open_inference_pb2 as pb
 from swiftlet_serve.http.dialect_parts import tensor_inference
 from swiftlet_serve.http.dialect_parts.tensors import Tensor
-from swiftlet_serve.http.endpoints.task_endpoint import ModelEndpoint, TaskResponse, Translation, route_of
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translate, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.runtime import Runtime
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -25,30 +25,29 @@ DIALECT: Final = "open-inference-grpc"
 """The name of the protocol in metrics."""
 
 
-class InferEndpoint(ModelEndpoint):
-    """The endpoint of ModelInfer."""
+def infer(runtime: Runtime) -> Translate:
+    """Returns the translation of ModelInfer's requests."""
+    runtime.stats.dialects[DIALECT, "2xx"] += 0  # a counter begins at 0
 
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime, json_only=False)
-        runtime.stats.dialects[DIALECT, "2xx"] += 0  # a counter begins at 0
-
-    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
-        scope["state"]["record"].dialect = DIALECT
-        request = messages.parse(pb.ModelInferRequest, body)
-        pipeline = tensor_inference.find(self.runtime, request.model_name, request.model_version, route_of(scope))
+    def translate(request: Request) -> Translation:
+        request.record.dialect = DIALECT
+        inference = messages.parse(pb.ModelInferRequest, request.body)
+        pipeline = tensor_inference.find(runtime, inference.model_name, inference.model_version, request.version)
         name, version = pipeline.model.manifest.name, pipeline.version_name
 
         def respond(outputs: Sequence[Tensor]) -> TaskResponse:
-            response = messages.response(name, version, request.id, outputs)
+            response = messages.response(name, version, inference.id, outputs)
             return TaskResponse(response.SerializeToString(), b"application/grpc+proto")
 
         return tensor_inference.translate(
             pipeline,
-            messages.input_tensors(request),
-            messages.parameters(request.parameters),
-            [one.name for one in request.outputs],
+            messages.input_tensors(inference),
+            messages.parameters(inference.parameters),
+            [output.name for output in inference.outputs],
             respond,
         )
+
+    return translate
 
 
 class Page(NamedTuple):

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import grpc
 from starlette.responses import Response
-from starlette.types import Scope
 
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.grpc import health, messages, server_reflection
-from swiftlet_serve.grpc.calls import Caller, Respond, render_error
-from swiftlet_serve.grpc.open_inference import INFER, PAGES, SERVICE, InferEndpoint, Page
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse
+from swiftlet_serve.grpc.calls import Caller, render_error
+from swiftlet_serve.grpc.open_inference import INFER, PAGES, SERVICE, Page, infer
+from swiftlet_serve.http.endpoints.model_endpoint import ModelEndpoint, TaskResponse
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.http.gate.request_guard import RequestGuard
-from swiftlet_serve.http.gate.request_tracker import Observer, RequestTracker
-from swiftlet_serve.http.gate.route_table import Route, RouteTable
+from swiftlet_serve.http.gate.gate import Gate, Observer
+from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.http.gate.tls import Certificate
 from swiftlet_serve.inference.runtime import Runtime
 
@@ -53,17 +51,7 @@ class GrpcPort:
         """Host and port, once the port is open."""
         self._runtime = runtime
         self._certificate = certificate
-        self._endpoint = InferEndpoint(runtime)
-        paths = {f"/{SERVICE}/{name}": page for name, page in PAGES.items()}
-        table = RouteTable(
-            [
-                Route(f"/{SERVICE}/{INFER}", self._endpoint, render_error),
-                *(Route(path, None, render_error, page.public) for path, page in paths.items()),
-                Route(server_reflection.PATH, None, render_error),
-            ]
-        )
-        tracker = RequestTracker(runtime, RequestGuard(runtime, keys, table), observers)
-        self._caller = Caller(tracker)
+        self._caller = Caller(Gate(runtime, _routes(runtime), keys, observers))
         self._closing = asyncio.Event()
 
     async def open(self) -> None:
@@ -106,20 +94,38 @@ class GrpcPort:
         await self._server.stop(None)
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
-        pages = {name: self._method(name, partial(self._respond, page)) for name, page in PAGES.items()}
-        infer = {INFER: self._method(INFER, self._endpoint.respond)}
         return [
-            grpc.method_handlers_generic_handler(SERVICE, pages | infer),
+            grpc.method_handlers_generic_handler(SERVICE, {name: self._method(name) for name in (INFER, *PAGES)}),
             health.handler(self._runtime, self._closing),
             server_reflection.handler((SERVICE, health.HEALTH), self._caller, self._closing),
         ]
 
-    def _method(self, name: str, respond: Respond) -> grpc.RpcMethodHandler[Any, Any]:
-        return grpc.unary_unary_rpc_method_handler(partial(self._caller.run, f"/{SERVICE}/{name}", respond))
+    def _method(self, name: str) -> grpc.RpcMethodHandler[Any, Any]:
+        return grpc.unary_unary_rpc_method_handler(partial(self._caller.run, f"/{SERVICE}/{name}"))
 
-    async def _respond(self, page: Page, _: Scope, message: bytes) -> Response:
-        answer = page.respond(self._runtime, messages.parse(page.request, message))
+
+def _routes(runtime: Runtime) -> Iterator[Route]:
+    """Returns the methods as routes, and one for server reflection, which only needs its API key checked."""
+    endpoint = ModelEndpoint(runtime, infer(runtime))
+    yield Route(
+        "POST", f"/{SERVICE}/{INFER}", endpoint.respond, runs_model=True, reads_body=True, render_error=render_error
+    )
+    for name, page in PAGES.items():
+        respond = _respond(runtime, page)
+        yield Route("POST", f"/{SERVICE}/{name}", respond, public=page.public, render_error=render_error)
+    yield Route("POST", server_reflection.PATH, _reflect, render_error=render_error)
+
+
+def _respond(runtime: Runtime, page: Page) -> Respond:
+    async def respond(request: Request) -> Response:
+        answer = page.respond(runtime, messages.parse(page.request, request.body))
         return TaskResponse(answer.SerializeToString())
+
+    return respond
+
+
+async def _reflect(_: Request) -> Response:
+    return Response()
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:

@@ -32,7 +32,7 @@ def handler(services: Sequence[str], caller: Caller, closing: asyncio.Event) -> 
     servicer = reflection.aio.ReflectionServicer((*services, REFLECTION))
 
     async def reflect(requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
-        await caller.check(PATH, context)
+        await caller.run(PATH, b"", context)
         async for response in servicer.ServerReflectionInfo(_until(closing, requests), context):
             yield response
 

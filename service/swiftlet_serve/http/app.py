@@ -1,169 +1,186 @@
-"""The ASGI applications: the public one, and the one of the admin port."""
+"""The applications: the public one, which is FastAPI's, and the gate of the admin port."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from fastapi import FastAPI
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
-from starlette.types import Scope
+from fastapi.routing import APIRoute
+from starlette.requests import Request as FastAPIRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from swiftlet_serve import build_info
-from swiftlet_serve.errors import MethodNotAllowed, NotFound
-from swiftlet_serve.http import dialects, playground
-from swiftlet_serve.http.dialect_parts import dialect_endpoint
-from swiftlet_serve.http.endpoints import openapi, routes
+from swiftlet_serve.http import dialects
+from swiftlet_serve.http.asgi_transport import AsgiTransport
+from swiftlet_serve.http.dialect_parts import dialect_routes
+from swiftlet_serve.http.dialect_parts.dialect import Dialect
+from swiftlet_serve.http.endpoints import openapi, pages
+from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS, ModelEndpoint, task_translation
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
-from swiftlet_serve.http.endpoints.task_endpoint import COMPUTE_HEADERS, TaskEndpoint
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.http.gate.middleware import RequestMiddleware
-from swiftlet_serve.http.gate.request_guard import LIVE, READY, RequestGuard
-from swiftlet_serve.http.gate.request_tracker import Observer, RequestTracker
-from swiftlet_serve.http.gate.route_table import Route, RouteTable
-from swiftlet_serve.http.gate.task_routes import TaskRoutes
+from swiftlet_serve.http.gate.cors import Cors
+from swiftlet_serve.http.gate.gate import Gate, Observer
+from swiftlet_serve.http.gate.request import Request, Route
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.repository.manager import ModelManager
 
-METRICS: Final = "/metrics"
-STATUS: Final = "/status"
-MODELS: Final = "/models"
-CORS: Final[Any] = {
-    "allow_methods": ["GET", "POST"],
-    "allow_headers": [
-        "Authorization",
-        "Content-Type",
-        "X-API-Key",
-        "X-Model-Version",
-        "X-Request-Id",
-        "X-Request-Priority",
-        "X-Request-Timeout-Ms",
-        "X-Routing-Key",
-    ],
-    "expose_headers": ["Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Request-Id"],
-}
+OPENAPI: Final = "/openapi.json"
+CORS_ALLOWED: Final = (
+    "Authorization",
+    "Content-Type",
+    "X-API-Key",
+    "X-Model-Version",
+    "X-Request-Id",
+    "X-Request-Priority",
+    "X-Request-Timeout-Ms",
+    "X-Routing-Key",
+)
+CORS_EXPOSED: Final = ("Retry-After", "Server-Timing", *COMPUTE_HEADERS, "X-Model-Version", "X-Request-Id")
 NO_TELEMETRY: Final[Any] = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 """Disables FastAPI's telemetry, which would record paths, and so possibly users' texts. See `telemetry.tracing`."""
 
 
-def create_app(runtime: Runtime, keys: ApiKeys | None = None, observers: Sequence[Observer] = ()) -> FastAPI:
-    """Creates the public application. It opens the runtime at start-up and closes it at shutdown.
+class Application(FastAPI):
+    """The public application. FastAPI describes its routes, and the gate runs them."""
 
-    The server calls `app.state.refuse` with each request's scope before it runs the application, and sends the response
-    if there is one. It runs the requests that `app.state.task_routes` finds an endpoint for without the application.
-    Both take a fraction of the time.
+    gate: Gate
+
+
+class GateRoute(APIRoute):
+    """A route that FastAPI describes in /openapi.json. Every method of its path goes through the gate."""
+
+    def __init__(self, route: Route, transport: AsgiTransport) -> None:
+        about: Mapping[str, Any] = route.description or {"include_in_schema": False}
+        super().__init__(route.path, _answer, methods=[route.method], **about)
+        self.description = about.get("description") or ""  # FastAPI takes the docstring of the function otherwise
+        self.app = transport
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        return (match if match is Match.NONE else Match.FULL), child_scope
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+def create_app(
+    runtime: Runtime,
+    keys: ApiKeys | None = None,
+    observers: Sequence[Observer] = (),
+    manager: ModelManager | None = None,
+) -> Application:
+    """Creates the public application.
+
+    Our own server and gRPC call its `gate`. Any other ASGI server runs the application, whose lifespan opens and closes
+    the runtime and the manager. A mounted application has no lifespan, so that its first request opens them.
 
     Args:
         runtime: the loaded models.
         keys: the API keys that all routes but health checks and the playground require; None requires none.
         observers: called with each finished request record, before the runtime's statistics.
+        manager: follows a model repository; None without one.
     """
-    app = FastAPI(
+    opening = Opening(runtime, manager)
+    app = Application(
         title="Swiftlet",
         version=build_info.version(),
+        openapi_url=None,  # the gate serves the document
         docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(runtime),
-        exception_handlers={HTTPException: _own_errors(runtime.task_names)},
+        lifespan=opening.lifespan,
         telemetry=NO_TELEMETRY,
     )
     spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
-    own = {f"/{task}": TaskEndpoint(runtime, task) for task in runtime.task_names}
-    endpoints = dialect_endpoint.share(runtime, own, spoken)
-    foreign = [route for name, dialect in spoken.items() for route in dialect_endpoint.routes(runtime, name, dialect)]
-    table = RouteTable([*(Route(path, endpoint) for path, endpoint in endpoints.items()), *foreign])
-    guard = RequestGuard(runtime, keys, table)
-    tracker = RequestTracker(runtime, guard, observers)
-    app.state.refuse = tracker.begin
-    app.add_middleware(RequestMiddleware, tracker=tracker)
-    if origins := runtime.settings.cors_origins:  # outermost, so that pages of these origins can read errors too
-        app.add_middleware(CORSMiddleware, allow_origins=origins, **CORS)
-        app.state.refuse = partial(_refuse_own, tracker, table)
-    app.state.task_routes = TaskRoutes(tracker, runtime.settings.max_body_bytes)
-    _add_routes(app, runtime, table)
-    schemas = [dialect_endpoint.install(app, runtime, name, dialect, table) for name, dialect in spoken.items()]
-    openapi.install(app, runtime, schemas)
+    origins = runtime.settings.cors_origins
+    cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None
+    app.gate = Gate(runtime, [*_routes(runtime, spoken), _openapi_route(app)], keys, observers, cors)
+    transport = AsgiTransport(app.gate, opening.open)
+    app.router.routes += [GateRoute(route, transport) for route in app.gate.table.routes]
+    app.router.default = transport
+    openapi.install(app, runtime, [dialect_routes.definitions(name, dialect) for name, dialect in spoken.items()])
     return app
 
 
-def _refuse_own(tracker: RequestTracker, table: RouteTable, scope: Scope) -> Response | None:
-    """Begins a request that no page of another origin sends. For the others, only the route is noted."""
-    if "origin" not in Headers(scope=scope):
-        return tracker.begin(scope)
-    scope.setdefault("state", {})["match"] = table.match(scope["path"])  # one that runs a model is no page
-    return None
+def create_admin_gate(runtime: Runtime, control: RepositoryControl | None = None, keys: ApiKeys | None = None) -> Gate:
+    """Creates the gate of the admin port. It runs on another thread and only reads from the runtime.
 
-
-def create_admin_app(runtime: Runtime, control: RepositoryControl | None = None) -> Starlette:
-    """Creates the application of the admin port. It runs on another thread and only reads from the runtime.
-
-    `control` loads and unloads the models of a repository. It runs on the runtime's own event loop.
+    `control` loads and unloads the models of a repository for the owners of `keys`, on the runtime's own event loop.
     """
-    app = Starlette(
-        routes=[
-            StarletteRoute(LIVE, routes.live, methods=["GET"]),
-            StarletteRoute(READY, routes.ready(runtime), methods=["GET"]),
-            StarletteRoute(METRICS, routes.metrics(runtime), methods=["GET"]),
-            *([] if control is None else control.routes()),
-        ],
-        middleware=[Middleware(RequestMiddleware, tracker=RequestTracker(runtime, RequestGuard(runtime)))],
-        exception_handlers={HTTPException: _own_errors()},
-    )
-    app.router.redirect_slashes = False
-    return app
+    metrics = dataclasses.replace(pages.metrics(runtime), public=True)
+    return Gate(runtime, [*pages.health(runtime), metrics, *([] if control is None else control.routes())], keys)
 
 
-def _add_routes(app: FastAPI, runtime: Runtime, table: RouteTable) -> None:
-    app.router.route_class = routes.PlainRoute
-    for task in runtime.task_names:
-        match: Any = table.match(f"/{task}")  # never None
-        app.add_api_route(f"/{task}", match.route.endpoint, methods=["POST"], **openapi.task(task))
-    app.add_api_route(MODELS, routes.models(runtime), methods=["GET"], **openapi.MODELS)
-    app.add_api_route(LIVE, routes.live, methods=["GET"], **openapi.LIVE)
-    app.add_api_route(READY, routes.ready(runtime), methods=["GET"], **openapi.READY)
-    if runtime.settings.admin_port is None:
-        app.add_api_route(METRICS, routes.metrics(runtime), methods=["GET"], **openapi.METRICS)
-    app.add_api_route(STATUS, routes.server_status(runtime), methods=["GET"], **openapi.STATUS)
-    for path, file in playground.FILES.items():
-        app.add_api_route(path, routes.playground_file(file), methods=["GET"], include_in_schema=False)
+class Opening:
+    """Opens and closes what the application needs, once."""
 
+    def __init__(self, runtime: Runtime, manager: ModelManager | None) -> None:
+        self._runtime = runtime
+        self._manager = manager
+        self._opened: asyncio.Future[None] | None = None
 
-def _lifespan(runtime: Runtime) -> Any:
+    async def open(self) -> None:
+        """Opens the runtime and starts the manager. Has no effect after the first call."""
+        if self._opened is None:
+            self._opened = asyncio.ensure_future(self._open())
+        await asyncio.shield(self._opened)
+
+    async def _open(self) -> None:
+        await self._runtime.open()
+        if self._manager is not None:
+            await self._manager.start()
+
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await runtime.open()
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Opens everything, and closes it in the reverse order."""
+        await self.open()
         yield
-        await runtime.close()
+        if self._manager is not None:
+            await self._manager.close()
+        await self._runtime.close()
 
-    return lifespan
+
+def _routes(runtime: Runtime, spoken: Mapping[str, Dialect]) -> Iterator[Route]:
+    """Returns all routes. Of two with the same path, the first one counts."""
+    own = {f"/{task}": task_translation(runtime, task) for task in runtime.task_names}
+    translations = dialect_routes.share(runtime, own, spoken)
+    for task in runtime.task_names:
+        endpoint = ModelEndpoint(runtime, translations[f"/{task}"])
+        yield Route(
+            "POST",
+            f"/{task}",
+            endpoint.respond,
+            runs_model=True,
+            reads_body=True,
+            json_only=True,
+            description=openapi.task(task),
+        )
+    yield pages.models(runtime)
+    yield from pages.health(runtime)
+    if runtime.settings.admin_port is None:
+        yield pages.metrics(runtime)
+    yield pages.server_status(runtime)
+    yield from pages.playground_files(runtime.task_names)
+    for name, dialect in spoken.items():
+        yield from dialect_routes.routes(runtime, name, dialect)
 
 
-def _own_errors(tasks: Sequence[str] = ()) -> Any:
-    """Returns the handler of Starlette's HTTPException, which raises the service's error for it.
+async def _answer(request: FastAPIRequest) -> Response:
+    """Stands for every route in FastAPI, which only reads its signature."""
+    raise NotImplementedError(request.url.path)
 
-    Clients that are given the server's own address send requests to it. Their error names the routes of `tasks`.
-    """
 
-    async def raise_own_error(request: Request, error: Exception) -> NoReturn:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        if status == 405 and tasks and (request.method, request.url.path) == ("POST", "/"):
-            paths = ", ".join(f"/{task}" for task in tasks)
-            detail = f"A request goes to the route of its task, and not to the server's own address. Use {paths}."
-            raise NotFound("unknown_route", detail) from None
-        if status == 404:
-            raise NotFound("unknown_route", "No route has this path. GET /openapi.json lists the routes.") from None
-        if status == 405 and isinstance(error, HTTPException):
-            detail = "This route does not support the request method. The Allow header lists the supported ones."
-            raise MethodNotAllowed("method_not_allowed", detail, headers=error.headers) from None
-        raise error
+def _openapi_route(app: FastAPI) -> Route:
+    async def respond(request: Request) -> Response:
+        document = app.openapi()
+        if mounted_at := request.head.mounted_at:
+            document = {**document, "servers": [{"url": mounted_at}]}
+        return JSONResponse(document)
 
-    return raise_own_error
+    return Route("GET", OPENAPI, respond)

@@ -23,14 +23,14 @@ NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 RANDOM: Final = random.Random()  # noqa: S311  # spreads requests, and is not a secret
 
 
-class Route(NamedTuple):
+class VersionChoice(NamedTuple):
     """What a request's head says about the version that should answer it."""
 
     version: int | None = None  # that must answer; None if the request leaves it to the server
     key: str = ""  # requests with an equal key get the same version of a split; empty: a random one
 
 
-ANY: Final = Route()
+ANY: Final = VersionChoice()
 """The server decides."""
 
 
@@ -53,23 +53,23 @@ class ServedVersions:
     aliases: Mapping[str, int] = field(default_factory=dict)  # versions by alias; `DEFAULT` at least
     split: Sequence[tuple[int, float]] = ()  # versions with their shares, for requests that name no version
 
-    def choose(self, name: str, suffix: str, route: Route) -> int:
+    def choose(self, name: str, suffix: str, choice: VersionChoice) -> int:
         """Returns the version that answers a request.
 
         Args:
             name: the name of the model.
             suffix: the version or alias in the request's model, after the @; empty if there is none.
-            route: the wishes in the request's head. The body's count first.
+            choice: the wishes in the request's head. The body's count first.
 
         Raises:
             NotFound: there is no such version or alias.
         """
         if suffix:
             version = int(suffix) if NUMBER.fullmatch(suffix) else self.aliases.get(suffix)
-        elif route.version is not None:
-            version = route.version
+        elif choice.version is not None:
+            version = choice.version
         elif self.split:
-            version = share_of(self.split, name, route.key)
+            version = version_for_key(self.split, name, choice.key)
         else:
             version = self.aliases[DEFAULT]
         if version is None or version not in self.pipelines:
@@ -77,7 +77,7 @@ class ServedVersions:
         return version
 
 
-def share_of(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
+def version_for_key(split: Sequence[tuple[int, float]], name: str, key: str) -> int:
     """Returns the version of a split that a key belongs to; a random one without a key.
 
     The choice depends on the key, the name of the model and the split only, so that all servers choose alike.
@@ -131,7 +131,7 @@ class Catalog:
                 self.pipelines.setdefault(name, pipeline)
                 self.tasks.setdefault(task, pipeline.for_task(task))
 
-    def pipeline(self, task: str, name: str | None, route: Route = ANY) -> Pipeline:
+    def pipeline(self, task: str, name: str | None, choice: VersionChoice = ANY) -> Pipeline:
         """Returns the pipeline for a task and the name of a model. The task's own name means its first model, as None.
 
         Raises:
@@ -145,9 +145,9 @@ class Catalog:
             raise unknown_name()
         if served is None or task not in tasks.answered_by(served[2].task):
             raise wrong_task()
-        return self._choose(*served, route).for_task(task)
+        return self._choose(*served, choice).for_task(task)
 
-    def find(self, name: str, route: Route = ANY) -> Pipeline:
+    def find(self, name: str, choice: VersionChoice = ANY) -> Pipeline:
         """Returns the pipeline of a model, given its name, or its task to mean the task's first model.
 
         Raises:
@@ -155,9 +155,9 @@ class Catalog:
             ModelLoading: the version is not in memory.
         """
         if (served := self._find(name)) is not None:
-            return self._choose(*served, route)
+            return self._choose(*served, choice)
         if (served := self._first(name)) is not None:
-            return self._choose(*served, route).for_task(name)
+            return self._choose(*served, choice).for_task(name)
         raise unknown_name()
 
     def _find(self, name: str) -> tuple[str, str, ServedVersions] | None:
@@ -170,8 +170,8 @@ class Catalog:
         return None if name is None else (name, "", self._models[name])
 
     @staticmethod
-    def _choose(name: str, suffix: str, served: ServedVersions, route: Route) -> Pipeline:
-        version = served.choose(name, suffix, route)
+    def _choose(name: str, suffix: str, served: ServedVersions, choice: VersionChoice) -> Pipeline:
+        version = served.choose(name, suffix, choice)
         pipeline = served.pipelines[version]
         if pipeline is None:
             raise ModelLoading(name, version)

@@ -67,6 +67,8 @@ class Runtime:
         # By hash, of the versions of a repository. Those of versions that have gone go as well.
         self._tokenizers: MutableMapping[str, Tokenizer] = WeakValueDictionary()
         self._lag = EventLoopLag()
+        self._is_open = False
+        self.loop: asyncio.AbstractEventLoop  # that answers requests, from `open` on
         self._executor = executor
         self._threads = ThreadPoolExecutor(settings.cores, "text")
         fixed: dict[str, ServedVersions] = {}
@@ -165,8 +167,10 @@ class Runtime:
         return runtime
 
     async def open(self) -> None:
-        """Starts to supervise the engines, on the event loop that answers requests."""
-        self.loop = asyncio.get_running_loop()
+        """Starts to supervise the engines, on the event loop that answers requests. Has no effect the second time."""
+        if self._is_open:
+            return
+        self._is_open, self.loop = True, asyncio.get_running_loop()
         self._lag.start(self.loop)
         await self._executor.open()
         for pipeline in self.pipelines.values():

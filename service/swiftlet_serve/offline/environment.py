@@ -13,7 +13,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 VECTOR_INSTRUCTIONS: Final = {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"}
-PACKAGES: Final = ("swiftlet-serve", "onnxruntime", "fastapi", "uvicorn", "uvloop")
+PACKAGES: Final = ("swiftlet-serve", "onnxruntime", "fastapi", "uvloop")
 
 
 @dataclass(frozen=True)

@@ -10,26 +10,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ray import serve
-from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from swiftlet_serve.asgi import create_application
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.http.app import create_app
-from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
 from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy
-from swiftlet_serve.repository.create import create_manager
-from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.settings import Settings, check_variables
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
-from swiftlet_serve.telemetry.observers import Observers
 from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -94,17 +87,12 @@ class Replica:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in `server.serve`
         check_variables(name for name in os.environ if name.startswith("SWIFTLET_"))
         QueuedLogHandler(own.log_level.upper(), kind=own.log_format)
-        keys = None if own.api_keys_file is None else ApiKeys.read(own.api_keys_file)
-        self._runtime = Runtime.start(own)
-        self._manager = create_manager(self._runtime)
-        self._asgi = create_app(self._runtime, keys, Observers(None, logs=False).all)
+        self._asgi, self._runtime = create_application(own)
         self._measured = (time.monotonic(), 0.0)  # the time, and the engines' busy time until then
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application that Ray runs. Its lifespan opens and closes the runtime."""
-        if self._manager is not None:
-            self._asgi.router.lifespan_context = _followed_by(self._manager, self._asgi.router.lifespan_context)
-        return _without_prefix(self._asgi)
+        return self._asgi
 
     async def check_health(self) -> None:
         """Raises Unavailable if the replica cannot answer. Ray replaces it after three failures in a row."""
@@ -161,31 +149,6 @@ def application(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_wait_loop_s=0.5,
     )
     return deployment(serve.ingress()(Replica)).bind(own)
-
-
-def _followed_by(manager: ModelManager, lifespan: Any) -> Any:
-    """Returns a lifespan that starts a manager after the application, and stops it before."""
-
-    @asynccontextmanager
-    async def both(app: Starlette) -> AsyncIterator[None]:
-        async with lifespan(app):
-            await manager.start()
-            yield
-            await manager.close()
-
-    return both
-
-
-def _without_prefix(app: ASGIApp) -> ASGIApp:
-    """Returns an application that is at the root, whatever the application's `route_prefix` is."""
-
-    async def at_root(scope: Scope, receive: Receive, send: Send) -> None:
-        if prefix := scope.get("root_path"):
-            scope["path"] = scope["path"].removeprefix(prefix)
-            scope["root_path"] = ""
-        await app(scope, receive, send)
-
-    return at_root
 
 
 def _parse(model: type[ModelT], values: Mapping[str, Any]) -> ModelT:

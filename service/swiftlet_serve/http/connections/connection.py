@@ -1,9 +1,7 @@
 """A client's HTTP/1.1 connection, with limits on everything that it holds and on the time it takes.
 
-uvicorn's own protocol has no limit on the time for a request or for reading a response, on the size of headers, or on
-pipelined requests. It accepts several Host headers or none, treats trailers as headers, and answers errors in plain
-text. Its limit on connections counts the idle ones, so that idle connections can lock out every client. `Connection`
-therefore replaces it. An `Exchange` runs each request.
+Every wait has a time limit, and so have the sizes of heads and bodies and the number of requests that a client has in
+the server. Idle connections lock nobody out. The gate runs each request in an `Exchange`.
 
 A connection is in one phase at a time:
 
@@ -26,7 +24,7 @@ import uuid
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import httptools
 from starlette.responses import Response
@@ -39,19 +37,19 @@ from swiftlet_serve.errors import (
     Unavailable,
     log_exception,
 )
-from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.connections.connection_table import Admission, ConnectionTable
-from swiftlet_serve.http.connections.exchange import AsgiExchange, Exchange, RefusedExchange, TaskExchange
+from swiftlet_serve.http.connections.connection_table import ConnectionTable, Verdict
+from swiftlet_serve.http.connections.exchange import Exchange
 from swiftlet_serve.http.connections.fair_queue import Reader
+from swiftlet_serve.http.connections.flow_control import FlowControl
 from swiftlet_serve.http.connections.request_parser import RequestParser
-from swiftlet_serve.http.connections.socket_info import client_address, kernel_wait_s, server_address
-from swiftlet_serve.http.connections.uvicorn_internals import FlowControl
+from swiftlet_serve.http.connections.socket_info import client_address, kernel_wait_s
 from swiftlet_serve.http.gate.proxies import client_of, is_trusted
-from swiftlet_serve.http.gate.request_guard import runs_model
+from swiftlet_serve.http.gate.request import Head
 
 log = logging.getLogger(__name__)
 
 CLOSE: Final = (b"connection", b"close")
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -80,16 +78,19 @@ class Connection(asyncio.Protocol):
         self.phase = IDLE
         self.unread = b""  # received during the response to an earlier request, or before this connection's turn
         self._offset = 0  # of the first unread byte
-        self._page: AsgiExchange | None = None  # that starts with this connection's next turn
-        self._admission: Admission | None = None  # None until the connection is in the table
+        self._exchange: Exchange | None = None  # the current request, until its response is sent
+        self._waits_for_turn = False  # whether the current request starts with this connection's next turn
+        self._keep_alive = True  # whether the connection stays open after the current response
+        self._is_used = False  # whether a head has arrived
+        self._verdict: Verdict | None = None  # None until the connection is in the table
         self._abort_handshake: Callable[[], object] = lambda: None
         self._table = table
         self._limits = table.limits
         self._loop = asyncio.get_running_loop()
         self._parser: RequestParser = None  # type: ignore[assignment]  # None before and after the connection
-        self._exchange: Exchange = None  # type: ignore[assignment]  # None until the first request
         self._socket: socket.socket | None = None
         self._is_last_request = False
+        self._is_head_request = False
         # Times of the current request.
         self._first_read = 0.0  # when its first byte was read, on the loop's clock
         self._received = 0.0  # when its first byte arrived
@@ -107,12 +108,12 @@ class Connection(asyncio.Protocol):
         self._abort_handshake = abort
         with suppress(OSError):  # the client has gone
             self._set_client(str(accepted.getpeername()[0]))
-        self._admission = self._table.add(self)
-        if self._admission is Admission.ABORT:
+        self._verdict = self._table.add(self)
+        if self._verdict is Verdict.ABORT:
             self._table.remove(self)
             return False
         self.phase = HANDSHAKE
-        if self._admission is Admission.ACCEPT:
+        if self._verdict is Verdict.ACCEPT:
             self._table.waiting[self] = None
         return True
 
@@ -129,17 +130,16 @@ class Connection(asyncio.Protocol):
         self.transport = transport
         self.flow = FlowControl(transport)
         self._parser = RequestParser(self._limits, self)  # not before, as a failed handshake breaks no cycles
-        self._server, self._client = server_address(transport), client_address(transport)
-        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        self._peer = client_address(transport)
         self._socket = transport.get_extra_info("socket")
-        if self._admission is None:
-            self._set_client(self._client[0] if self._client else "")
-            self._admission = self._table.add(self)
-        self.phase, admission = IDLE, self._admission
-        if admission is Admission.ACCEPT:
+        if self._verdict is None:
+            self._set_client(self._peer)
+            self._verdict = self._table.add(self)
+        self.phase = IDLE
+        if self._verdict is Verdict.ACCEPT:
             self._table.waiting[self] = None
             self._set_deadline(self._loop.time() + self._limits.request_timeout_s)
-        elif admission is Admission.REFUSE:
+        elif self._verdict is Verdict.REFUSE:
             detail = "All connections of the server have a request in progress. Retry in one second."
             self._refuse(Unavailable("overloaded", detail, retry_after=1.0))
         else:
@@ -160,8 +160,6 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.phase = CLOSING
         self._table.remove(self)
-        if self._page is not None:
-            self._table.count_disconnect()
         if self._exchange is not None:
             self._exchange.disconnect()
         self.flow.resume_writing()
@@ -171,7 +169,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         # Breaks the reference cycles, which spares the garbage collector the work.
         self._parser.close()
-        self._timer = self._exchange = self._page = self._parser = None  # type: ignore[assignment]
+        self._timer = self._exchange = self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Schedules the read of a head. The rest of an admitted request is read at once."""
@@ -184,10 +182,10 @@ class Connection(asyncio.Protocol):
             self._schedule(self._table.read_scheduler.schedule)
 
     def read(self) -> None:
-        """Uses this connection's turn: starts the page that waits for it, or parses the unread bytes."""
-        if self._page is not None:
-            page, self._page = self._page, None
-            page.start()
+        """Uses this connection's turn: starts the request that waits for it, or parses the unread bytes."""
+        if self._waits_for_turn and self._exchange is not None:
+            self._waits_for_turn = False
+            self._exchange.start()
             return
         data, self.unread = self.unread, b""
         self.flow.resume_reading()
@@ -249,87 +247,64 @@ class Connection(asyncio.Protocol):
     # Callbacks of the parser
 
     def head_received(self) -> None:
-        """Starts the request: sends a refusal if there is one, and otherwise runs the request."""
-        parser, table = self._parser, self._table
-        scope = self._scope()
-        keep_alive = parser.keep_alive and not self._is_last_request
+        """Passes the request to the gate, and sends its refusal if there is one."""
+        parser, gate = self._parser, self._table.gate
+        self._is_used, self._is_head_request = True, parser.method == b"HEAD"
+        self._keep_alive = parser.keep_alive and not self._is_last_request
         self.phase = BODY
         self._deadline = self._first_read + self._limits.request_timeout_s
-        table.waiting.pop(self)
-        refusal = table.refuse(scope)
-        if refusal is not None:
-            self._exchange = RefusedExchange(keep_alive=keep_alive)
-            self.send_response(refusal, keep_alive=keep_alive, without_body=scope["method"] == "HEAD")
+        self._table.waiting.pop(self)
+        begun = gate.begin(self._head())
+        if isinstance(begun, Response):
+            self.send_response(begun)
             return
-        routes = None if parser.expects_continue else table.task_routes
-        endpoint = routes and routes.find(scope, parser.body_bytes)
-        if routes and endpoint:
-            self._exchange = TaskExchange(self, routes, endpoint, scope, table.tasks, keep_alive=keep_alive)
-        else:
-            self._exchange = exchange = AsgiExchange(
-                self,
-                table.app,
-                scope,
-                table.tasks,
-                table.default_headers,
-                self._response_completed,
-                keep_alive=keep_alive,
-                expects_continue=parser.expects_continue,
-            )
-            if scope["method"] == "POST" and runs_model(scope):
-                exchange.start()
-            else:
-                self._page = exchange
-                table.read_scheduler.schedule_page(self)
+        self._exchange = Exchange(self, gate, begun, self._table.tasks)
+        if parser.expects_continue:
+            self.transport.write(CONTINUE)
 
     def body_received(self, data: bytes) -> None:
-        self._exchange.receive(data)
+        if self._exchange is not None:
+            try:
+                self._exchange.request.receive(data)
+            except SwiftletError as error:
+                self.send_response(self._table.gate.fail(self._exchange.request, error))
 
     def request_received(self) -> None:
-        if self._exchange.response_complete:
+        if self._exchange is None:
             self._become_idle()
+            return
+        self.phase = RESPONSE
+        self._deadline = math.inf  # the request has its own deadline
+        if self._exchange.request.route.runs_model:
+            self._exchange.start()
         else:
-            self._exchange.end_body()
-            self.phase = RESPONSE
-            self._deadline = math.inf  # the application has its own deadline
+            self._waits_for_turn = True
+            self._table.read_scheduler.schedule_page(self)
 
-    def _scope(self) -> dict[str, Any]:
-        """Creates the ASGI scope of a request."""
+    def _head(self) -> Head:
         parser = self._parser
-        url = httptools.parse_url(parser.target)
-        path = url.path.decode("ascii")
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": parser.version,
-            "server": self._server,
-            "client": self._client,
-            "scheme": self._scheme,
-            "root_path": "",
-            "headers": parser.headers,
-            "state": {"received": self._received, "lag_s": self._lag_s, "has_whole_body": parser.has_whole_body},
-            "method": parser.method.decode("ascii"),
-            "path": urllib.parse.unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-        }
+        path = httptools.parse_url(parser.target).path.decode("ascii")
+        return Head(
+            parser.method.decode("ascii"),
+            urllib.parse.unquote(path) if "%" in path else path,
+            parser.headers,
+            self._peer,
+            self._received,
+            self._lag_s,
+            parser.has_whole_body,
+        )
 
     # Responding
 
-    @property
-    def response_started(self) -> bool:
-        return self._exchange.response_started
-
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def send_response(self, response: Response, *, keep_alive: bool, without_body: bool = False) -> None:
-        """Sends the complete response to the current request. If its body is incomplete, the rest is discarded."""
+    def send_response(self, response: Response) -> None:
+        """Sends the response to the current request. If its body is incomplete, the rest is discarded."""
+        self._exchange = None
+        keep_alive = self._keep_alive
         if CLOSE in response.raw_headers:
             keep_alive = False
         elif not keep_alive:
             response.raw_headers.append(CLOSE)
-        self._write_response(response, without_body=without_body)
+        self._write_response(response, without_body=self._is_head_request)
         if not keep_alive:
             self._close(lingering=self.phase is BODY)
         self._response_completed()
@@ -350,15 +325,16 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: SwiftletError) -> None:
         """Responds to the current request with an error and closes the connection."""
-        self._table.count_refusal(error, self._loop.time())
         if self.phase is BODY:
-            if self._exchange.response_started:
+            if self._exchange is None:
+                self._table.log_refusal(error, self._loop.time())
                 self.transport.abort()  # a second response must not follow
                 return
             self._exchange.disconnect()
-        request_id = uuid.uuid4().hex
-        response = problem_details.render(error, request_id)
-        response.raw_headers += [(b"x-request-id", request_id.encode()), CLOSE]
+            self._exchange = None
+        self._table.log_refusal(error, self._loop.time())
+        response = self._table.gate.refuse_unread(error, uuid.uuid4().hex)
+        response.raw_headers.append(CLOSE)
         self._write_response(response)
         self._close(lingering=True)
 
@@ -377,8 +353,8 @@ class Connection(asyncio.Protocol):
             unused_too: whether a connection that has not sent a byte counts as idle.
         """
         if self.phase in (HANDSHAKE, IDLE):
-            return unused_too or self._exchange is not None
-        return self.phase is BODY and self._exchange.response_complete
+            return unused_too or self._is_used
+        return self.phase is BODY and self._exchange is None
 
     def shutdown(self) -> None:
         """Closes the connection once its current request is answered. Closes an idle one at once."""
@@ -388,7 +364,7 @@ class Connection(asyncio.Protocol):
         elif self.phase is IDLE and not self.unread:
             self._close()
         elif self.phase in (BODY, RESPONSE):
-            self._exchange.keep_alive = False
+            self._keep_alive = False
 
     def evict(self) -> None:
         """Closes the connection to free its place. It must be waiting for its client."""
@@ -410,9 +386,6 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def close_after_response(self) -> None:
-        self._close(lingering=self.phase is BODY)
-
     def _close(self, lingering: bool = False) -> None:
         """Closes the connection.
 
@@ -420,7 +393,7 @@ class Connection(asyncio.Protocol):
         A lingering close therefore ends only the server's direction, and discards input until the client closes.
         """
         self.phase = CLOSING
-        self.unread, self._page = b"", None
+        self.unread, self._waits_for_turn = b"", False
         self._table.waiting.pop(self, None)
         self._table.read_scheduler.cancel(self)
         if lingering and self.transport.can_write_eof() and not self.transport.is_closing():

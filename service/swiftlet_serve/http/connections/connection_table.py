@@ -8,18 +8,14 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol
-
-from starlette.responses import Response
-from starlette.types import Scope
+from collections.abc import Hashable
+from typing import Final, Protocol
 
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http.connections.fair_queue import Reader
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.connections.read_scheduler import ReadScheduler
-from swiftlet_serve.http.gate.task_routes import TaskRoutes
-from swiftlet_serve.telemetry.request_stats import DISCONNECTED
+from swiftlet_serve.http.gate.gate import Gate
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +39,7 @@ class ManagedConnection(Reader, Protocol):
     def end(self, *, at_once: bool) -> None: ...
 
 
-class Admission(enum.Enum):
+class Verdict(enum.Enum):
     """The decision about a new connection."""
 
     ACCEPT = enum.auto()
@@ -58,29 +54,15 @@ class ConnectionTable:
     If the table is crowded and one address holds half of it, that address only evicts its own connections.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        limits: Limits,
-        refuse: Callable[[Scope], Response | None] = lambda _: None,
-        on_refused: Callable[[str], None] = lambda _: None,
-        task_routes: TaskRoutes | None = None,
-        on_crowded: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, gate: Gate, limits: ConnectionLimits) -> None:
         """Creates the table of a port.
 
         Args:
-            app: the ASGI application that answers the requests.
+            gate: runs the requests.
             limits: the limits of each connection.
-            refuse: returns a response to a request, given its scope, or None. Called before the application is.
-            on_refused: called with the code of each error that a connection responds with itself.
-            task_routes: the routes of the requests that run without the application; None for no routes.
-            on_crowded: called for each page or pipelined request that waits in a crowd (`ReadScheduler`).
         """
-        self.app = app
+        self.gate = gate
         self.limits = limits
-        self.refuse = refuse
-        self.task_routes = task_routes
         self.read_scheduler = ReadScheduler(on_crowded=self._count_crowded)
         self.default_headers: list[tuple[bytes, bytes]] = []  # of every response
         self.connections: set[ManagedConnection] = set()
@@ -88,14 +70,12 @@ class ConnectionTable:
         self.waiting: OrderedDict[ManagedConnection, None] = OrderedDict()  # for their clients; the longest wait first
         self.per_address: Counter[str] = Counter()
         self._peak = 0  # of the number of connections, since they last fell far
-        self._on_refused = on_refused
         self._refusals: Counter[str] = Counter()  # by error code, since the last line of log
         self._next_log = -math.inf
-        self._on_crowded = on_crowded
         self._crowded = 0  # pages and pipelined requests that waited in a crowd, since the last line of log
         self._next_crowded_log = -math.inf
 
-    def add(self, connection: ManagedConnection) -> Admission:
+    def add(self, connection: ManagedConnection) -> Verdict:
         """Adds a new connection and decides whether it is served. May evict another one."""
         self.connections.add(connection)
         self.per_address[connection.address] += 1
@@ -106,8 +86,8 @@ class ConnectionTable:
         else:
             has_place, max_refused = count <= limit or self._evict(), limit * 5 // 4
         if has_place:
-            return Admission.ACCEPT
-        return Admission.REFUSE if count <= max_refused else Admission.ABORT
+            return Verdict.ACCEPT
+        return Verdict.REFUSE if count <= max_refused else Verdict.ABORT
 
     def remove(self, connection: ManagedConnection) -> None:
         """Removes a closed connection."""
@@ -125,13 +105,8 @@ class ConnectionTable:
             self._peak = len(self.connections)
         return fallen
 
-    def count_disconnect(self) -> None:
-        """Counts a request whose client disconnected before it started."""
-        self._on_refused(DISCONNECTED)
-
-    def count_refusal(self, error: SwiftletError, now: float) -> None:
-        """Counts a request that a connection refused. Logs the counts at most every `LOG_INTERVAL_S`."""
-        self._on_refused(error.code)
+    def log_refusal(self, error: SwiftletError, now: float) -> None:
+        """Logs how many requests the connections refused, at most every `LOG_INTERVAL_S`."""
         self._refusals[error.code] += 1
         if now >= self._next_log:
             level = logging.INFO if error.status < 500 else logging.WARNING
@@ -142,7 +117,7 @@ class ConnectionTable:
 
     def _count_crowded(self, client: Hashable) -> None:
         """Counts a page or pipelined request that waits in a crowd. Logs at most every `CROWDED_LOG_INTERVAL_S`."""
-        self._on_crowded()
+        self.gate.count_crowded()
         self._crowded += 1
         now = time.monotonic()
         if now >= self._next_crowded_log:

@@ -1,4 +1,4 @@
-"""Limits of a connection: sizes, timeouts and how many connections a server holds."""
+"""ConnectionLimits of a connection: sizes, timeouts and how many connections a server holds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def default_max_connections() -> int:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one server's connections. Receiving more bytes never extends a timeout."""
+class ConnectionLimits:
+    """ConnectionLimits of one server's connections. Receiving more bytes never extends a timeout."""
 
     head_bytes: int = 16_384  # request line and headers
     headers: int = 64

@@ -1,23 +1,18 @@
-"""A port of the server: a listener, an application and the connections between them."""
+"""A port of the server: a listener, a gate and the connections between them."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
-from starlette.responses import Response
-from starlette.types import ASGIApp, Scope
-
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.connections.listener import Listener
-from swiftlet_serve.http.gate.middleware import NOSNIFF
-from swiftlet_serve.http.gate.task_routes import TaskRoutes
+from swiftlet_serve.http.gate.gate import Gate
 from swiftlet_serve.machine import memory
 from swiftlet_serve.settings import Settings
 
@@ -28,24 +23,13 @@ POLL_S: Final = 0.02  # between two looks at the open connections
 
 
 class Port:
-    """Serves an application on one address."""
+    """Serves the routes of a gate on one address."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        listener: Listener,
-        settings: Settings,
-        refuse: Callable[[Scope], Response | None] = lambda _: None,
-        on_refused: Callable[[str], None] = lambda _: None,
-        task_routes: TaskRoutes | None = None,
-        on_crowded: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Creates a port; the callbacks and `task_routes` are those of its `ConnectionTable`."""
+    def __init__(self, gate: Gate, listener: Listener, settings: Settings) -> None:
         self._listener = listener
         self._adopted: list[Listener] = []  # of other processes
         self._next_release = 0.0  # of memory
-        limits = Limits(proxies=settings.trusted_proxies)
-        self._table = ConnectionTable(app, limits, refuse, on_refused, task_routes, on_crowded)
+        self._table = ConnectionTable(gate, ConnectionLimits(proxies=settings.trusted_proxies))
 
     @property
     def url(self) -> str:
@@ -128,7 +112,7 @@ class Port:
 
     def _tick(self) -> None:
         """Updates the date and, after many connections, returns memory to the system. The allocator would keep it."""
-        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode()), NOSNIFF]
+        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         loop = asyncio.get_running_loop()
         if loop.time() >= self._next_release and self._table.has_fallen():
             memory.release_free_memory()

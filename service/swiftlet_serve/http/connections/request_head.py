@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from swiftlet_serve.errors import HeadersTooLarge, InvalidRequest, MethodNotAllowed, UriTooLong
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 
 HOST: Final = re.compile(rb"[A-Za-z0-9._~%\[\]:-]*")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-def check_head(method: bytes, target: bytes, version: str, headers: Headers, limits: Limits) -> int | None:
+def check_head(method: bytes, target: bytes, version: str, headers: Headers, limits: ConnectionLimits) -> int | None:
     """Validates a request's line and headers, and returns the length of its body in bytes; None if it is chunked.
 
     The names of `headers` are in lower case.
@@ -48,7 +48,7 @@ def check_head(method: bytes, target: bytes, version: str, headers: Headers, lim
     raise InvalidRequest("bad_framing", detail)
 
 
-def target_too_long(limits: Limits) -> UriTooLong:
+def target_too_long(limits: ConnectionLimits) -> UriTooLong:
     """Returns the error of a request target that exceeds `limits`."""
     return UriTooLong("uri_too_long", f"The URL is longer than {limits.target_bytes} bytes. Shorten it.")
 

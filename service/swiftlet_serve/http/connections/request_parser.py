@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import httptools
 
 from swiftlet_serve.errors import HeadersTooLarge
-from swiftlet_serve.http.connections.limits import Limits
+from swiftlet_serve.http.connections.limits import ConnectionLimits
 from swiftlet_serve.http.connections.request_head import check_head, target_too_long
 
 END: Final = b"\r\n\r\n"
@@ -51,7 +51,7 @@ def _callback(method: Callable[..., None]) -> Callable[..., None]:
 class RequestParser:
     """Parses one request after another. The methods `on_…` are the callbacks of httptools."""
 
-    def __init__(self, limits: Limits, handler: RequestHandler) -> None:
+    def __init__(self, limits: ConnectionLimits, handler: RequestHandler) -> None:
         self.method = b""
         self.target = b""
         self.version = "1.1"

@@ -1,31 +1,24 @@
-"""Addresses of a connection, and the time that its bytes waited in the kernel."""
+"""The address of a client, and the time that its bytes waited in the kernel."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
-from typing import Any, Final
+from typing import Final
 
 LAST_DATA_RECEIVED: Final = 52
 """The offset in Linux's `struct tcp_info` of the milliseconds since the last data arrived."""
 
-Address = tuple[str, int]
 
-
-def server_address(transport: asyncio.BaseTransport) -> Address | None:
-    """Returns the server's host and port; None for a transport without a socket."""
-    connected = transport.get_extra_info("socket")
-    return None if connected is None else _host_and_port(connected.getsockname())
-
-
-def client_address(transport: asyncio.BaseTransport) -> Address | None:
-    """Returns the client's host and port; None for a transport without a socket, or if the client has gone."""
+def client_address(transport: asyncio.BaseTransport) -> str:
+    """Returns the client's address; empty for a transport without an internet socket, or if the client has gone."""
     connected = transport.get_extra_info("socket")
     try:
-        return None if connected is None else _host_and_port(connected.getpeername())
+        peer = None if connected is None else connected.getpeername()
     except OSError:
-        return None
+        return ""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 def kernel_wait_s(connected: socket.socket | None) -> float:
@@ -34,7 +27,3 @@ def kernel_wait_s(connected: socket.socket | None) -> float:
         return 0.0
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED + 4)
     return int.from_bytes(info[LAST_DATA_RECEIVED:], sys.byteorder) / 1000
-
-
-def _host_and_port(address: Any) -> Address | None:
-    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None

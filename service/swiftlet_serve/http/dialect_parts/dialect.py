@@ -8,36 +8,17 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import ConfigDict
 from starlette.responses import Response
 
+from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording
-from swiftlet_serve.inference.catalog import ANY, Route
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import NullIsDefault, Request
+from swiftlet_serve.tasks import NullIsDefault
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types.body_model import BodyModel
-
-
-class Call(NamedTuple):
-    """A request, whose body has been read."""
-
-    parameters: Mapping[str, str]
-    """Those of the path."""
-    headers: Sequence[tuple[bytes, bytes]]
-    """With names in lower case."""
-    body: bytes | bytearray
-    route: Route = ANY
-    """What the head says about the version of the model."""
-
-    def header(self, name: str) -> str | None:
-        """Returns the first header of this name, given in lower case."""
-        wanted = name.encode()
-        for key, value in self.headers:
-            if key == wanted:
-                return value.decode("latin-1")
-        return None
 
 
 class Operation(NamedTuple):
@@ -47,7 +28,7 @@ class Operation(NamedTuple):
     """With the names of its parameters in braces."""
     summary: str
     """For /openapi.json."""
-    translate: Callable[[Runtime, Call], Translation]
+    translate: Callable[[Runtime, Request], Translation]
     """Raises SwiftletError if the request is invalid."""
     body: type[BodyModel]
     """The model of the body."""
@@ -84,7 +65,7 @@ class Dialect(Protocol):
         ...
 
 
-class Foreign(NullIsDefault):
+class ForeignBody(NullIsDefault):
     """A body in a dialect. Fields that Swiftlet does not know are ignored, as other servers do."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, cache_strings="keys")
@@ -96,7 +77,7 @@ def translation(
     render: Callable[[Any, RequestRecord], TaskResponse],
     wording: Wording,
     timeout_s: float | None = None,
-    model: type[Request] | None = None,
+    model: type[tasks.Request] | None = None,
 ) -> Translation:
     """Returns a translation with a request of the pipeline's task.
 
@@ -112,7 +93,7 @@ def translation(
         Unprocessable: the fields do not fit the task.
     """
     try:
-        request: Request = bodies.validate(model or pipeline.model.task.Request, fields)
+        request: tasks.Request = bodies.validate(model or pipeline.model.task.Request, fields)
     except Unprocessable as error:
         wording.apply(error)
         raise

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import Foreign
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody
 from swiftlet_serve.http.wording import sentence
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
@@ -26,7 +26,7 @@ ERROR_TYPES: Final = {
 TRUNCATION: Final = "set truncate_prompt_tokens to -1"
 
 
-class TruncatingRequest(Foreign):
+class TruncatingRequest(ForeignBody):
     """The fields of a request by which a client chooses what happens to long texts."""
 
     truncation: bool | None = None

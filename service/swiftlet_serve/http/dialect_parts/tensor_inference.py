@@ -24,9 +24,9 @@ from swiftlet_serve.errors import NotFound, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
 from swiftlet_serve.http.dialect_parts.tensors import Tensor
 from swiftlet_serve.http.endpoints import bodies, json_items
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.wording import Wording
-from swiftlet_serve.inference.catalog import ANY, Route
+from swiftlet_serve.inference.catalog import ANY, VersionChoice
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
@@ -63,20 +63,20 @@ class Slot(NamedTuple):
     """-1 for a size that requests choose."""
 
 
-def find(runtime: Runtime, name: str, version: str = "", route: Route = ANY) -> Pipeline:
+def find(runtime: Runtime, name: str, version: str = "", choice: VersionChoice = ANY) -> Pipeline:
     """Returns the pipeline of a model, given its name or its task.
 
     Args:
         runtime: the loaded models.
         name: the name of the model, or a task to mean its default model.
         version: the version of the model. Empty: the one that is served.
-        route: what the request's head says about the version.
+        choice: what the request's head says about the version.
 
     Raises:
         NotFound: there is no such model, or no such version of it.
         ModelLoading: the version is not in memory.
     """
-    pipeline = runtime.catalog.find(name, route)
+    pipeline = runtime.catalog.find(name, choice)
     if version and pipeline.version is not None:
         chosen = runtime.catalog.find(f"{pipeline.model.manifest.name}@{version}")
         return chosen.for_task(pipeline.model.task_name)

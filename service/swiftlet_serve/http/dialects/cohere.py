@@ -11,9 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
@@ -30,13 +31,13 @@ WORDING: Final = Wording(
 MAX_NAMED: Final = 10  # documents in a warning
 
 
-class Document(Foreign):
+class Document(ForeignBody):
     """A document. Other fields than its text are not read."""
 
     text: str
 
 
-class RerankRequest(Foreign):
+class RerankRequest(ForeignBody):
     """A ranking request of Cohere."""
 
     max_items: ClassVar[int] = 16_384  # the documents may have fields that are not read
@@ -69,10 +70,10 @@ class RerankResponse(BaseModel):
     usage: dict[str, int]
 
 
-def rerank(runtime: Runtime, call: Call, *, version: str) -> Translation:
+def rerank(runtime: Runtime, request: Request, *, version: str) -> Translation:
     """Translates a ranking request."""
-    given = bodies.parse(RerankRequest, call.body)
-    pipeline = runtime.catalog.pipeline("rerank", given.model, call.route)
+    given = bodies.parse(RerankRequest, request.body)
+    pipeline = runtime.catalog.pipeline("rerank", given.model, request.version)
     limit = pipeline.model.manifest.max_tokens
     if given.max_tokens_per_doc is not None and given.max_tokens_per_doc < limit:
         _refuse(

@@ -11,10 +11,11 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from swiftlet_serve.errors import invalid_value
 from swiftlet_serve.http.dialect_parts import openai_format
-from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
 from swiftlet_serve.http.dialect_parts.questions import Distribution, Inquiry, Option, Question, ask, confidence
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.telemetry.request_record import RequestRecord
@@ -28,7 +29,7 @@ Name = Annotated[str, Field(max_length=256)]
 Statement = Annotated[str, Field(min_length=1)]
 
 
-class Part(Foreign):
+class Part(ForeignBody):
     """A part of a message. Only texts are read."""
 
     type: str
@@ -38,13 +39,13 @@ class Part(Foreign):
 Texts = str | list[Part]
 
 
-class Message(Foreign):
+class Message(ForeignBody):
     """A message with a text."""
 
     content: Texts
 
 
-class Predicate(Foreign):
+class Predicate(ForeignBody):
     """Asks how likely a statement is."""
 
     type: Literal["predicate"]
@@ -52,14 +53,14 @@ class Predicate(Foreign):
     name: Name | None = None
 
 
-class Choice(Foreign):
+class Choice(ForeignBody):
     """An option of a choice."""
 
     value: Value
     description: str | None = None
 
 
-class ChoiceQuestion(Foreign):
+class ChoiceQuestion(ForeignBody):
     """Asks which of several options fits."""
 
     type: Literal["choice"]
@@ -68,14 +69,14 @@ class ChoiceQuestion(Foreign):
     name: Name | None = None
 
 
-class Level(Foreign):
+class Level(ForeignBody):
     """A level of a score."""
 
     label: str
     description: str | None = None
 
 
-class ScoreQuestion(Foreign):
+class ScoreQuestion(ForeignBody):
     """Asks for a level on a scale."""
 
     type: Literal["score"]
@@ -87,7 +88,7 @@ class ScoreQuestion(Foreign):
 AnyQuestion = Annotated[Predicate | ChoiceQuestion | ScoreQuestion, Field(discriminator="type")]
 
 
-class DecisionsRequest(Foreign):
+class DecisionsRequest(ForeignBody):
     """A decisions request of OpenAI."""
 
     max_items: ClassVar[int] = 16_384
@@ -106,14 +107,14 @@ class DecisionsResponse(BaseModel):
     usage: dict[str, Any]
 
 
-class Criteria(Foreign):
+class Criteria(ForeignBody):
     """What yes and no mean."""
 
     true: str
     false: str
 
 
-class Noul(Foreign):
+class Noul(ForeignBody):
     """Asks how likely yes is."""
 
     type: Literal["noul"]
@@ -121,7 +122,7 @@ class Noul(Foreign):
     criteria: Criteria | None = None
 
 
-class Options(Foreign):
+class Options(ForeignBody):
     """Asks which of several options fits."""
 
     type: Literal["choice"]
@@ -129,7 +130,7 @@ class Options(Foreign):
     criteria: dict[str, str | None] = Field(min_length=2, max_length=MAX_CHOICES)
 
 
-class Levels(Foreign):
+class Levels(ForeignBody):
     """Asks for a level on a scale."""
 
     type: Literal["score"]
@@ -140,7 +141,7 @@ class Levels(Foreign):
 AnyCriteria = Annotated[Noul | Options | Levels, Field(discriminator="type")]
 
 
-class SystemOneRequest(Foreign):
+class SystemOneRequest(ForeignBody):
     """A System One request."""
 
     model: str
@@ -157,19 +158,19 @@ class SystemOneResponse(BaseModel):
     usage: dict[str, int]
 
 
-def decide(runtime: Runtime, call: Call) -> Translation:
+def decide(runtime: Runtime, request: Request) -> Translation:
     """Translates a decisions request of OpenAI."""
-    given = bodies.parse(DecisionsRequest, call.body)
-    pipeline = runtime.catalog.find(given.model, call.route)
+    given = bodies.parse(DecisionsRequest, request.body)
+    pipeline = runtime.catalog.find(given.model, request.version)
     text = given.input if isinstance(given.input, str) else _conversation(given.input)
     questions = [_question(one, f"/questions/{i}") for i, one in enumerate(given.questions)]
     return _translation(pipeline, text, questions, "/input", given, partial(_decisions, given.questions))
 
 
-def decide_system_one(runtime: Runtime, call: Call) -> Translation:
+def decide_system_one(runtime: Runtime, request: Request) -> Translation:
     """Translates a System One request."""
-    given = bodies.parse(SystemOneRequest, call.body)
-    pipeline = runtime.catalog.find(given.model, call.route)
+    given = bodies.parse(SystemOneRequest, request.body)
+    pipeline = runtime.catalog.find(given.model, request.version)
     text = given.state if isinstance(given.state, str) else json.dumps(given.state, ensure_ascii=False)
     questions = [_criteria(one, f"/questions/{i}") for i, one in enumerate(given.questions.values())]
     return _translation(pipeline, text, questions, "/state", given, partial(_answers, given.questions))

@@ -10,17 +10,18 @@ from typing import Any, Final
 
 from swiftlet_serve import tasks
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, Page
+from swiftlet_serve.http.dialect_parts.dialect import Operation, Page
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import Translation, renderer
+from swiftlet_serve.http.endpoints.model_endpoint import Translation, renderer
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.runtime import Runtime
 
 
-def infer(runtime: Runtime, call: Call) -> Translation:
+def infer(runtime: Runtime, request: Request) -> Translation:
     """Translates a request to a model."""
-    pipeline = runtime.catalog.find(call.parameters["model"], call.route)
-    request = bodies.parse(pipeline.model.task.Request, call.body)
-    return Translation(pipeline, request, renderer(request))
+    pipeline = runtime.catalog.find(request.parameters["model"], request.version)
+    task_request = bodies.parse(pipeline.model.task.Request, request.body)
+    return Translation(pipeline, task_request, renderer(task_request))
 
 
 render_error = problem_details.render

@@ -13,16 +13,17 @@ from starlette.responses import JSONResponse, Response
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts import model_pages, tensor_inference
-from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, translation
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, translation
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks import MAX_INPUTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 
-class PredictRequest(Foreign):
+class PredictRequest(ForeignBody):
     """A prediction request of KServe."""
 
     instances: list[Any] = Field(min_length=1, max_length=MAX_INPUTS)
@@ -35,10 +36,10 @@ class PredictResponse(BaseModel):
     predictions: list[Any]
 
 
-def predict(runtime: Runtime, call: Call) -> Translation:
+def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
-    pipeline = runtime.catalog.find(call.parameters["model"], call.route)
-    task, given = pipeline.model.task, bodies.parse(PredictRequest, call.body)
+    pipeline = runtime.catalog.find(request.parameters["model"], request.version)
+    task, given = pipeline.model.task, bodies.parse(PredictRequest, request.body)
     only = len(given.instances) == 1
     fields: dict[str, Any] = {"inputs": given.instances[0] if only else given.instances}
     wording = Wording(renamed({"/inputs": "/instances/0" if only else "/instances"}), tensor_inference.TRUNCATION)

@@ -20,13 +20,14 @@ from swiftlet_serve import build_info
 from swiftlet_serve.errors import InvalidRequest, SwiftletError
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts import tensor_inference, tensors
-from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page
 from swiftlet_serve.http.dialect_parts.tensor_inference import Scalar
 from swiftlet_serve.http.dialect_parts.tensors import Tensor
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import sentence
-from swiftlet_serve.inference.catalog import ANY, Route
+from swiftlet_serve.inference.catalog import ANY, VersionChoice
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 
@@ -36,7 +37,7 @@ MAX_VALUES: Final = 8192  # that are written as JSON in one go, which takes 1 ms
 HEADER_LENGTH: Final = "inference-header-content-length"
 
 
-class InferInput(Foreign):
+class InferInput(ForeignBody):
     """An input tensor."""
 
     name: str
@@ -46,14 +47,14 @@ class InferInput(Foreign):
     data: list[Any] | None = None
 
 
-class InferOutput(Foreign):
+class InferOutput(ForeignBody):
     """An output tensor that the client asks for."""
 
     name: str
     parameters: Parameters = Field(default_factory=dict)
 
 
-class InferRequest(Foreign):
+class InferRequest(ForeignBody):
     """An inference request of the Open Inference Protocol."""
 
     id: str | None = None
@@ -71,32 +72,32 @@ class InferResponse(BaseModel):
     outputs: list[dict[str, Any]]
 
 
-def infer(runtime: Runtime, call: Call) -> Translation:
+def infer(runtime: Runtime, request: Request) -> Translation:
     """Translates an inference request."""
-    pipeline = _model(runtime, call.parameters, call.route)
-    request, tail = _parse(call)
-    asked = [one.name for one in request.outputs or ()]
+    pipeline = _model(runtime, request.parameters, request.version)
+    inference, tail = _parse(request)
+    asked = [output.name for output in inference.outputs or ()]
     return tensor_inference.translate(
-        pipeline, _tensors(request.inputs, tail), request.parameters, asked, partial(_respond, pipeline, request)
+        pipeline, _tensors(inference.inputs, tail), inference.parameters, asked, partial(_respond, pipeline, inference)
     )
 
 
 # The request
 
 
-def _parse(call: Call) -> tuple[InferRequest, memoryview]:
+def _parse(request: Request) -> tuple[InferRequest, memoryview]:
     """Returns the request and its binary data.
 
     Raises:
         InvalidRequest: the length of the JSON is not a number up to the size of the body.
         SwiftletError: as `bodies.parse`.
     """
-    length = call.header(HEADER_LENGTH)
+    length = request.headers.get(HEADER_LENGTH)
     if length is None:
-        return bodies.parse(InferRequest, call.body), memoryview(b"")
-    if not (length.isascii() and length.isdecimal()) or len(length) > 9 or int(length) > len(call.body):
+        return bodies.parse(InferRequest, request.body), memoryview(b"")
+    if not (length.isascii() and length.isdecimal()) or len(length) > 9 or int(length) > len(request.body):
         raise InvalidRequest("bad_framing", "Inference-Header-Content-Length must be the length of the JSON in bytes.")
-    head, tail = call.body[: int(length)], memoryview(call.body)[int(length) :]
+    head, tail = request.body[: int(length)], memoryview(request.body)[int(length) :]
     if head:
         return bodies.parse(InferRequest, head), tail
     # A raw body: the content of the only text. All outputs are binary.
@@ -172,8 +173,8 @@ def render_error(error: SwiftletError, _: str) -> Response:
 # The pages
 
 
-def _model(runtime: Runtime, parameters: Mapping[str, str], route: Route = ANY) -> Pipeline:
-    return tensor_inference.find(runtime, parameters["model"], parameters.get("version", ""), route)
+def _model(runtime: Runtime, parameters: Mapping[str, str], choice: VersionChoice = ANY) -> Pipeline:
+    return tensor_inference.find(runtime, parameters["model"], parameters.get("version", ""), choice)
 
 
 def _server(_: Runtime, __: Mapping[str, str]) -> Response:

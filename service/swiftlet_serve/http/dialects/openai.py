@@ -14,10 +14,11 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from swiftlet_serve.http.dialect_parts import model_pages, openai_format
-from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, translation
+from swiftlet_serve.http.dialect_parts.dialect import Operation, translation
 from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation, dump
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
@@ -55,10 +56,10 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
-def embeddings(runtime: Runtime, call: Call) -> Translation:
+def embeddings(runtime: Runtime, request: Request) -> Translation:
     """Translates an embeddings request."""
-    given = bodies.parse(EmbeddingsRequest, call.body)
-    pipeline = runtime.catalog.pipeline("embed", given.model, call.route)
+    given = bodies.parse(EmbeddingsRequest, request.body)
+    pipeline = runtime.catalog.pipeline("embed", given.model, request.version)
     parameters = {
         "encoding_format": given.encoding_format,
         "dimensions": given.dimensions,

@@ -9,10 +9,11 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from swiftlet_serve.http.dialect_parts import openai_format
-from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import Operation, Page, translation
 from swiftlet_serve.http.dialect_parts.openai_format import TRUNCATION, TruncatingRequest, Usage
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
@@ -49,10 +50,10 @@ class ClassifyResponse(BaseModel):
     usage: Usage
 
 
-def classify(runtime: Runtime, call: Call) -> Translation:
+def classify(runtime: Runtime, request: Request) -> Translation:
     """Translates a classification request."""
-    given = bodies.parse(ClassifyRequest, call.body)
-    pipeline = runtime.catalog.pipeline("classify", given.model, call.route)
+    given = bodies.parse(ClassifyRequest, request.body)
+    pipeline = runtime.catalog.pipeline("classify", given.model, request.version)
     truncates = given.truncates(pipeline.model.manifest.max_tokens, default=True)
     fields = {"inputs": given.input, "parameters": {"truncation": truncates}}
     return translation(pipeline, fields, partial(_render, pipeline), WORDING)

@@ -16,9 +16,10 @@ from swiftlet_models.artifact import Manifest
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import SwiftletError, invalid_value
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.dialect_parts.dialect import Call, Foreign, Operation, Page, translation
+from swiftlet_serve.http.dialect_parts.dialect import ForeignBody, Operation, Page, translation
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
@@ -43,7 +44,7 @@ TRUNCATION: Final = "set truncate to true"
 Direction = Literal["left", "right", "Left", "Right"]
 
 
-class PredictRequest(Foreign):
+class PredictRequest(ForeignBody):
     """A prediction request of TEI: a text, a pair of texts, or a batch of lists of one or two texts."""
 
     inputs: str | Annotated[list[str], Field(max_length=2)] | Annotated[list[list[str]], Field(max_length=MAX_INPUTS)]
@@ -59,7 +60,7 @@ class Prediction(BaseModel):
     label: str
 
 
-class EmbedRequest(Foreign):
+class EmbedRequest(ForeignBody):
     """An embedding request of TEI and of Hugging Face's clients."""
 
     max_items: ClassVar[int] = MAX_ITEMS
@@ -73,7 +74,7 @@ class EmbedRequest(Foreign):
     encoding_format: str | None = None
 
 
-class RerankRequest(Foreign):
+class RerankRequest(ForeignBody):
     """A ranking request of TEI."""
 
     query: str
@@ -92,14 +93,14 @@ class Rank(BaseModel):
     text: str | None = None
 
 
-class Sentences(Foreign):
+class Sentences(ForeignBody):
     """A sentence, and those that it is compared with."""
 
     source_sentence: str
     sentences: list[str] = Field(min_length=1, max_length=MAX_INPUTS - 1)
 
 
-class SimilarityOptions(Foreign):
+class SimilarityOptions(ForeignBody):
     """Options for long sentences, and the prompt."""
 
     truncate: bool = True
@@ -107,16 +108,16 @@ class SimilarityOptions(Foreign):
     prompt_name: str | None = None
 
 
-class SimilarityRequest(Foreign):
+class SimilarityRequest(ForeignBody):
     """A similarity request of TEI and of Hugging Face's clients."""
 
     inputs: Sentences
     parameters: SimilarityOptions = SimilarityOptions()
 
 
-def predict(runtime: Runtime, call: Call) -> Translation:
+def predict(runtime: Runtime, request: Request) -> Translation:
     """Translates a prediction request."""
-    pipeline, given = _default(runtime, call, "classify"), bodies.parse(PredictRequest, call.body)
+    pipeline, given = _default(runtime, request, "classify"), bodies.parse(PredictRequest, request.body)
     _check_direction(given.truncation_direction)
     inputs = given.inputs
     is_batch = bool(inputs) and isinstance(inputs[0], list)
@@ -136,9 +137,9 @@ def predict(runtime: Runtime, call: Call) -> Translation:
     return translation(pipeline, fields, render, Wording(_of_pair, TRUNCATION))
 
 
-def embed(runtime: Runtime, call: Call) -> Translation:
+def embed(runtime: Runtime, request: Request) -> Translation:
     """Translates an embedding request."""
-    pipeline, given = _default(runtime, call, "embed"), bodies.parse(EmbedRequest, call.body)
+    pipeline, given = _default(runtime, request, "embed"), bodies.parse(EmbedRequest, request.body)
     _check_direction(given.truncation_direction)
     parameters = given.model_dump(
         include={"normalize", "prompt_name", "dimensions", "encoding_format"}, exclude_none=True
@@ -150,9 +151,9 @@ def embed(runtime: Runtime, call: Call) -> Translation:
     return translation(pipeline, ids, TaskResponse.of, Wording(RENAMED, TRUNCATION), model=TokenIdsRequest)
 
 
-def rerank(runtime: Runtime, call: Call) -> Translation:
+def rerank(runtime: Runtime, request: Request) -> Translation:
     """Translates a ranking request."""
-    pipeline, given = _default(runtime, call, "rerank"), bodies.parse(RerankRequest, call.body)
+    pipeline, given = _default(runtime, request, "rerank"), bodies.parse(RerankRequest, request.body)
     _check_direction(given.truncation_direction)
     fields = {
         "inputs": {"query": given.query, "texts": given.texts},
@@ -165,9 +166,9 @@ def rerank(runtime: Runtime, call: Call) -> Translation:
     return translation(pipeline, fields, TaskResponse.of, Wording(RENAMED_RANK, TRUNCATION))
 
 
-def similarity(runtime: Runtime, call: Call) -> Translation:
+def similarity(runtime: Runtime, request: Request) -> Translation:
     """Translates a similarity request: the cosines of a sentence's vector with those of others."""
-    pipeline, given = _default(runtime, call, "embed"), bodies.parse(SimilarityRequest, call.body)
+    pipeline, given = _default(runtime, request, "embed"), bodies.parse(SimilarityRequest, request.body)
     _check_direction(given.parameters.truncation_direction, "/parameters")
     fields = {
         "inputs": [given.inputs.source_sentence, *given.inputs.sentences],
@@ -230,14 +231,14 @@ def render_error(error: SwiftletError, _: str) -> Response:
     )
 
 
-def _default(runtime: Runtime, call: Call, task: str) -> Pipeline:
+def _default(runtime: Runtime, request: Request, task: str) -> Pipeline:
     """Returns the default model of a task, for requests that name none.
 
     Raises:
         NotFound: no model serves the task.
         ModelLoading: it is not in memory.
     """
-    return runtime.catalog.pipeline(task, None, call.route)
+    return runtime.catalog.pipeline(task, None, request.version)
 
 
 def _refuse(pointer: str, code: str, detail: str) -> None:

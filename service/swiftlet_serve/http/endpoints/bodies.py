@@ -1,4 +1,4 @@
-"""Request bodies: UTF-8 JSON of limited size, validated by pydantic.
+"""The JSON of request bodies, validated by pydantic.
 
 pydantic parses the bytes itself, so two parsers cannot disagree. If a key occurs twice, the last value counts. Control
 characters in a text, including NUL, are text.
@@ -7,7 +7,6 @@ characters in a text, including NUL, are text.
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -15,17 +14,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.datastructures import Headers
-from starlette.requests import Request
 
-from swiftlet_serve.errors import (
-    FieldError,
-    InvalidRequest,
-    PayloadTooLarge,
-    Unprocessable,
-    UnsupportedMediaType,
-    invalid_value,
-)
+from swiftlet_serve.errors import FieldError, InvalidRequest, Unprocessable, invalid_value
 from swiftlet_serve.http.endpoints import json_items
 from swiftlet_serve.http.wording import INVALID_VALUES
 from swiftlet_serve.types.body_model import BodyModel
@@ -38,40 +28,8 @@ BodyT = TypeVar("BodyT", bound=BodyModel)
 BOUNDS: Final = ("max_length", "min_length", "le", "ge", "lt", "gt")
 """The keys of pydantic's error context that hold a violated limit."""
 
-WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""The codings of compressed bodies, as zlib numbers them."""
-
 MAX_ERRORS: Final = 100
 """Errors that are described."""
-
-
-async def read(request: Request, max_bytes: int, *, json_only: bool = True) -> bytes:
-    """Reads the body of a request.
-
-    Raises:
-        InvalidRequest: the body is not compressed as its headers declare.
-        UnsupportedMediaType: the body is compressed in another way than with gzip or deflate. With `json_only`: it is
-            compressed, or not declared as JSON in UTF-8.
-        PayloadTooLarge: the declared, the received or the decompressed size exceeds `max_bytes`. The connection is
-            closed then.
-        starlette.requests.ClientDisconnect: the client disconnected.
-    """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity" and (json_only or encoding not in WINDOW_BITS):
-        raise _unsupported_encoding("identity" if json_only else "gzip, deflate, identity")
-    if json_only:
-        _check_media_type(request.headers)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and float(declared) > max_bytes:  # int refuses numbers of very many digits
-        raise _too_large(max_bytes)
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
-    body = b"".join(chunks)
-    return body if encoding == "identity" else _decompress(body, encoding, max_bytes)
 
 
 def parse(model: type[BodyT], body: bytes | bytearray) -> BodyT:
@@ -143,44 +101,6 @@ def _relevant(errors: Sequence[FieldError]) -> list[FieldError]:
         )
 
     return [error for error in errors if is_chosen(error)]
-
-
-def _unsupported_encoding(accepted: str) -> UnsupportedMediaType:
-    detail = "This route does not accept bodies with this Content-Encoding. Send the body without one."
-    return UnsupportedMediaType(
-        "unsupported_encoding", detail, headers={"accept-encoding": accepted, "connection": "close"}
-    )
-
-
-def _decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Returns a decompressed body. Never makes more than `max_bytes` of it."""
-    decompressor = zlib.decompressobj(WINDOW_BITS[encoding])
-    try:
-        whole = decompressor.decompress(body, max_bytes + 1)
-    except zlib.error:
-        whole = b""
-    if len(whole) > max_bytes:
-        raise _too_large(max_bytes)
-    if not decompressor.eof or decompressor.unused_data:
-        detail = "The body is not compressed as its Content-Encoding declares, or is incomplete."
-        raise InvalidRequest("bad_framing", detail)
-    return whole
-
-
-def _check_media_type(headers: Headers) -> None:
-    """Checks the Content-Type. Without one, the body counts as JSON."""
-    media_type, *parameters = headers.get("content-type", "application/json").lower().split(";")
-    charsets = {name.strip().removeprefix("charset=").strip('"') for name in parameters if name.strip()}
-    if media_type.strip() != "application/json" or not charsets <= {"utf-8", "utf8"}:
-        detail = "The Content-Type is not supported. Send application/json in UTF-8."
-        raise UnsupportedMediaType(
-            "unsupported_media_type", detail, headers={"accept": "application/json", "connection": "close"}
-        )
-
-
-def _too_large(max_bytes: int) -> PayloadTooLarge:
-    detail = f"The body is larger than {max_bytes} bytes. Send a smaller one, or split the request."
-    return PayloadTooLarge("body_too_large", detail, headers={"connection": "close"})
 
 
 def _field_error(error: ErrorDetails, names: frozenset[str]) -> FieldError:

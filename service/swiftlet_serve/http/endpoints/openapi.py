@@ -149,7 +149,7 @@ def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence
 
 
 def task(name: str) -> dict[str, Any]:
-    """Returns the arguments of `FastAPI.add_api_route` that describe a task's route."""
+    """Returns the description of a task's route, as arguments of FastAPI's routes."""
     served = tasks.load(name).TASK
     body = {"schema": {"$ref": SCHEMAS + served.Request.__name__}}
     return {

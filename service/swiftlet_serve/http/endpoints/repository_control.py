@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import ConfigDict, Field
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.http.gate.request_guard import authorize
+from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.repository.desired import Alias, Version
 from swiftlet_serve.repository.manager import LoadFailed, ModelManager
@@ -61,24 +58,24 @@ class IndexRequest(NullIsDefault):
 class RepositoryControl:
     """The endpoints of one server."""
 
-    def __init__(self, manager: ModelManager, runtime: Runtime, keys: ApiKeys) -> None:
-        """`keys` are those of the people who may change what is served."""
+    def __init__(self, manager: ModelManager, runtime: Runtime) -> None:
         self._manager = manager
         self._runtime = runtime
-        self._keys = keys
 
     def routes(self) -> list[Route]:
-        """Returns the routes for the application of the admin port."""
-        paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        """Returns the routes for the admin port."""
+        paths: dict[str, Respond] = {
             "/v2/repository/index": self._index,
             "/v2/repository/models/{model}/load": self._load,
             "/v2/repository/models/{model}/unload": self._unload,
         }
-        return [Route(path, endpoint, methods=["POST"]) for path, endpoint in paths.items()]
+        return [
+            Route("POST", path, respond, reads_body=True, max_body_bytes=MAX_BODY_BYTES)
+            for path, respond in paths.items()
+        ]
 
     async def _index(self, request: Request) -> Response:
-        authorize(self._keys, request.headers)
-        asked = bodies.parse(IndexRequest, await _body(request))
+        asked = bodies.parse(IndexRequest, request.body or b"{}")
         versions = (await self._run(_call(self._manager.state))).versions
         return JSONResponse(
             [
@@ -89,21 +86,19 @@ class RepositoryControl:
         )
 
     async def _load(self, request: Request) -> Response:
-        owner = authorize(self._keys, request.headers)
-        asked = bodies.parse(LoadRequest, await _body(request)).parameters
-        name = request.path_params["model"]
+        asked = bodies.parse(LoadRequest, request.body or b"{}").parameters
+        name = request.parameters["model"]
         try:
             await self._run(self._manager.load(name, asked.version, asked.alias))
         except LoadFailed as error:
             raise Unprocessable("model_not_loaded", str(error)) from None
-        log.info("%s had a version of %s loaded", owner, name)
+        log.info("%s had a version of %s loaded", request.record.client, name)
         return JSONResponse({})
 
     async def _unload(self, request: Request) -> Response:
-        owner = authorize(self._keys, request.headers)
-        name = request.path_params["model"]
+        name = request.parameters["model"]
         await self._run(self._manager.unload(name))
-        log.info("%s had %s unloaded", owner, name)
+        log.info("%s had %s unloaded", request.record.client, name)
         return JSONResponse({})
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -113,7 +108,3 @@ class RepositoryControl:
 
 async def _call(function: Callable[[], T]) -> T:
     return function()
-
-
-async def _body(request: Request) -> bytes:
-    return await bodies.read(request, MAX_BODY_BYTES, json_only=False) or b"{}"

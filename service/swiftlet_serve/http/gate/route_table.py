@@ -1,79 +1,76 @@
-"""The routes that run a model: which one a path belongs to, decided before the body of a request is read."""
+"""The routes of an application: which one answers a method and a path."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from starlette.responses import Response
 from starlette.routing import compile_path
-from starlette.types import Scope
 
-from swiftlet_serve.errors import SwiftletError
-from swiftlet_serve.http import problem_details
+from swiftlet_serve.errors import MethodNotAllowed, NotFound
+from swiftlet_serve.http.gate.request import Route
 
-RenderError = Callable[[SwiftletError, str], Response]
-"""Makes the response to a failed request from its error and the ID of the request."""
-
-
-class Endpoint(Protocol):
-    """Answers the requests of a route that runs a model."""
-
-    @property
-    def json_only(self) -> bool:
-        """Whether bodies must be declared as JSON."""
-        ...
-
-    async def respond(self, scope: Scope, body: bytes | bytearray) -> Response:
-        """Returns the response to an admitted request.
-
-        Raises:
-            SwiftletError: the request is invalid, is not admitted or failed.
-        """
-        ...
-
-
-class Route(NamedTuple):
-    """A route of the application."""
-
-    path: str
-    """The path, with the names of its parameters in braces."""
-    endpoint: Endpoint | None
-    """Answers POST requests by running a model. None if the route runs none."""
-    render_error: RenderError = problem_details.render
-    public: bool = False
-    """Whether it needs no API key."""
+NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 class Match(NamedTuple):
-    """A route, and the parameters of a request's path."""
+    """The route of a path, and the parameters of a request's path."""
 
     route: Route
-    parameters: Mapping[str, Any]
+    """That of the method, or the first one of the path if none supports the method."""
+    parameters: Mapping[str, str]
+    allow: str
+    """The supported methods if the route does not support that of the request, and otherwise empty."""
 
 
 class RouteTable:
-    """Finds the route of a path."""
+    """Finds the route of a request."""
 
-    def __init__(self, routes: Iterable[Route] = ()) -> None:
-        self._exact: dict[str, Match] = {}
-        self._patterns: dict[str, list[tuple[re.Pattern[str], Route]]] = {}  # by the first part of the path
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Creates a table. Of two routes with the same method and path, the first one counts."""
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            if "{" in route.path:
-                patterns = self._patterns.setdefault(_first_part(route.path), [])
-                patterns.append((compile_path(route.path)[0], route))
+            by_method = by_path.setdefault(route.path, {})
+            by_method.setdefault(route.method, route)
+            if route.method == "GET":
+                by_method.setdefault("HEAD", route)
+        self.routes: Sequence[Route] = [
+            route for by_method in by_path.values() for method, route in by_method.items() if method == route.method
+        ]
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], dict[str, Route]]]] = {}  # by the path's first part
+        for path, by_method in by_path.items():
+            if "{" in path:
+                self._patterns.setdefault(_first_part(path), []).append((compile_path(path)[0], by_method))
             else:
-                self._exact[route.path] = Match(route, {})
+                self._exact[path] = by_method
 
-    def match(self, path: str) -> Match | None:
-        """Returns the route of a path with its parameters, or None if the table does not have it."""
-        if (found := self._exact.get(path)) is not None:
-            return found
-        for pattern, route in self._patterns.get(_first_part(path), ()):
-            if (match := pattern.match(path)) is not None:
-                return Match(route, match.groupdict())
-        return None
+    def match(self, method: str, path: str) -> Match | None:
+        """Returns the route of a request; None if the table does not have the path."""
+        by_method, parameters = self._exact.get(path), NO_PARAMETERS
+        if by_method is None:
+            for pattern, candidate in self._patterns.get(_first_part(path), ()):
+                if (found := pattern.match(path)) is not None:
+                    by_method, parameters = candidate, found.groupdict()
+                    break
+            else:
+                return None
+        route = by_method.get(method)
+        if route is not None:
+            return Match(route, parameters, "")
+        return Match(next(iter(by_method.values())), parameters, ", ".join(sorted(by_method)))
+
+
+def unknown_route() -> NotFound:
+    """Returns the error of a path that no route has."""
+    return NotFound("unknown_route", "No route has this path. GET /openapi.json lists the routes.")
+
+
+def unsupported_method(allow: str) -> MethodNotAllowed:
+    """Returns the error of a method that a route does not support. `allow` lists the supported ones."""
+    detail = "This route does not support the request method. The Allow header lists the supported ones."
+    return MethodNotAllowed("method_not_allowed", detail, headers={"allow": allow})
 
 
 def _first_part(path: str) -> str:

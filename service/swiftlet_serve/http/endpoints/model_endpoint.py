@@ -1,24 +1,20 @@
-"""The endpoints that run a model: body → request → pipeline → response."""
+"""What answers the requests that run a model: body → task request → pipeline → response."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
-from swiftlet_serve.http.gate.request_guard import RequestContext
+from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import OWN, Wording
-from swiftlet_serve.inference.catalog import ModelLoading, Route
+from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.telemetry.request_record import RequestRecord, Stage
@@ -45,8 +41,6 @@ COMPUTE_HEADERS: Final = (
     "X-Inference-Time",
 )
 
-T = TypeVar("T")
-
 
 class Translation(NamedTuple):
     """A request in the terms of the tasks."""
@@ -61,75 +55,64 @@ class Translation(NamedTuple):
     """Puts errors of the request in the client's terms."""
 
 
-class ModelEndpoint(ABC):
-    """Answers the requests that the request guard has admitted, on one route."""
+Translate = Callable[[Request], Translation]
+"""Translates a request of a route. Raises SwiftletError if the request is invalid."""
 
-    def __init__(self, runtime: Runtime, *, json_only: bool = True) -> None:
-        self.runtime = runtime
-        self.json_only = json_only
 
-    @abstractmethod
-    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
-        """Translates a request.
+class ModelEndpoint:
+    """Answers the requests of one route."""
 
-        Raises:
-            SwiftletError: the request is invalid.
-        """
+    def __init__(self, runtime: Runtime, translate: Translate) -> None:
+        self._runtime = runtime
+        self._translate = translate
 
-    async def __call__(self, request: Request) -> Response:
-        """Responds to a request of the ASGI application.
-
-        Raises:
-            ClientDisconnect: the client disconnected.
-            SwiftletError: as `respond` and `bodies.read`.
-        """
-        body = await bodies.read(request, self.runtime.settings.max_body_bytes, json_only=self.json_only)
-        return await _run_while_connected(request, self.respond(request.scope, body))
-
-    async def respond(self, scope: Scope, body: bytes | bytearray) -> Response:
-        """Returns the response to a request with this body.
+    async def respond(self, request: Request) -> Response:
+        """Returns the response to a request.
 
         Raises:
             SwiftletError: the request is invalid, is not admitted or failed.
         """
-        record: RequestRecord = scope["state"]["record"]
-        context: RequestContext = scope["state"]["context"]
-        started = time.monotonic()
-        record.body_bytes = len(body)
-        deadline = context.response_deadline
-        left_s = deadline - started
-        self.runtime.admission.reserve(record, left_s, context.priority, complete=True, client=record.account)
+        record, started = request.record, time.monotonic()
+        record.body_bytes = len(request.body)
+        self._reserve(request, started)
         while True:
             try:
-                pipeline, request, render, timeout_s, wording = self.translate(scope, body)
+                pipeline, task_request, render, timeout_s, wording = self._translate(request)
                 break
             except ModelLoading as missing:  # again, if the model has left the memory meanwhile
-                await self._wait_for_model(missing, context, record)
+                await self._wait_for_model(missing, request)
         record.add_stage("parse", started, time.monotonic())
         record.task, record.model = pipeline.model.task_name, pipeline.model.manifest.name
         record.version = pipeline.version
-        record.characters = tasks.characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
+        record.characters = tasks.characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
         if timeout_s is not None:
             record.timeout_s = timeout_s
-            sooner = min(context.deadline, context.received + timeout_s)
-            context = context._replace(deadline=sooner)
-            deadline = context.response_deadline
+            request.deadline = min(request.deadline, request.head.received + timeout_s)
         try:
-            max_bytes = self._max_response_bytes(pipeline, request, len(body))
-            answer = await pipeline.answer(request, deadline, context.priority, record)
+            max_bytes = self._max_response_bytes(pipeline, task_request, len(request.body))
+            answer = await pipeline.answer(task_request, request.response_deadline, request.priority, record)
         except Unprocessable as error:
             wording.apply(error)
             raise
         if pipeline.on_answer is not None:
-            pipeline.on_answer(request, answer, record)
+            pipeline.on_answer(task_request, answer, record)
         if record.sequences <= MAX_INLINE_SEQUENCES:
             response = render(answer, record)
         else:
             response = await pipeline.run_in_thread(render, answer, record)
         _check_response_size(len(response.body), MARGIN * max_bytes)
-        context.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
+        request.check_deadline(time.monotonic())  # a blocked event loop delays the pipeline's own timeout
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
         return response
+
+    def _reserve(self, request: Request, now: float) -> None:
+        """Reserves the place of a request whose body has arrived. Has no effect if it has one.
+
+        Raises:
+            DeadlineExceeded, Unavailable: as `AdmissionController.reserve`.
+        """
+        record, left_s = request.record, request.response_deadline - now
+        self._runtime.admission.reserve(record, left_s, request.priority, complete=True, client=record.account)
 
     def _max_response_bytes(self, pipeline: Pipeline, request: tasks.Request, body_bytes: int) -> int:
         """Returns the size up to which responses are allowed.
@@ -139,48 +122,39 @@ class ModelEndpoint(ABC):
         """
         task = pipeline.model.task
         expected = getattr(task, "max_response_bytes", 0)  # of a task whose responses are always long
-        max_bytes = max(self.runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
+        max_bytes = max(self._runtime.settings.max_response_bytes, MAX_RESPONSE_RATIO * body_bytes, expected)
         least = getattr(task, "least_response_bytes", None)
         if least is not None:
             _check_response_size(least(request), max_bytes)
         return max_bytes
 
-    async def _wait_for_model(self, missing: ModelLoading, context: RequestContext, record: RequestRecord) -> None:
+    async def _wait_for_model(self, missing: ModelLoading, request: Request) -> None:
         """Waits for a model that is not in memory. Such requests must not count as queued work.
 
         Raises:
             Unavailable: the model is not there in time, or cannot be loaded.
         """
-        self.runtime.admission.release(record)
-        await self.runtime.wait_for_model(missing, context.response_deadline)
-        left_s = context.response_deadline - time.monotonic()
-        self.runtime.admission.reserve(record, left_s, context.priority, complete=True, client=record.account)
+        self._runtime.admission.release(request.record)
+        await self._runtime.wait_for_model(missing, request.response_deadline)
+        self._reserve(request, time.monotonic())
 
 
-class TaskEndpoint(ModelEndpoint):
-    """The endpoint of a task's own route."""
+def task_translation(runtime: Runtime, task: str) -> Translate:
+    """Returns the translation of requests in our own protocol."""
+    model = tasks.load(task).TASK.Request
 
-    def __init__(self, runtime: Runtime, task: str) -> None:
-        super().__init__(runtime)
-        self._task = task
-        self._model = tasks.load(task).TASK.Request
+    def translate(request: Request) -> Translation:
+        request.record.task = task  # also of an invalid request
+        task_request = bodies.parse(model, request.body)
+        pipeline = runtime.catalog.pipeline(task, task_request.model, request.version)
+        return Translation(pipeline, task_request, renderer(task_request))
 
-    def translate(self, scope: Scope, body: bytes | bytearray) -> Translation:
-        scope["state"]["record"].task = self._task  # also of an invalid request
-        request = bodies.parse(self._model, body)
-        pipeline = self.runtime.catalog.pipeline(self._task, request.model, route_of(scope))
-        return Translation(pipeline, request, renderer(request))
+    return translate
 
 
 def renderer(request: tasks.Request) -> Callable[[Any, RequestRecord], TaskResponse]:
     """Returns the function that renders the answer to a request in our own format."""
     return TaskResponse.detailed if request.details else TaskResponse.of
-
-
-def route_of(scope: Scope) -> Route:
-    """Returns what the head of an admitted request says about the version of its model."""
-    context: RequestContext = scope["state"]["context"]
-    return context.route
 
 
 class TaskResponse(Response):
@@ -251,31 +225,3 @@ def _check_response_size(size: int, max_bytes: int) -> None:
         detail = f"The response would be larger than {max_bytes} bytes. Lower top_k or send fewer inputs."
         error = FieldError("", "answer_too_large", max_bytes)
         raise Unprocessable("answer_too_large", detail, field_errors=[error])
-
-
-async def _run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`. Cancels it if the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
-    task, is_disconnected = asyncio.current_task(), False
-    assert task is not None  # noqa: S101  # for the type checker
-    other_cancellations = task.cancelling()
-
-    async def watch() -> None:
-        nonlocal is_disconnected
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        is_disconnected = True
-        task.cancel()
-
-    watcher = asyncio.ensure_future(watch())
-    try:
-        return await work
-    except (Exception, asyncio.CancelledError):  # an error at the same moment has no reader
-        if is_disconnected and task.uncancel() <= other_cancellations:  # otherwise the server cancelled it too
-            raise ClientDisconnect from None
-        raise
-    finally:
-        watcher.cancel()

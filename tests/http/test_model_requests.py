@@ -1,4 +1,4 @@
-"""Requests to tasks that the server runs without the ASGI application."""
+"""Requests that run a model, on a connection."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.connection_table import ConnectionTable
-from swiftlet_serve.http.connections.limits import Limits
-from swiftlet_serve.http.endpoints.task_endpoint import TaskEndpoint
+from swiftlet_serve.http.connections.limits import ConnectionLimits
+from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.apps import MAX_BODY_BYTES, make_gated_runtime, make_runtime
 from tests.support.artifacts import make_tokenizer
@@ -31,54 +31,37 @@ def post(body: bytes = BODY, *headers: bytes, path: bytes = b"/classify") -> byt
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-class Counted:
-    """An application that counts the requests that it runs."""
-
-    def __init__(self, app) -> None:
-        self.app, self.requests = app, 0
-
-    async def __call__(self, scope, receive, send) -> None:
-        self.requests += 1
-        await self.app(scope, receive, send)
-
-
 @asynccontextmanager
 async def served(runtime, **limits):
     """Serves a runtime. Yields the service, and the records of the requests that have ended."""
     records: list[RequestRecord] = []
     app = create_app(runtime, observers=[records.append])
-    async with serving(Counted(app), app.state.refuse, app.state.task_routes, **limits) as service:
+    async with serving(app.gate, **limits) as service:
         yield service, records
     await runtime.close()
 
 
-def test_task_routes_give_the_response_of_the_application(artifact_dir: Path):
-    """A Content-Type in an unusual form sends the same request to the application."""
-
+@pytest.mark.parametrize("kind", [b"application/json", b"application/json ; charset=utf-8"])
+def test_model_request_has_the_status_of_its_fault(kind, artifact_dir: Path):
     async def scenario() -> None:
         async with served(make_runtime(artifact_dir)) as (service, records):
             client = await service.client()
-            for body, status in (
-                (BODY, 200),
-                (b'{"inputs": ["a", "b"], "parameters": {"top_k": 1}}', 200),
-                (b"{", 400),
-                (b'{"inputs": "\xff"}', 400),
-                (b'{"inputs": 1}', 422),
-                (b'{"inputs": "a", "model": "no"}', 404),
-                (b"", 400),
+            statuses = []
+            for body in (
+                BODY,
+                b'{"inputs": ["a", "b"], "parameters": {"top_k": 1}}',
+                b"{",
+                b'{"inputs": "\xff"}',
+                b'{"inputs": 1}',
+                b'{"inputs": "a", "model": "no"}',
+                b"",
             ):
-                responses = []
-                for kind in (b"application/json", b"application/json ; charset=utf-8"):
-                    client.send(post(body, b"content-type: " + kind, b"x-request-id: one"))
-                    got, headers, answer = await client.response()
-                    durations = {name for name in headers if name.startswith("x-") or name == "server-timing"}
-                    responses.append(
-                        (got, {**headers, **dict.fromkeys(durations - {"x-request-id"}), "date": ""}, answer)
-                    )
-                assert responses[0] == responses[1]
-                assert responses[0][0] == status
-            assert service.app.requests == 7
-            assert [record.status for record in records[::2]] == [record.status for record in records[1::2]]
+                client.send(post(body, b"content-type: " + kind, b"x-request-id: one"))
+                status, headers, _ = await client.response()
+                statuses.append(status)
+                assert headers["x-request-id"] == "one"
+            assert statuses == [200, 200, 400, 400, 422, 404, 400]
+            assert [record.status for record in records] == statuses
 
     run(scenario())
 
@@ -125,14 +108,14 @@ def test_panic_of_the_tokenizer_is_an_error_of_its_request(kind, artifact_dir: P
 
 @pytest.mark.parametrize("kind", [b"application/json", b"application/json ; charset=utf-8"])
 def test_any_panic_is_an_error_of_its_request(kind, artifact_dir: Path, monkeypatch):
-    def translate(*_: object) -> None:
+    def parse(*_: object) -> None:
         raise Panic
 
     async def scenario() -> None:
         async with served(make_runtime(artifact_dir)) as (service, records):
             client = await service.client()
             with monkeypatch.context() as patch:
-                patch.setattr(TaskEndpoint, "translate", translate)
+                patch.setattr(bodies, "parse", parse)
                 client.send(post(BODY, b"content-type: " + kind))
                 status, _, body = await client.response()
             client.send(post(BODY, b"content-type: " + kind))
@@ -144,7 +127,7 @@ def test_any_panic_is_an_error_of_its_request(kind, artifact_dir: Path, monkeypa
 
 
 @pytest.mark.parametrize("path", ["/classify", "/qa", "/fill-mask"])
-def test_task_routes_run_every_task(path, artifact_dir: Path):
+def test_model_request_runs_every_task(path, artifact_dir: Path):
     example = {
         "/classify": {"inputs": "a"},
         "/qa": {"inputs": {"question": "who?", "context": "it was me."}},
@@ -157,7 +140,6 @@ def test_task_routes_run_every_task(path, artifact_dir: Path):
             client.send(post(json.dumps(example).encode(), path=path.encode()))
             status, headers, _ = await client.response()
             assert (status, headers["content-type"]) == (200, "application/json")
-            assert service.app.requests == 0
 
     run(scenario())
 
@@ -173,34 +155,32 @@ def test_task_routes_run_every_task(path, artifact_dir: Path):
         ([b"expect: 100-continue"], BODY, 100),
     ],
 )
-def test_task_routes_leave_other_requests_to_the_application(headers, body, status, artifact_dir: Path):
+def test_model_request_may_have_an_unusual_head(headers, body, status, artifact_dir: Path):
     async def scenario() -> None:
         async with served(make_runtime(artifact_dir)) as (service, _):
             client = await service.client()
             client.send(post(body, *headers))
             assert (await client.response())[0] == status
-            assert service.app.requests == 1
 
     run(scenario())
 
 
-def test_task_routes_accept_a_body_in_pieces(artifact_dir: Path):
+def test_model_request_accepts_a_body_in_pieces(artifact_dir: Path):
     async def scenario() -> None:
         runtime, records = make_runtime(artifact_dir), list[RequestRecord]()
         app = create_app(runtime, observers=[records.append])
-        counted, request = Counted(app), post()
+        request = post()
         for places in ((len(request) - 1,), (len(request) - len(BODY),), (20, 60, len(request) - 5)):
             pieces = cut(request, *places)
-            sent = await exchange(counted, pieces, refuse=app.state.refuse, task_routes=app.state.task_routes)
+            sent = await exchange(app.gate, pieces)
             assert sent.startswith(b"HTTP/1.1 200 OK\r\n")
         await runtime.close()
-        assert counted.requests == 0
         assert [record.body_bytes for record in records] == [len(BODY)] * 3
 
     run(scenario())
 
 
-def test_task_routes_answer_pipelined_requests_in_order(artifact_dir: Path):
+def test_model_requests_are_answered_in_order_when_pipelined(artifact_dir: Path):
     async def scenario() -> None:
         async with served(make_runtime(artifact_dir)) as (service, _):
             client = await service.client()
@@ -215,7 +195,7 @@ def test_task_routes_answer_pipelined_requests_in_order(artifact_dir: Path):
     run(scenario())
 
 
-def test_task_routes_cancel_the_work_of_a_disconnected_client(artifact_dir: Path):
+def test_model_request_ends_the_work_of_a_disconnected_client(artifact_dir: Path):
     """Its sequence leaves the queue, and its record tells that it was not answered."""
 
     async def scenario() -> None:
@@ -242,7 +222,7 @@ def test_task_routes_cancel_the_work_of_a_disconnected_client(artifact_dir: Path
 
 
 @pytest.mark.parametrize("ending", ["disconnect", "timeout"])
-def test_task_routes_finish_the_record_of_an_incomplete_body(ending, artifact_dir: Path):
+def test_model_request_finishes_the_record_of_an_incomplete_body(ending, artifact_dir: Path):
     async def scenario() -> None:
         limits = {"request_timeout_s": 0.15} if ending == "timeout" else {}
         async with served(make_runtime(artifact_dir), **limits) as (service, records):
@@ -260,11 +240,11 @@ def test_task_routes_finish_the_record_of_an_incomplete_body(ending, artifact_di
     run(scenario())
 
 
-def test_task_routes_wait_for_a_client_that_reads_slowly(artifact_dir: Path):
+def test_model_request_waits_for_a_client_that_reads_slowly(artifact_dir: Path):
     async def scenario() -> None:
         runtime, records = make_runtime(artifact_dir), list[RequestRecord]()
         app, transport = create_app(runtime, observers=[records.append]), FakeTransport()
-        connection = Connection(ConnectionTable(app, Limits(), app.state.refuse, task_routes=app.state.task_routes))
+        connection = Connection(ConnectionTable(app.gate, ConnectionLimits()))
         connection.connection_made(transport)
         connection.pause_writing()
         connection.data_received(post())
@@ -278,7 +258,7 @@ def test_task_routes_wait_for_a_client_that_reads_slowly(artifact_dir: Path):
     run(scenario())
 
 
-def test_task_routes_respond_at_the_deadline(artifact_dir: Path):
+def test_model_request_is_answered_at_the_deadline(artifact_dir: Path):
     async def scenario() -> None:
         runtime, engine = make_gated_runtime(artifact_dir)
         async with served(runtime) as (service, _):
@@ -295,7 +275,7 @@ def test_task_routes_respond_at_the_deadline(artifact_dir: Path):
     run(scenario())
 
 
-def test_task_routes_respond_draining_when_the_server_cancels(artifact_dir: Path):
+def test_model_request_is_answered_draining_when_the_server_cancels(artifact_dir: Path):
     async def scenario() -> None:
         runtime, engine = make_gated_runtime(artifact_dir)
         async with served(runtime) as (service, records):

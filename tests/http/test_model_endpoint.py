@@ -1,4 +1,4 @@
-"""The endpoint of a task: response headers, deadlines and disconnects."""
+"""The endpoints that run a model: response headers, deadlines and disconnects."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import asyncio
 import json
 import re
 import time
-from functools import partial
 
 import pytest
-from starlette.requests import ClientDisconnect, Request
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.http.endpoints.task_endpoint import COMPUTE_HEADERS, _run_while_connected
+from swiftlet_serve.http.endpoints.model_endpoint import COMPUTE_HEADERS
 from swiftlet_serve.scheduling import admission
 from swiftlet_serve.telemetry.request_record import STAGES
 from tests.support.apps import SECRET, assert_problem, make_gated_runtime, make_runtime
 from tests.support.fakes import PATIENCE_S
 
 
-def test_task_endpoint_answers_the_example_of_its_schema(client, runtime):
+def test_model_endpoint_answers_the_example_of_its_schema(client, runtime):
     for task, pipeline in runtime.tasks.items():
         example = pipeline.model.task.Request.model_json_schema()["examples"][0]
         response = client.post(f"/{task}", json=example)
@@ -33,7 +31,7 @@ def test_task_endpoint_answers_the_example_of_its_schema(client, runtime):
         assert re.fullmatch(stages, response.headers["server-timing"])
 
 
-def test_task_endpoint_sends_the_compute_headers_of_hugging_face_and_tei(client):
+def test_model_endpoint_sends_the_compute_headers_of_hugging_face_and_tei(client):
     """Clients multiply X-Compute-Time, a float in seconds, and count X-Compute-Characters to compute costs."""
     response = client.post("/qa", json={"inputs": {"question": "wer 하나?", "context": "it was me."}})
     told = {name: response.headers[name] for name in map(str.lower, COMPUTE_HEADERS)}
@@ -48,7 +46,7 @@ def test_task_endpoint_sends_the_compute_headers_of_hugging_face_and_tei(client)
     assert all(0 <= ms <= whole["x-total-time"] + 1 for ms in whole.values())
 
 
-def test_task_endpoint_responds_in_the_shapes_of_hugging_face(client):
+def test_model_endpoint_responds_in_the_shapes_of_hugging_face(client):
     one = client.post("/classify", json={"inputs": "fine", "parameters": {"top_k": 2}}).json()
     assert [len(labels) for labels in one] == [2]
     answer = client.post("/qa", json={"inputs": {"question": "who?", "context": "it was me."}}).json()
@@ -57,13 +55,13 @@ def test_task_endpoint_responds_in_the_shapes_of_hugging_face(client):
     assert [set(token) for token in tokens] == [{"score", "token", "token_str", "sequence"}] * 5
 
 
-def test_task_endpoint_uses_the_named_model(client):
+def test_model_endpoint_uses_the_named_model(client):
     assert client.post("/classify", json={"inputs": "fine", "model": "tiny-classify"}).status_code == 200
     for name in ("tiny-qa", SECRET, "../tiny-classify"):
         assert_problem(client.post("/classify", json={"inputs": "fine", "model": name}), 404, "unknown_model")
 
 
-def test_task_endpoint_responds_at_the_deadline_of_a_slow_engine(artifact_dir):
+def test_model_endpoint_responds_at_the_deadline_of_a_slow_engine(artifact_dir):
     runtime, engine = make_gated_runtime(artifact_dir)
     with TestClient(create_app(runtime)) as client:
         started = time.monotonic()
@@ -96,7 +94,7 @@ def test_timeout_that_no_request_can_meet_is_an_error_of_the_client(artifact_dir
     assert runtime.stats.deadline_exceeded == 1
 
 
-def test_task_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, monkeypatch):
+def test_model_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, monkeypatch):
     """Nothing is awaited before the deadline passes, so no timer can have fired."""
     runtime = make_runtime(artifact_dir)
 
@@ -111,34 +109,7 @@ def test_task_endpoint_responds_504_after_a_blocked_event_loop(artifact_dir, mon
             assert response.status_code == status
 
 
-@pytest.mark.parametrize("first", ["disconnect", "failure"])
-def test_run_while_connected_handles_a_disconnect_at_the_moment_of_an_error(first):
-    """Both happen in one iteration of the event loop, in either order. No cancellation is left behind."""
-
-    async def scenario():
-        left, failing, other = asyncio.Event(), asyncio.Future(), asyncio.Future()
-
-        async def receive():
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def work():
-            await asyncio.gather(failing, other)
-
-        task = asyncio.ensure_future(_run_while_connected(Request({"type": "http"}, receive), work()))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        events = [left.set, partial(failing.set_exception, ValueError("it failed"))]
-        for event in events if first == "disconnect" else reversed(events):
-            event()
-        with pytest.raises(ClientDisconnect if first == "disconnect" else (ClientDisconnect, ValueError)):
-            await task
-        assert task.cancelling() == 0
-
-    asyncio.run(scenario())
-
-
-def test_task_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
+def test_model_endpoint_cancels_the_work_of_a_disconnected_client(artifact_dir):
     """The test calls the application as a server would. The client disconnects while its request is queued."""
     runtime, engine = make_gated_runtime(artifact_dir)
     app = create_app(runtime)

@@ -1,0 +1,45 @@
+"""The application for other ASGI servers: `uvicorn swiftlet_serve.asgi:app`.
+
+The settings come from the environment variables SWIFTLET_…, as for `swiftlet serve`. Settings of sockets and of the
+server's life have no effect: they are those of the other server.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+from swiftlet_serve.http.app import Application, create_app
+from swiftlet_serve.http.gate.api_keys import ApiKeys
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.repository.create import create_manager
+from swiftlet_serve.settings import Settings, check_variables
+from swiftlet_serve.telemetry.observers import Observers
+
+
+def create_application(settings: Settings) -> tuple[Application, Runtime]:
+    """Loads the models, and returns the application with its runtime.
+
+    Worker processes run the engines. The application's lifespan opens and closes the runtime.
+
+    Raises:
+        ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
+    """
+    keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
+    runtime = Runtime.start(settings)
+    return create_app(runtime, keys, Observers(None, logs=False).all, create_manager(runtime)), runtime
+
+
+@cache
+def _application() -> Application:
+    check_variables(name for name in os.environ if name.startswith("SWIFTLET_"))
+    application, _ = create_application(Settings())
+    return application
+
+
+def __getattr__(name: str) -> Any:
+    """Creates `app` when a server asks for it, since an import starts no processes."""
+    if name == "app":
+        return _application()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""A request on its way through the gate, whatever transport it came by, and the route that answers it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from swiftlet_serve.errors import SwiftletError, deadline_exceeded
+from swiftlet_serve.http import problem_details
+from swiftlet_serve.http.gate.request_body import too_large
+from swiftlet_serve.inference.catalog import ANY, VersionChoice
+from swiftlet_serve.telemetry.request_record import RequestRecord
+from swiftlet_serve.types import Deadline, Priority
+
+RenderError = Callable[[SwiftletError, str], Response]
+"""Makes the response to a failed request from its error and the ID of the request."""
+
+Respond = Callable[["Request"], Awaitable[Response]]
+"""Returns the response to a request, or raises SwiftletError."""
+
+
+class Head(NamedTuple):
+    """What a transport knows of a request before it reads the body."""
+
+    method: str
+    path: str
+    """Decoded, and without the path that an application is mounted at."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """In their order. The names are in lower case."""
+    peer: str
+    """The address of the connection's other end."""
+    received: float
+    """When the first byte arrived, in seconds of `time.monotonic()`."""
+    lag_s: float = 0.0
+    """The time between the arrival of the request and its read. The response may be delayed as long."""
+    has_whole_body: bool = False
+    """Whether the body has arrived, too."""
+    mounted_at: str = ""
+    """The path that the application is mounted at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of an application."""
+
+    method: str
+    """GET also means HEAD, with the same headers. The transport leaves out the body."""
+    path: str
+    """The path, with the names of its parameters in braces."""
+    respond: Respond
+    runs_model: bool = False
+    """Whether its requests have deadlines and priorities, count as work and need admission."""
+    reads_body: bool = False
+    """Whether it reads the body. The body of other requests is discarded."""
+    json_only: bool = False
+    """Whether bodies must be declared as JSON."""
+    max_body_bytes: int | None = None
+    """The maximum size of a body; None for that of the settings."""
+    public: bool = False
+    """Whether it needs no API key."""
+    advice: str = ""
+    """What to do instead of a POST, for a route of another method to which clients post by mistake."""
+    render_error: RenderError = problem_details.render
+    description: Mapping[str, Any] | None = None
+    """The description in /openapi.json, as arguments of FastAPI's routes; None leaves the route out."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that the gate has let in."""
+
+    head: Head
+    headers: Mapping[str, str]
+    """The first of equal names, which are in lower case."""
+    record: RequestRecord
+    route: Route
+    parameters: Mapping[str, str]
+    """Those of the path."""
+    render_error: RenderError
+    """Makes the response if the request fails."""
+    max_body_bytes: int
+    body: bytearray | bytes
+    deadline: Deadline = math.inf
+    """Of the response, in seconds of `time.monotonic()`. Only requests that run a model have one."""
+    priority: Priority = "interactive"
+    version: VersionChoice = ANY
+    is_disconnected: bool = False
+    """Whether the client has gone. A transport sets it before it cancels the answer."""
+    client_cancels: bool = False
+    """Whether a cancelled answer means that the client has gone, as with gRPC, and not that the server shuts down."""
+
+    @property
+    def response_deadline(self) -> Deadline:
+        """The time at which the response must be ready in order to be sent by the deadline."""
+        return self.deadline - self.head.lag_s
+
+    def check_deadline(self, now: float) -> None:
+        """Raises DeadlineExceeded if the deadline has passed."""
+        if now >= self.deadline:
+            raise deadline_exceeded()
+
+    def receive(self, data: bytes) -> None:
+        """Takes the next part of the body. A route that reads no body discards it.
+
+        Raises:
+            PayloadTooLarge: the body is larger than `max_body_bytes`.
+        """
+        if self.route.reads_body:
+            self.body += data
+            if len(self.body) > self.max_body_bytes:
+                raise too_large(self.max_body_bytes)
