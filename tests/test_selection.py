@@ -15,7 +15,7 @@ SERVER = "service/swiftlet_serve"
     ("test", "expected"),
     [
         ("scheduling.test_batch_planner", True),
-        ("http.test_request_parser", True),
+        ("http.connections.test_request_parser", True),
         ("models.ragged.test_network", False),  # torch
         ("test_server", False),  # processes of its own
         ("engines.test_native", False),
@@ -35,7 +35,7 @@ def test_quick_files_need_neither_torch_nor_a_process(test, expected):
         ),
         (
             f"{SERVER}/http/connections/request_parser.py",
-            "http.test_request_parser",
+            "http.connections.test_request_parser",
             "scheduling.test_batch_planner",
         ),
         (f"{SERVER}/tasks/qa.py", "tasks.test_requests", "loadtest.test_backoff"),  # a plug-in
@@ -45,7 +45,7 @@ def test_quick_files_need_neither_torch_nor_a_process(test, expected):
             "loadtest.test_arrivals",
         ),  # a process imports everything
         ("docs/how-to/scale.md", "docs.test_documents", "test_server"),
-        ("tests/support/virtual.py", "test_deadlines", "http.test_request_parser"),
+        ("tests/support/virtual.py", "test_deadlines", "http.connections.test_request_parser"),
     ],
 )
 def test_changed_module_affects_the_tests_that_import_it(file, affected, unaffected):

@@ -3,7 +3,7 @@
 A request passes these modules, from top to bottom:
 
 1. `connections`: `listener` accepts the connection and `connection` receives the bytes. `read_scheduler` decides when
-   they are read. `request_parser` parses the head and `request_head` validates it.
+   they are read. `request_parser` parses and validates the head.
 2. `gate`: `Gate.begin` finds the route in the `route_table`, and checks the API key, the rate limit, the deadline and
    the expected wait. A refused request gets its response here, and its body is not looked at.
 3. `connections`: `exchange` runs the request once its body is complete.

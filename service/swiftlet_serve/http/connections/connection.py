@@ -18,6 +18,7 @@ import enum
 import logging
 import math
 import socket
+import sys
 import time
 import urllib.parse
 import uuid
@@ -38,11 +39,9 @@ from swiftlet_serve.errors import (
     log_exception,
 )
 from swiftlet_serve.http.connections.connection_table import ConnectionTable, Verdict
-from swiftlet_serve.http.connections.exchange import Exchange
+from swiftlet_serve.http.connections.exchange import Exchange, FlowControl
 from swiftlet_serve.http.connections.fair_queue import Reader
-from swiftlet_serve.http.connections.flow_control import FlowControl
 from swiftlet_serve.http.connections.request_parser import RequestParser
-from swiftlet_serve.http.connections.socket_info import client_address, kernel_wait_s
 from swiftlet_serve.http.gate.proxies import client_of, is_trusted
 from swiftlet_serve.http.gate.request import Head
 
@@ -434,3 +433,25 @@ class Connection(asyncio.Protocol):
             limit = self._limits.head_timeout_s if self.phase is HEAD else self._limits.request_timeout_s
             detail = f"The request did not arrive within {limit:g} seconds. Retry, and send it without pauses."
             self._refuse(RequestTimeout("receive_timeout", detail))
+
+
+LAST_DATA_RECEIVED: Final = 52
+"""The offset in Linux's `struct tcp_info` of the milliseconds since the last data arrived."""
+
+
+def client_address(transport: asyncio.BaseTransport) -> str:
+    """Returns the client's address; empty for a transport without an internet socket, or if the client has gone."""
+    connected = transport.get_extra_info("socket")
+    try:
+        peer = None if connected is None else connected.getpeername()
+    except OSError:
+        return ""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def kernel_wait_s(connected: socket.socket | None) -> float:
+    """Returns how long the latest bytes waited in the kernel for the event loop, in seconds. Only Linux knows it."""
+    if connected is None or sys.platform != "linux":
+        return 0.0
+    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED + 4)
+    return int.from_bytes(info[LAST_DATA_RECEIVED:], sys.byteorder) / 1000

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from swiftlet_serve.http.dialect_parts.dialect import Dialect, Operation, Page
-from swiftlet_serve.http.endpoints import bodies, json_items
+from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import ModelEndpoint, Translate, Translation
 from swiftlet_serve.http.endpoints.openapi import SCHEMAS
 from swiftlet_serve.http.gate.request import RenderError, Request, Respond, Route
@@ -47,7 +47,7 @@ def shared_translation(
             return False
         if b'"inputs"' not in body:  # every body of ours has this field
             return True
-        if json_items.exceeds(body, operation.body.max_items):
+        if bodies.has_more_items(body, operation.body.max_items):
             raise bodies.too_many_items(BodyModel.max_items)  # either translation refuses it
         try:
             document = from_json(body, cache_strings="keys")

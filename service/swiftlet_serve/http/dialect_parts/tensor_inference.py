@@ -23,7 +23,7 @@ from swiftlet_serve import tasks
 from swiftlet_serve.errors import NotFound, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
 from swiftlet_serve.http.dialect_parts.tensors import Tensor
-from swiftlet_serve.http.endpoints import bodies, json_items
+from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
 from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.catalog import ANY, VersionChoice
@@ -247,7 +247,7 @@ def _list(text: str) -> Any:
     Raises:
         Unprocessable: it is not JSON, or has too many items.
     """
-    if json_items.exceeds(text.encode(), BodyModel.max_items):
+    if bodies.has_more_items(text.encode(), BodyModel.max_items):
         raise bodies.too_many_items(BodyModel.max_items, "/parameters")
     try:
         return json.loads(text)

@@ -27,7 +27,6 @@ from swiftlet_serve.errors import (
     log_exception,
 )
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.gate import request_body
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.cors import Cors
 from swiftlet_serve.http.gate.proxies import client_address, client_of, is_trusted
@@ -122,7 +121,7 @@ class Gate:
     async def answer(self, request: Request) -> Response | None:
         """Returns the response to a request whose body is complete; None if its client has gone."""
         try:
-            request.body = request_body.decompress(request.body, request.headers, request.max_body_bytes)
+            request.decompress()
             response = await request.route.respond(request)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -188,7 +187,7 @@ class Gate:
         if allow:
             raise unsupported_method(allow)
         if route.reads_body:
-            request_body.check_headers(request.headers, request.max_body_bytes, json_only=route.json_only)
+            request.check_body_headers()
         if route.runs_model:
             self._admit(request)
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starlette.responses import Response
 
-from swiftlet_serve.errors import SwiftletError, deadline_exceeded
+from swiftlet_serve.errors import (
+    InvalidRequest,
+    PayloadTooLarge,
+    SwiftletError,
+    UnsupportedMediaType,
+    deadline_exceeded,
+)
 from swiftlet_serve.http import problem_details
-from swiftlet_serve.http.gate.request_body import too_large
 from swiftlet_serve.inference.catalog import ANY, VersionChoice
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Priority
+
+WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The codings of compressed bodies, as zlib numbers them."""
 
 RenderError = Callable[[SwiftletError, str], Response]
 """Makes the response to a failed request from its error and the ID of the request."""
@@ -112,4 +121,66 @@ class Request:
         if self.route.reads_body:
             self.body += data
             if len(self.body) > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
+                raise _too_large(self.max_body_bytes)
+
+    def check_body_headers(self) -> None:
+        """Checks what the headers declare about the body. The transport closes the connection after an error.
+
+        Raises:
+            UnsupportedMediaType: the body is compressed in another way than with gzip or deflate. On a route for JSON
+                only: it is compressed, or not declared as JSON in UTF-8.
+            PayloadTooLarge: the declared size exceeds `max_body_bytes`.
+        """
+        coding, json_only = _coding(self.headers), self.route.json_only
+        if coding != "identity" and (json_only or coding not in WINDOW_BITS):
+            detail = "This route does not accept bodies with this Content-Encoding. Send the body without one."
+            accepted = "identity" if json_only else "gzip, deflate, identity"
+            raise UnsupportedMediaType(
+                "unsupported_encoding", detail, headers={"accept-encoding": accepted, "connection": "close"}
+            )
+        if json_only:
+            _check_media_type(self.headers.get("content-type", "application/json"))
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal() and float(declared) > self.max_body_bytes:  # int refuses numbers of very many digits
+            raise _too_large(self.max_body_bytes)
+
+    def decompress(self) -> None:
+        """Removes the compression of a complete body. Never makes more than `max_body_bytes` of it.
+
+        Raises:
+            InvalidRequest: the body is not compressed as its headers declare.
+            PayloadTooLarge: the decompressed size exceeds `max_body_bytes`.
+        """
+        coding = _coding(self.headers)
+        if coding == "identity" or not self.route.reads_body:
+            return
+        decompressor = zlib.decompressobj(WINDOW_BITS[coding])
+        try:
+            whole = decompressor.decompress(self.body, self.max_body_bytes + 1)
+        except zlib.error:
+            whole = b""
+        if len(whole) > self.max_body_bytes:
+            raise _too_large(self.max_body_bytes)
+        if not decompressor.eof or decompressor.unused_data:
+            detail = "The body is not compressed as its Content-Encoding declares, or is incomplete."
+            raise InvalidRequest("bad_framing", detail)
+        self.body = whole
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    detail = f"The body is larger than {max_bytes} bytes. Send a smaller one, or split the request."
+    return PayloadTooLarge("body_too_large", detail, headers={"connection": "close"})
+
+
+def _coding(headers: Mapping[str, str]) -> str:
+    return headers.get("content-encoding", "identity").strip().lower()
+
+
+def _check_media_type(value: str) -> None:
+    media_type, *parameters = value.lower().split(";")
+    charsets = {name.strip().removeprefix("charset=").strip('"') for name in parameters if name.strip()}
+    if media_type.strip() != "application/json" or not charsets <= {"utf-8", "utf8"}:
+        detail = "The Content-Type is not supported. Send application/json in UTF-8."
+        raise UnsupportedMediaType(
+            "unsupported_media_type", detail, headers={"accept": "application/json", "connection": "close"}
+        )

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from swiftlet_serve.http.gate.api_keys import make_key
-from tests.http.test_playground import in_a_browser, visiting
+from tests.http.playground.test_playground import in_a_browser, visiting
 from tests.support.artifacts import HEADS, make_artifact
 from tests.support.browsing import chromium, locate
 from tests.support.processes import Process, serving

@@ -9,7 +9,7 @@ import pytest
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.listener import Listener, bind
 from swiftlet_serve.http.connections.port import Port
-from tests.http.test_pipelines import REQUESTS
+from tests.http.connections.test_pipelines import REQUESTS
 from tests.support.apps import make_runtime
 from tests.support.connections import run
 from tests.support.fakes import PATIENCE_S

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.http.endpoints.json_items import exceeds
+from swiftlet_serve.http.endpoints.bodies import has_more_items
 
 WORDS = ["", "a", ",", "[{,", '"', '\\"', "\\", "\\\\", '",[', "é,", "\u2028[", "\n", '\\",{']
 
@@ -37,15 +37,15 @@ def test_exceeds_counts_exactly_whatever_strings_hold(seed):
     text = json.dumps(value, ensure_ascii=pick.random() < 0.5, indent=pick.choice([None, 2])).encode()
     expected = count(value)
 
-    assert not exceeds(text, expected)
-    assert exceeds(text, expected - 1)
-    assert exceeds(bytearray(text), expected - 1)
+    assert not has_more_items(text, expected)
+    assert has_more_items(text, expected - 1)
+    assert has_more_items(bytearray(text), expected - 1)
 
 
 @pytest.mark.parametrize("after", [b"", b"]", b'"', b'\\"', b"\\", b'", "', b'}"\\'])
 def test_exceeds_counts_what_a_parser_reads_of_invalid_json(after):
     """A parser stops at the first error. What follows must not hide the items before it."""
-    assert exceeds(b'{"a": [' + b"1," * 50 + after, 49)
+    assert has_more_items(b'{"a": [' + b"1," * 50 + after, 49)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_exceeds_counts_what_a_parser_reads_of_invalid_json(after):
     ],
 )
 def test_text_with_many_items_has_few_fields_and_small_numbers(items, allowed):
-    assert exceeds(f'{{"a":[{",".join(items)}]}}'.encode(), 1 << 16) != allowed
+    assert has_more_items(f'{{"a":[{",".join(items)}]}}'.encode(), 1 << 16) != allowed

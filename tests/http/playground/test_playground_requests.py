@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from swiftlet_serve.http.gate.api_keys import make_key
-from tests.http.test_playground import ask, in_a_browser, result, visiting
+from tests.http.playground.test_playground import ask, in_a_browser, result, visiting
 from tests.support.artifacts import make_artifact
 from tests.support.browsing import chromium, locate
 from tests.support.fakes import PATIENCE_S

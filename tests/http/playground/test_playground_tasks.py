@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.http.test_playground import ask, in_a_browser, result, visiting
+from tests.http.playground.test_playground import ask, in_a_browser, result, visiting
 from tests.support.artifacts import make_artifact
 from tests.support.browsing import chromium, locate
 from tests.support.processes import Process, serving
