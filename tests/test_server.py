@@ -35,8 +35,8 @@ Pipeline.answer = answer
 
 BLOCKS = """
 import threading
-from swiftlet_serve.http.endpoints import openapi
-openapi.describe = lambda *_: threading.Event().wait()
+from swiftlet_serve.http.endpoints import models
+models.describe = lambda *_: threading.Event().wait()
 """
 
 
@@ -227,7 +227,7 @@ def test_pid_1_of_a_container_stops_while_it_loads(tmp_path):
 AUDIT = """
 import atexit, os, socket, sys
 from swiftlet_serve.cli import main, summaries
-from swiftlet_serve.http.endpoints import openapi
+from swiftlet_serve.http.endpoints import models
 calls, announce = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"), summaries.announce
 def arm(*arguments):
     sys.addaudithook(lambda event, _: event in calls and os.write(2, b"outgoing call: " + event.encode() + b"\\n"))
@@ -237,8 +237,8 @@ atexit.register(lambda: [os.write(2, b"imported the hub") for name in sys.module
 """
 
 CALLS = """
-describe = openapi.describe
-openapi.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and describe(*a)
+describe = models.describe
+models.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and describe(*a)
 """
 
 

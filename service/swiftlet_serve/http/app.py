@@ -97,14 +97,16 @@ def create_app(
         lifespan=opening.lifespan,
         telemetry=NO_TELEMETRY,
     )
-    spoken = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
+    served_dialects = {name: dialects.load(name) for name in runtime.settings.dialects or dialects.names()}
     origins = runtime.settings.cors_origins
     cors = Cors(origins, CORS_ALLOWED, CORS_EXPOSED) if origins else None
-    app.gate = Gate(runtime, [*_routes(runtime, spoken), _openapi_route(app)], keys, observers, cors)
+    app.gate = Gate(runtime, [*_routes(runtime, served_dialects), _openapi_route(app)], keys, observers, cors)
     transport = AsgiTransport(app.gate, opening.open)
     app.router.routes += [GateRoute(route, transport) for route in app.gate.table.routes]
     app.router.default = transport
-    openapi.install(app, runtime, [dialect_routes.definitions(name, dialect) for name, dialect in spoken.items()])
+    openapi.install(
+        app, runtime, [dialect_routes.definitions(name, dialect) for name, dialect in served_dialects.items()]
+    )
     return app
 
 
@@ -146,10 +148,10 @@ class Opening:
         await self._runtime.close()
 
 
-def _routes(runtime: Runtime, spoken: Mapping[str, Dialect]) -> Iterator[Route]:
+def _routes(runtime: Runtime, served_dialects: Mapping[str, Dialect]) -> Iterator[Route]:
     """Returns all routes. Of two with the same path, the first one counts."""
     own = {f"/{task}": task_translation(runtime, task) for task in runtime.task_names}
-    translations = dialect_routes.share(runtime, own, spoken)
+    translations = dialect_routes.with_dialects(runtime, own, served_dialects)
     for task in runtime.task_names:
         endpoint = ModelEndpoint(runtime, translations[f"/{task}"])
         yield Route(
@@ -161,13 +163,13 @@ def _routes(runtime: Runtime, spoken: Mapping[str, Dialect]) -> Iterator[Route]:
             json_only=True,
             description=openapi.task(task),
         )
-    yield pages.models(runtime)
+    yield pages.served_models(runtime)
     yield from pages.health(runtime)
     if runtime.settings.admin_port is None:
         yield pages.metrics(runtime)
     yield pages.server_status(runtime)
     yield from pages.playground_files(runtime.task_names)
-    for name, dialect in spoken.items():
+    for name, dialect in served_dialects.items():
         yield from dialect_routes.routes(runtime, name, dialect)
 
 

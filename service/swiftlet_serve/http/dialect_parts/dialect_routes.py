@@ -64,7 +64,9 @@ def shared_translation(
     return translate
 
 
-def share(runtime: Runtime, own: Mapping[str, Translate], dialects: Mapping[str, Dialect]) -> dict[str, Translate]:
+def with_dialects(
+    runtime: Runtime, own: Mapping[str, Translate], dialects: Mapping[str, Dialect]
+) -> dict[str, Translate]:
     """Returns the translations of the tasks by path, for the bodies of dialects that use these paths, too."""
     shared = dict(own)
     for name, dialect in dialects.items():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, TypeAdapter
@@ -11,11 +11,10 @@ from starlette.responses import PlainTextResponse
 
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError
+from swiftlet_serve.http.endpoints.models import ModelInfo
 from swiftlet_serve.http.endpoints.status import Status
 from swiftlet_serve.http.problem_details import MEDIA_TYPE, Problem
-from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.telemetry.snapshot import VersionState
 
 SCHEMAS: Final = "#/components/schemas/"
 
@@ -57,51 +56,6 @@ PARAMETERS: Final = [
 ]
 
 
-class VersionInfo(BaseModel):
-    """A version of a model that the server serves, or has tried to."""
-
-    version: Annotated[int, Field(description='Its number, for the field "model" of a request as `name@version`.')]
-    state: Annotated[
-        Literal["unloaded", "loading", "ready", "failed"],
-        Field(description="Whether it is in memory. An unloaded version is loaded on request."),
-    ]
-    reason: Annotated[str, Field(description="Why a failed version could not be loaded.")]
-    aliases: Annotated[list[str], Field(description="Other names, for `name@alias`.")]
-    share: Annotated[float, Field(description="Share of the requests that name no version, if they are split.")]
-
-
-class ModelInfo(BaseModel):
-    """A served model."""
-
-    name: Annotated[str, Field(description='Name of the model, for the field "model" of a request.')]
-    version: Annotated[str, Field(description="Version of the artifact.")]
-    task: Annotated[str, Field(description="Task that the model was made for, which is also its route.")]
-    other_tasks: Annotated[
-        list[str],
-        Field(description="Other tasks that the model answers. It may be their default if no model was made for them."),
-    ]
-    default: Annotated[bool, Field(description="Whether the model answers requests of its task that name no model.")]
-    architecture: Annotated[str, Field(description="Architecture of the network.")]
-    precision: Annotated[str, Field(description="Precision of the weights: fp32 or int8.")]
-    engine: Annotated[str, Field(description="Engine that runs the model.")]
-    runtime: Annotated[
-        str,
-        Field(description="Kernel that runs the model, and the reason if a faster one is not used."),
-    ]
-    max_tokens: Annotated[int, Field(description="Maximum length of a sequence in tokens, including special tokens.")]
-    labels: Annotated[list[str], Field(description="Labels of the model; empty if its outputs have no names.")]
-    languages: Annotated[
-        list[str],
-        Field(description="Languages of the texts that the model was trained for, as BCP 47 tags; empty if not known."),
-    ]
-    mask: Annotated[str | None, Field(description="Mask token of a fill-mask model; null for other tasks.")]
-    card: Annotated[dict[str, Any], Field(description="Model card: sources, data, scores and speed.")]
-    versions: Annotated[
-        list[VersionInfo],
-        Field(description="Versions of the model in the model repository; empty for a model that is from none."),
-    ]
-
-
 class Live(BaseModel):
     """The process is alive."""
 
@@ -112,40 +66,6 @@ class Ready(BaseModel):
     """The service is ready for requests."""
 
     ready: Annotated[bool, Field(description="Always true. A service that is not ready responds with status 503.")]
-
-
-def describe(pipeline: Pipeline, default: bool, runtime: str, versions: Sequence[VersionState] = ()) -> dict[str, Any]:
-    """Returns the description of a model in GET /models.
-
-    Args:
-        pipeline: the pipeline of its default version.
-        default: whether it answers requests of its task that name no model.
-        runtime: the title of its engine.
-        versions: its versions in the model repository.
-    """
-    manifest = pipeline.model.manifest
-    return ModelInfo(
-        name=manifest.name,
-        version=pipeline.version_name,
-        task=manifest.task,
-        other_tasks=list(pipeline.model.task_names[1:]),
-        default=default,
-        architecture=manifest.architecture,
-        precision=manifest.precision,
-        engine=pipeline.model.engine_name,
-        runtime=runtime,
-        max_tokens=manifest.max_tokens,
-        labels=list(manifest.labels),
-        languages=list(manifest.languages),
-        mask=getattr(pipeline.model.task, "mask", None),
-        card=pipeline.model.artifact.public_card(),
-        versions=[
-            VersionInfo(
-                version=one.version, state=one.state, reason=one.reason, aliases=list(one.aliases), share=one.share
-            )
-            for one in versions
-        ],
-    ).model_dump()
 
 
 def task(name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.responses import JSONResponse, Response
 
 from swiftlet_serve.http import playground
-from swiftlet_serve.http.endpoints import openapi, status
+from swiftlet_serve.http.endpoints import models, openapi, status
 from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.telemetry import prometheus
@@ -62,7 +62,7 @@ def server_status(runtime: Runtime) -> Route:
     return Route("GET", STATUS, respond, description=openapi.STATUS)
 
 
-def models(runtime: Runtime) -> Route:
+def served_models(runtime: Runtime) -> Route:
     """Returns the route that describes the served models."""
 
     async def respond(_: Request) -> Response:
@@ -70,7 +70,7 @@ def models(runtime: Runtime) -> Route:
         versions = [] if repository is None else repository.versions
         return JSONResponse(
             [
-                openapi.describe(
+                models.describe(
                     pipeline,
                     pipeline in defaults,
                     runtime.engine_title(pipeline),
