@@ -33,7 +33,7 @@ from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.process_setup import ignore_signals
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
-from swiftlet_serve.workers import codec, golden
+from swiftlet_serve.workers import golden, messages
 from swiftlet_serve.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
 
 log = logging.getLogger(__name__)
@@ -197,12 +197,12 @@ def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) ->
     """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
     try:
         while True:
-            body = _receive(connection, codec.body_bytes(_receive(connection, codec.HEADER_BYTES)))
-            id_, index, batch = codec.unpack_call(body)
+            body = _receive(connection, messages.body_bytes(_receive(connection, messages.HEADER_BYTES)))
+            id_, index, batch = messages.unpack_call(body)
             model = models.hosted[index]
             result = run_timed(model, batch)
             models.send_if_wrong(model)
-            connection.sendall(codec.pack_result(id_, result))
+            connection.sendall(messages.pack_result(id_, result))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:

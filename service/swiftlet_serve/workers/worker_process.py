@@ -2,7 +2,7 @@
 
     WorkerProcess ─▶ WorkerConnection, one per core ═══ socket pair ═══ a thread of the worker process ─▶ Engine
 
-The process is spawned, not forked. `codec` describes the messages.
+The process is spawned, not forked. `messages` describes the messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.process_setup import signal_name
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, BatchResult
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages
 from swiftlet_serve.workers.worker_connection import WorkerConnection
 from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
 
@@ -188,7 +188,7 @@ class WorkerProcess:
         result.
         """
         id_ = next(self._call_ids)
-        message = codec.pack_call(id_, model, encodings)
+        message = messages.pack_call(id_, model, encodings)
         connection = self._idle.pop()
         self._ticks_left[connection] = math.ceil(timeout_s / TICK_S) + 1  # the current tick may be almost over
         if not self._ticking:
