@@ -38,7 +38,7 @@ from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.http.gate.request_tracker import Observer
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import is_writable
+from swiftlet_serve.machine.process_setup import is_writable, set_up_process
 from swiftlet_serve.machine.watchdog import Watchdog
 from swiftlet_serve.repository.create import create_manager
 from swiftlet_serve.repository.manager import ModelManager
@@ -46,7 +46,6 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
 from swiftlet_serve.telemetry.request_stats import RequestStats
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S
 
 if TYPE_CHECKING:
     from swiftlet_serve.grpc.port import GrpcPort
@@ -77,11 +76,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     Raises:
         ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
     """
-    memory.limit_heap_growth()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # The tokenizer's own threads would compete with the engine's for the same cores, and make every request wait.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library is one line of the log, not a hundred
+    set_up_process()
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     observers: Observers | None = None
     started = time.monotonic()

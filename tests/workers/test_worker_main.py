@@ -32,13 +32,18 @@ class Worker:
         self.connection.settimeout(PATIENCE_S)
         models = {"0": str(directory / MODEL)}
         descriptors = control.fileno(), connection.fileno()
-        config = WorkerConfig(parent_pid, control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
+        config = WorkerConfig(control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.worker_main", json.dumps(asdict(config))],
+            [sys.executable, "-m", "tests.support.worker_main"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=descriptors,
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert self.process.stdin is not None
+        with self.process.stdin as stdin:
+            stdin.write(json.dumps([parent_pid, asdict(config)]).encode())
+        self.process.stdin = None  # `communicate` fails on a closed one
         control.close()
         connection.close()
 

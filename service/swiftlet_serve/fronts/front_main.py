@@ -10,14 +10,12 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import uvicorn
 import uvloop
-from pydantic_core import from_json
 
 from swiftlet_models.artifact import ArtifactError
 from swiftlet_models.tokenizer import Tokenizer
@@ -33,14 +31,12 @@ from swiftlet_serve.http.connections.port import Port
 from swiftlet_serve.http.connections.uvicorn_internals import Lifespan
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.inference.loading import open_model
-from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import ignore_signals
+from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.machine.watchdog import Watchdog
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
 from swiftlet_serve.types import Cost
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S, exit_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +130,7 @@ class Front:
 
 def main() -> None:
     """Opens the models, listens and serves until the coordinator is gone or says otherwise."""
-    config = FrontConfig(**from_json(sys.stdin.buffer.read()))
-    ignore_signals()
-    exit_with_parent(config.parent_pid)
-    memory.limit_heap_growth()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = FrontConfig(**child_process.begin())
     settings = Settings(**config.settings)
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     end = socket.socket(fileno=config.channel_fd)

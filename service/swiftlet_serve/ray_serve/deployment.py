@@ -8,7 +8,6 @@ queue that knows no deadline.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,14 +22,13 @@ from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.machine import memory
+from swiftlet_serve.machine.process_setup import set_up_process
 from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy
 from swiftlet_serve.repository.create import create_manager
 from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.settings import Settings, check_variables
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -89,9 +87,7 @@ class Replica:
             ArtifactError, SetupError: as `Runtime.start` and `create_manager`.
         """
         own = Settings(**settings)
-        memory.limit_heap_growth()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in `server.serve`
+        set_up_process()
         check_variables(name for name in os.environ if name.startswith("SWIFTLET_"))
         QueuedLogHandler(own.log_level.upper(), kind=own.log_format)
         keys = None if own.api_keys_file is None else ApiKeys.read(own.api_keys_file)
