@@ -36,6 +36,7 @@ from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.http.gate.request_tracker import Observer
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
 from swiftlet_serve.machine.process_setup import is_writable, set_up_process
@@ -100,7 +101,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             log.warning("The server needs no API key, and listens on %s. Set api_keys_file.", settings.host)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
-        runtime = Runtime.start(settings)
+        runtime = LocalRuntime.start(settings)
         manager = create_manager(runtime)
         app = create_app(runtime, keys, observers.all)
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
@@ -118,13 +119,12 @@ def serve(settings: Settings, announce: Announce) -> None:
                 app.state.task_routes,
                 runtime.stats.add_crowded,
             )
+            runtime.use_public_port(public)
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime, admin_keys)
         admin_app = create_admin_app(runtime, control)
         admin = None if admin_socket is None else Port(admin_app, Listener(admin_socket), settings)
-        server = Server(app, settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)), manager)
-        server.started = started
-        runtime.count_connections = lambda: public.connections
-        server.credentials = credentials
+        watchdog = Watchdog(lambda: _exit(logs))
+        server = Server(app, settings, runtime, public, admin, grpc, watchdog, manager, credentials, started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
         if server.is_stuck:
@@ -183,9 +183,6 @@ class PublicPort(Protocol):
     @property
     def url(self) -> str: ...
 
-    @property
-    def connections(self) -> int: ...
-
     async def serve(self) -> None:
         """Lets clients connect, and serves them.
 
@@ -218,10 +215,12 @@ class Server:
         admin: Port | None,
         grpc: GrpcPort | None,
         watchdog: Watchdog,
-        manager: ModelManager | None = None,
+        manager: ModelManager | None,
+        credentials: Credentials,
+        started: float,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
-        self.credentials: Credentials | None = None  # to reload on SIGHUP
+        self._credentials = credentials
         self._config = uvicorn.Config(
             app, lifespan="on", log_config=None, log_level=None if settings.log_level == "debug" else "warning"
         )
@@ -232,7 +231,7 @@ class Server:
         self._grpc = grpc
         self._watchdog = watchdog
         self._manager = manager  # of the model repository
-        self.started = time.monotonic()  # when the process began to load its models
+        self._started = started  # when the process began to load its models
         self._stop_requested = asyncio.Event()
         self._abort_requested = asyncio.Event()
 
@@ -257,13 +256,13 @@ class Server:
             raise
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
-        log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
+        log.info("ready after %.1f s: %s", time.monotonic() - self._started, ", ".join(filter(None, addresses)))
         if is_writable(sys.stdout):
             announce(addresses, self._runtime)
         else:
             log.warning("The addresses are not printed, because the reader of standard output does not read.")
         await self._stop_requested.wait()
-        self._runtime.leaving = True
+        self._runtime.leave()
         self._public.leave()
         stats = (await self._runtime.snapshot()).stats
         in_flight = sum(model.in_flight for model in stats.models.values())
@@ -281,7 +280,7 @@ class Server:
         if self._admin:
             self._admin.stop()
         counts = _counts((await self._runtime.snapshot()).stats)
-        log.info("stopped after %.1f s: %s", time.monotonic() - self.started, counts)
+        log.info("stopped after %.1f s: %s", time.monotonic() - self._started, counts)
 
     async def _open(self) -> None:
         """Loads the models of a repository, and opens the ports.
@@ -299,8 +298,7 @@ class Server:
         await self._public.serve()
 
     def _reload(self) -> None:
-        if self.credentials is not None:
-            self.credentials.reload()
+        self._credentials.reload()
         self._public.reload()
 
     def _on_signal(self) -> None:

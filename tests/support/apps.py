@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.fakes import ManualEngine
 from tests.support.gated_runtime import gate_classify
@@ -15,13 +15,13 @@ TASKS = ("classify", "qa", "fill-mask")
 MAX_BODY_BYTES = 2000
 
 
-def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **settings: Any) -> Runtime:
+def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **settings: Any) -> LocalRuntime:
     """Loads the small artifact of each task into the echo engine."""
     models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
+    return LocalRuntime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
 
 
-def make_gated_runtime(artifact_dir: Path) -> tuple[Runtime, ManualEngine]:
+def make_gated_runtime(artifact_dir: Path) -> tuple[LocalRuntime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
     runtime = make_runtime(artifact_dir)
     return runtime, gate_classify(runtime, width=2)

@@ -23,7 +23,7 @@ from swiftlet_serve.fronts.front_config import FrontConfig
 from swiftlet_serve.fronts.front_process import MODULE, FrontProcess
 from swiftlet_serve.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.fronts.messages import Kind
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.machine.child_process import REAP_S, back_off_s, exit_text, make_spawner
 from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import Snapshot
@@ -45,7 +45,7 @@ MAX_SILENCE_S: Final = 7.0
 class Coordinator:
     """All fronts of a server. The process that runs it owns the queue and the engines."""
 
-    def __init__(self, runtime: Runtime, sockets: Sequence[socket.socket], module: str = MODULE) -> None:
+    def __init__(self, runtime: LocalRuntime, sockets: Sequence[socket.socket], module: str = MODULE) -> None:
         """Creates the coordinator of as many fronts as there are sockets, which are bound and do not listen yet.
 
         Raises:
@@ -76,12 +76,7 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawner = make_spawner()
-        runtime.extend_snapshot = self._extend
-
-    @property
-    def connections(self) -> int:
-        """The number of open connections, as the fronts last reported it."""
-        return sum(front.report.connections for front in self._fronts.values())
+        runtime.use_public_port(self)
 
     async def serve(self) -> None:
         """Starts the fronts, and lets clients connect once all of them are ready.
@@ -249,7 +244,7 @@ class Coordinator:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _extend(self, snapshot: Snapshot) -> Snapshot:
+    async def extend(self, snapshot: Snapshot) -> Snapshot:
         """Adds what the fronts know to a snapshot of this process."""
         await asyncio.gather(*(front.ask_report(REPORT_TIMEOUT_S) for front in self._fronts.values()))
         alive, stats = list(self._fronts.values()), snapshot.stats

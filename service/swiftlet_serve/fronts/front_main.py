@@ -66,8 +66,6 @@ class Front:
         self._own = config.index
         self._closing = asyncio.Event()
         self._aborting = asyncio.Event()
-        runtime.count_connections = lambda: self._port.connections
-        runtime.on_order = self._on_order
 
     async def run(self, end: socket.socket, watchdog: Watchdog) -> None:
         """Serves until the coordinator says otherwise.
@@ -76,7 +74,7 @@ class Front:
             SetupError: the application could not be started.
         """
         watchdog.start()
-        await self._runtime.connect(end)
+        await self._runtime.connect(end, self)
         await self._lifespan.startup()
         if self._lifespan.should_exit:
             raise SetupError("The front could not be started. The log has the cause.")
@@ -103,12 +101,11 @@ class Front:
             await asyncio.wait({closing})
             await self._port.abort()
 
-    def _on_order(self, kind: Kind, number: int) -> None:
-        """Carries out an order of the coordinator.
+    @property
+    def connections(self) -> int:
+        return self._port.connections
 
-        Raises:
-            ValueError, IndexError: there is no such order.
-        """
+    def obey(self, kind: Kind, number: int) -> None:
         if kind is Kind.OPEN:
             self._port.open()
         elif kind is Kind.ADOPT:
@@ -118,9 +115,9 @@ class Front:
         elif kind is Kind.RELOAD:
             self._credentials.reload()
         elif kind is Kind.LEAVE:
-            self._runtime.leaving = True
+            self._runtime.leave()
         elif kind in (Kind.CLOSE, Kind.ABORT):
-            self._runtime.leaving = True
+            self._runtime.leave()
             self._closing.set()
             if kind is Kind.ABORT:
                 self._aborting.set()

@@ -16,7 +16,7 @@ from swiftlet_serve.fronts.front_config import FrontConfig
 from swiftlet_serve.fronts.front_requests import FrontRequests
 from swiftlet_serve.fronts.messages import Kind
 from swiftlet_serve.fronts.stats_messages import FrontReport
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.machine.child_process import ChildProcess
 from swiftlet_serve.telemetry.request_stats import RequestStats
 
@@ -50,7 +50,7 @@ class FrontProcess(ChildProcess):
 
     async def connect(
         self,
-        runtime: Runtime,
+        runtime: LocalRuntime,
         models: list[str],
         on_lost: Callable[[FrontProcess], None],
         on_snapshot: Callable[[FrontProcess, int], None],

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.machine.process_setup import set_up_process
 from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy
 from swiftlet_serve.repository.create import create_manager
@@ -84,14 +84,14 @@ class Replica:
         """Loads the models. Ray logs the error of a replica that cannot start, and tries again.
 
         Raises:
-            ArtifactError, SetupError: as `Runtime.start` and `create_manager`.
+            ArtifactError, SetupError: as `LocalRuntime.start` and `create_manager`.
         """
         own = Settings(**settings)
         set_up_process()
         check_variables(name for name in os.environ if name.startswith("SWIFTLET_"))
         QueuedLogHandler(own.log_level.upper(), kind=own.log_format)
         keys = None if own.api_keys_file is None else ApiKeys.read(own.api_keys_file)
-        self._runtime = Runtime.start(own)
+        self._runtime = LocalRuntime.start(own)
         self._manager = create_manager(self._runtime)
         self._asgi = create_app(self._runtime, keys, Observers(None, logs=False).all)
         self._measured = (time.monotonic(), 0.0)  # the time, and the engines' busy time until then
