@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
@@ -35,7 +36,7 @@ from swiftlet_serve.http.connections.limits import MAX_CONNECTIONS, ConnectionLi
 from swiftlet_serve.http.dialects import cohere, decisions, openai
 from swiftlet_serve.http.endpoints.model_endpoint import MAX_RESPONSE_RATIO
 from swiftlet_serve.inference import pipeline
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import entities, fill_mask, qa, rerank, zero_shot
 from swiftlet_serve.telemetry import prometheus
@@ -137,7 +138,7 @@ def error_classes() -> str:
 
 
 def error_example() -> str:
-    with TestClient(create_app(Runtime.load(Settings(engine="echo")))) as client:
+    with TestClient(create_app(LocalRuntime.load(Settings(engine="echo")))) as client:
         response = client.post("/fill-mask", json={"inputs": "Paris"}, headers={"X-Request-Id": "4f1d2c"})
     return f"```json\n{json.dumps(response.json(), indent=2)}\n```"
 
@@ -256,9 +257,9 @@ def _option(option: click.Option) -> list[str]:
 
 
 @cache
-def server() -> Runtime:
+def server() -> LocalRuntime:
     """Returns a runtime of the bundled models that computes nothing."""
-    return Runtime.load(Settings(engine="echo"))
+    return LocalRuntime.load(Settings(engine="echo"))
 
 
 @cache
@@ -334,7 +335,8 @@ def metrics() -> str:
         await server().open()
         served = VersionState("model", 2, "ready", "", ["default"], 0.0)
         shadows = {("model", 2): ShadowStats()}
-        server().repository_state = lambda: RepositoryState(True, {("model", "loaded"): 1}, 0, [served], shadows)
+        state = RepositoryState(True, {("model", "loaded"): 1}, 0, [served], shadows)
+        server().use_repository(SimpleNamespace(state=lambda: state))
         server().stats.add_model("model", "classify", 2)
         return await prometheus.scrape(server())
 

@@ -33,7 +33,7 @@ from swiftlet_serve.offline.environment import current_environment
 from swiftlet_serve.scheduling.admission import AdmissionController
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.types import BatchResult, Cost, TimedCall
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages as worker_messages
 
 TOKENS: Final = 12  # of a request, as the text of `front_scaling` has
 REQUESTS: Final = 6_000  # of a case
@@ -56,15 +56,15 @@ class InstantExecutor:
 
     def run(self, model: str, encodings: Sequence[Encoding], timeout_s: float) -> asyncio.Future[BatchResult]:  # noqa: ARG002
         self.calls += 1
-        codec.pack_call(1, 0, encodings)
-        result = codec.pack_result(1, BatchResult([np.ones((1, 2), np.float32) for _ in encodings], 0.0))
+        worker_messages.pack_call(1, 0, encodings)
+        result = worker_messages.pack_result(1, BatchResult([np.ones((1, 2), np.float32) for _ in encodings], 0.0))
         future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(self._end, future, result)
         return future
 
     @staticmethod
     def _end(future: asyncio.Future[BatchResult], message: bytes) -> None:
-        _, result = codec.unpack_result(memoryview(message)[codec.HEADER_BYTES :])
+        _, result = worker_messages.unpack_result(memoryview(message)[worker_messages.HEADER_BYTES :])
         future.set_result(result)
 
 

@@ -125,9 +125,9 @@ def test_serve_answers_printed_examples_and_stops_on_sigterm(artifact_dir, engin
 
 SERVE_FAULTY = """
 from functools import partial
-from swiftlet_serve.inference import runtime
+from swiftlet_serve.inference import local_runtime
 from swiftlet_serve.cli.main import main
-runtime.ProcessExecutor = partial(runtime.ProcessExecutor, worker_module="tests.support.worker_main")
+local_runtime.ProcessExecutor = partial(local_runtime.ProcessExecutor, worker_module="tests.support.worker_main")
 main()
 """
 
@@ -136,7 +136,7 @@ def test_serve_times_out_and_stops_while_engine_hangs(tmp_path):
     model = make_artifact(tmp_path, "qa").path
     (tmp_path / "stuck").touch()
     command = [sys.executable, "-c", SERVE_FAULTY, "serve", "--port", "0", "--engine", "faulty", "--models", str(model)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     body = b'{"inputs": {"question": "a", "context": "b"}}'
     with subprocess.Popen(
         [*command, "--timeout-ms", "100", "--shutdown-timeout-s", "1"],

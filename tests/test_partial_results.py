@@ -17,7 +17,7 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.loading import LoadedModel, load_model
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import qa
 from swiftlet_serve.types import Batch, Row
@@ -40,10 +40,12 @@ class FailingEcho(Echo):
         return list(super().run(batch))
 
 
-def make_runtime(artifact_dir: Path, engine: Callable[[LoadedModel], Echo], cores: int = 2, **settings: Any) -> Runtime:
+def make_runtime(
+    artifact_dir: Path, engine: Callable[[LoadedModel], Echo], cores: int = 2, **settings: Any
+) -> LocalRuntime:
     loaded = [load_model(artifact_dir / f"tiny-{task}", "echo") for task in TASKS]
     served = [replace(model, engine=engine(model)) for model in loaded]
-    return Runtime.of(Settings(cores=cores, **settings), served)
+    return LocalRuntime.of(Settings(cores=cores, **settings), served)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from swiftlet_serve.errors import DeadlineExceeded, Internal, TooManyRequests, Unprocessable
 from swiftlet_serve.inference.loading import load_model
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.pipeline import Pipeline
-from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks.classify import ClassifyRequest
 from swiftlet_serve.tasks.qa import QaRequest
@@ -36,7 +36,7 @@ def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000)
 
 def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
     async def scenario():
-        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
+        runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
         pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
         record = RequestRecord(model="tiny-classify")
         answer = await pipeline.answer(body, soon(), record=record)
@@ -56,7 +56,7 @@ def test_tokens_are_checked_again_once_a_request_is_encoded(artifact_dir):
 
     async def scenario():
         models = (str(artifact_dir / "tiny-classify"),)
-        runtime = Runtime.load(Settings(models=models, cores=1, client_token_rate_limit=0.01))
+        runtime = LocalRuntime.load(Settings(models=models, cores=1, client_token_rate_limit=0.01))
         pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
         first, second, other = (RequestRecord(model="tiny-classify", account=client) for client in "aab")
         runtime.rate_limiter.begin("a", time.monotonic())

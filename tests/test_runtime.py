@@ -13,7 +13,7 @@ from swiftlet_serve.errors import NotFound, SetupError
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference import loading
 from swiftlet_serve.inference import runtime as runtime_module
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.apps import TASKS
 from tests.support.artifacts import make_artifact, reseal
@@ -27,8 +27,8 @@ def test_runtime_orders_bundled_models_by_score(tmp_path, monkeypatch):
         reseal(artifact)
     monkeypatch.setattr(loading, "BUNDLED", tmp_path)
 
-    assert list(Runtime.load(Settings(cores=1)).pipelines) == ["b", "a", "c"]
-    assert list(Runtime.load(Settings(cores=1, models=("a", "b"))).pipelines) == ["a", "b"]
+    assert list(LocalRuntime.load(Settings(cores=1)).pipelines) == ["b", "a", "c"]
+    assert list(LocalRuntime.load(Settings(cores=1, models=("a", "b"))).pipelines) == ["a", "b"]
 
 
 def test_runtime_uses_the_first_model_of_a_task_as_default(artifact_dir, tmp_path):
@@ -36,7 +36,7 @@ def test_runtime_uses_the_first_model_of_a_task_as_default(artifact_dir, tmp_pat
     settings = Settings(
         models=(str(other), str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa")), cores=1
     )
-    runtime = Runtime.load(settings)
+    runtime = LocalRuntime.load(settings)
 
     assert list(runtime.pipelines) == ["other", "tiny-classify", "tiny-qa"]
     assert list(runtime.tasks) == ["classify", "qa"]
@@ -51,13 +51,13 @@ def test_runtime_rejects_two_models_with_the_same_name(artifact_dir):
     path = str(artifact_dir / "tiny-qa")
 
     with pytest.raises(SetupError, match="have the name 'tiny-qa'"):
-        Runtime.load(Settings(models=(path, path), cores=1))
+        LocalRuntime.load(Settings(models=(path, path), cores=1))
 
 
 def test_runtime_logs_the_engine_of_each_model_and_reports_the_current_one(artifact_dir, caplog, monkeypatch):
     caplog.set_level("INFO", runtime_module.__name__)
     settings = Settings(models=tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS), engine="echo", cores=1)
-    runtime = Runtime.load(settings)
+    runtime = LocalRuntime.load(settings)
     monkeypatch.setattr(Echo, "wrong_sums", 0, raising=False)
     with TestClient(create_app(runtime)) as client:
         before = client.get("/metrics").text

@@ -12,13 +12,13 @@ from typing import Any
 
 from swiftlet_serve.http.app import Application, create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.repository.create import create_manager
 from swiftlet_serve.settings import Settings, check_variables
 from swiftlet_serve.telemetry.observers import Observers
 
 
-def create_application(settings: Settings) -> tuple[Application, Runtime]:
+def create_application(settings: Settings) -> tuple[Application, LocalRuntime]:
     """Loads the models, and returns the application with its runtime.
 
     Worker processes run the engines. The application's lifespan opens and closes the runtime.
@@ -27,7 +27,7 @@ def create_application(settings: Settings) -> tuple[Application, Runtime]:
         ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
     """
     keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
-    runtime = Runtime.start(settings)
+    runtime = LocalRuntime.start(settings)
     return create_app(runtime, keys, Observers(None, logs=False).all, create_manager(runtime)), runtime
 
 

@@ -32,9 +32,10 @@ from swiftlet_serve.http.gate import tls
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.http.gate.gate import Observer
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import is_writable
+from swiftlet_serve.machine.process_setup import is_writable, set_up_process
 from swiftlet_serve.machine.watchdog import Watchdog
 from swiftlet_serve.repository.create import create_manager
 from swiftlet_serve.repository.manager import ModelManager
@@ -42,7 +43,6 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
 from swiftlet_serve.telemetry.request_stats import RequestStats
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S
 
 if TYPE_CHECKING:
     from swiftlet_serve.grpc.port import GrpcPort
@@ -73,11 +73,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     Raises:
         ArtifactError, SetupError: a model cannot be served, or a setting is invalid.
     """
-    memory.limit_heap_growth()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # The tokenizer's own threads would compete with the engine's for the same cores, and make every request wait.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library is one line of the log, not a hundred
+    set_up_process()
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     observers: Observers | None = None
     started = time.monotonic()
@@ -101,7 +97,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             log.warning("The server needs no API key, and listens on %s. Set api_keys_file.", settings.host)
         if settings.reuse_port and settings.admin_port is None:
             log.warning("With reuse_port, a request for /metrics reaches any of the servers. Set admin_port.")
-        runtime = Runtime.start(settings)
+        runtime = LocalRuntime.start(settings)
         manager = create_manager(runtime)
         grpc = _create_grpc_port(runtime, keys, observers.all, certificate)
         public: PublicPort
@@ -110,13 +106,12 @@ def serve(settings: Settings, announce: Announce) -> None:
         else:
             gate = create_app(runtime, keys, observers.all).gate
             public = Port(gate, Listener(public_sockets[0], credentials.context), settings)
+            runtime.use_public_port(public)
         control = None if manager is None or admin_keys is None else RepositoryControl(manager, runtime)
         admin_gate = create_admin_gate(runtime, control, admin_keys)
         admin = None if admin_socket is None else Port(admin_gate, Listener(admin_socket), settings)
-        server = Server(settings, runtime, public, admin, grpc, Watchdog(lambda: _exit(logs)), manager)
-        server.started = started
-        runtime.count_connections = lambda: public.connections
-        server.credentials = credentials
+        watchdog = Watchdog(lambda: _exit(logs))
+        server = Server(settings, runtime, public, admin, grpc, watchdog, manager, credentials, started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.run(announce))
         if server.is_stuck:
@@ -175,9 +170,6 @@ class PublicPort(Protocol):
     @property
     def url(self) -> str: ...
 
-    @property
-    def connections(self) -> int: ...
-
     async def serve(self) -> None:
         """Lets clients connect, and serves them.
 
@@ -209,10 +201,12 @@ class Server:
         admin: Port | None,
         grpc: GrpcPort | None,
         watchdog: Watchdog,
-        manager: ModelManager | None = None,
+        manager: ModelManager | None,
+        credentials: Credentials,
+        started: float,
     ) -> None:
         self.is_stuck = False  # whether the runtime could not be closed in time
-        self.credentials: Credentials | None = None  # to reload on SIGHUP
+        self._credentials = credentials
         self._settings = settings
         self._runtime = runtime
         self._public = public
@@ -220,7 +214,7 @@ class Server:
         self._grpc = grpc
         self._watchdog = watchdog
         self._manager = manager  # of the model repository
-        self.started = time.monotonic()  # when the process began to load its models
+        self._started = started  # when the process began to load its models
         self._stop_requested = asyncio.Event()
         self._abort_requested = asyncio.Event()
 
@@ -245,13 +239,13 @@ class Server:
             raise
         admin_url = self._admin.port.url if self._admin else None
         addresses = Addresses(self._public.url, admin_url, self._grpc.address if self._grpc else None)
-        log.info("ready after %.1f s: %s", time.monotonic() - self.started, ", ".join(filter(None, addresses)))
+        log.info("ready after %.1f s: %s", time.monotonic() - self._started, ", ".join(filter(None, addresses)))
         if is_writable(sys.stdout):
             announce(addresses, self._runtime)
         else:
             log.warning("The addresses are not printed, because the reader of standard output does not read.")
         await self._stop_requested.wait()
-        self._runtime.leaving = True
+        self._runtime.leave()
         self._public.leave()
         stats = (await self._runtime.snapshot()).stats
         in_flight = sum(model.in_flight for model in stats.models.values())
@@ -269,7 +263,7 @@ class Server:
         if self._admin:
             self._admin.stop()
         counts = _counts((await self._runtime.snapshot()).stats)
-        log.info("stopped after %.1f s: %s", time.monotonic() - self.started, counts)
+        log.info("stopped after %.1f s: %s", time.monotonic() - self._started, counts)
 
     async def _open(self) -> None:
         """Loads the models of a repository, and opens the ports.
@@ -287,8 +281,7 @@ class Server:
         await self._public.serve()
 
     def _reload(self) -> None:
-        if self.credentials is not None:
-            self.credentials.reload()
+        self._credentials.reload()
         self._public.reload()
 
     def _on_signal(self) -> None:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_serve import tasks
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.scoring import INPUTS, PARAMETERS, done, read_csv, read_jsonl, refusal, write_csv, write_jsonl
 
@@ -21,7 +21,7 @@ LONG = "word " * 60
 @pytest.fixture(scope="module")
 def client(models: Path):
     paths = tuple(str(models / f"tiny-{task}") for task in tasks.names())
-    with TestClient(create_app(Runtime.load(Settings(engine="echo", models=paths)))) as client:
+    with TestClient(create_app(LocalRuntime.load(Settings(engine="echo", models=paths)))) as client:
         yield client
 
 

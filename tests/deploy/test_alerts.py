@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ from loadtest.prometheus_server import (
     prometheus,
 )
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.prometheus import PREFIX
 from tests.support.alert_timeline import Scrape, Timeline
@@ -324,8 +325,8 @@ def test_documents_name_only_existing_metrics(artifact_dir):
 
 
 def scrape_metrics(artifact_dir: Path) -> str:
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
-    runtime.repository_state = example_state
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime.use_repository(SimpleNamespace(state=example_state))
     runtime.stats.add_model("tiny-classify", "classify", 2)
     with TestClient(create_app(runtime)) as client:
         return client.get("/metrics").text

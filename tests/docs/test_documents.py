@@ -18,7 +18,7 @@ from swiftlet_models.artifact import find_artifacts
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.loading import BUNDLED
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.docs.test_reference import flat
 from tests.support.markdown import Example, anchors, code, examples, first_column, links, table, text_of
@@ -55,7 +55,7 @@ code_page = pytest.mark.parametrize("path", CODE_PAGES, ids=lambda path: str(pat
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    with TestClient(create_app(Runtime.load(Settings()))) as client:
+    with TestClient(create_app(LocalRuntime.load(Settings()))) as client:
         yield client
 
 

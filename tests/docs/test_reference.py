@@ -18,7 +18,7 @@ from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.http import playground
 from swiftlet_serve.http.app import CORS_ALLOWED, create_app
 from swiftlet_serve.inference.loading import BUNDLED
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.dialects import dialect_routes
 from tests.support.markdown import blocks, code, first_column, table, text_of
@@ -32,7 +32,7 @@ TASKS = ("classify", "fill-mask", "qa")
 @pytest.fixture(scope="module")
 def app() -> Any:
     """The application with the bundled models and an engine that computes nothing."""
-    return create_app(Runtime.load(Settings(engine="echo")))
+    return create_app(LocalRuntime.load(Settings(engine="echo")))
 
 
 def page(name: str) -> str:

@@ -41,8 +41,8 @@ ProcessExecutor._run_on = lambda self, *call: asyncio.get_running_loop().create_
 """
 
 NO_REPLACEMENT = """
-from swiftlet_serve.fronts import coordinator
-coordinator.BACK_OFF_S = (600.0,)
+from swiftlet_serve.machine import child_process
+child_process.BACK_OFF_S = (600.0,)
 """
 
 SOON_IMPATIENT = """
@@ -234,7 +234,7 @@ def test_killed_front_loses_its_own_connections_only_and_comes_back(artifact_dir
     answered = 3 * CONNECTIONS - lost
     assert [total(series, ACCEPTED) for series in (before, during, after)] == [CONNECTIONS, answered, answered]
     assert total(last, ACCEPTED) == total(last, FINISHED) == answered + CONNECTIONS
-    assert "ended with status -9" in server.stderr
+    assert "ended by signal 9 (SIGKILL)" in server.stderr
 
 
 async def _again(reader, writer):

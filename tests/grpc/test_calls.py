@@ -19,8 +19,8 @@ from swiftlet_serve.grpc.port import GrpcPort
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
 from swiftlet_serve.http.gate.request import Head, Request
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.pipeline import Pipeline
-from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.telemetry.tracing import Tracer
@@ -37,15 +37,15 @@ def run(scenario: Any) -> Any:
 
 
 @pytest.fixture
-def runtime(artifact_dir) -> Runtime:
+def runtime(artifact_dir) -> LocalRuntime:
     return make_runtime(artifact_dir, grpc_port=0)
 
 
 @pytest.fixture
-def gated(artifact_dir) -> tuple[Runtime, ManualEngine]:
+def gated(artifact_dir) -> tuple[LocalRuntime, ManualEngine]:
     """A runtime with one core whose engine answers on command."""
     models = (str(artifact_dir / "tiny-classify"),)
-    runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, grpc_port=0, max_queued_tokens=64))
+    runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=1, grpc_port=0, max_queued_tokens=64))
     return runtime, gate_classify(runtime, width=2)
 
 
@@ -367,7 +367,7 @@ def test_port_in_use_is_an_error(runtime):
     async def scenario():
         async with serving(runtime) as (port, _):
             number = int(port.address.rpartition(":")[2])
-            second = GrpcPort(Runtime.load(runtime.settings.model_copy(update={"grpc_port": number})), None, [])
+            second = GrpcPort(LocalRuntime.load(runtime.settings.model_copy(update={"grpc_port": number})), None, [])
             with pytest.raises(Exception, match=f"Cannot listen on 127.0.0.1, port {number}"):
                 await second.open()
 

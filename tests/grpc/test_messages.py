@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swiftlet_serve.errors import InvalidRequest, Unprocessable
 from swiftlet_serve.grpc import messages
 from swiftlet_serve.grpc import open_inference_pb2 as pb
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from tests.support.apps import SECRET, make_runtime
 from tests.support.fakes import PATIENCE_S
 from tests.support.grpc_server import FAULTS, columns, damage, damaged_sources, request, serving, valid_request
@@ -29,7 +29,7 @@ def run(scenario: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def runtime(artifact_dir) -> Runtime:
+def runtime(artifact_dir) -> LocalRuntime:
     return make_runtime(artifact_dir, grpc_port=0)
 
 
@@ -112,9 +112,9 @@ def test_bad_message_is_refused(name, runtime, caplog):
     assert SECRET not in f"{error.details()}{error.trailing_metadata()}{caplog.text}"
 
 
-def make_runtime_like(runtime: Runtime) -> Runtime:
+def make_runtime_like(runtime: LocalRuntime) -> LocalRuntime:
     """Returns a runtime over the same artifacts, since a runtime opens once."""
-    return Runtime.load(runtime.settings)
+    return LocalRuntime.load(runtime.settings)
 
 
 PIECES = {

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve import build_info
 from swiftlet_serve.grpc import open_inference_pb2 as pb
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.artifacts import LABELS, make_artifact
 from tests.support.fakes import PATIENCE_S
@@ -57,14 +57,14 @@ def test_answers_are_those_of_the_rest_form(task, settings):
     tensors = [
         {"name": name, "shape": [len(values)], "datatype": "BYTES", "data": values} for name, values in texts.items()
     ]
-    with TestClient(create_app(Runtime.load(settings))) as client:
+    with TestClient(create_app(LocalRuntime.load(settings))) as client:
         body = {"id": "42", "inputs": tensors, "parameters": parameters}
         response = client.post(f"/v2/models/{task}/infer", json=body)
         assert response.status_code == 200, response.text
         rest = response.json()
 
     async def scenario():
-        async with serving(Runtime.load(settings)) as (_, client):
+        async with serving(LocalRuntime.load(settings)) as (_, client):
             return [
                 await client.call("ModelInfer", request(task, texts, packed=packed, id="42", parameters=parameters))
                 for packed in (False, True)
@@ -91,7 +91,7 @@ def test_requested_outputs_are_given_in_order(settings):
     asked.outputs.add(name="label")
 
     async def scenario():
-        async with serving(Runtime.load(settings)) as (_, client):
+        async with serving(LocalRuntime.load(settings)) as (_, client):
             return await client.call("ModelInfer", asked)
 
     response = run(scenario())
@@ -106,7 +106,7 @@ def test_input_of_one_value_is_a_parameter(settings):
     asked.inputs.add(name="top_k", datatype="INT32", shape=[1]).contents.int_contents.append(2)
 
     async def scenario():
-        async with serving(Runtime.load(settings)) as (_, client):
+        async with serving(LocalRuntime.load(settings)) as (_, client):
             return await client.call("ModelInfer", asked)
 
     assert [len(row) for row in columns(run(scenario()))["label"]] == [2]
@@ -114,7 +114,7 @@ def test_input_of_one_value_is_a_parameter(settings):
 
 def test_server_and_models_are_described(settings):
     async def scenario():
-        async with serving(Runtime.load(settings)) as (_, client):
+        async with serving(LocalRuntime.load(settings)) as (_, client):
             return [
                 await client.call("ServerLive", pb.ServerLiveRequest()),
                 await client.call("ServerReady", pb.ServerReadyRequest()),
@@ -143,9 +143,9 @@ def test_server_and_models_are_described(settings):
 
 def test_server_that_leaves_is_not_ready(settings):
     async def scenario():
-        runtime = Runtime.load(settings)
+        runtime = LocalRuntime.load(settings)
         async with serving(runtime) as (_, client):
-            runtime.leaving = True
+            runtime.leave()
             ready = await client.call("ServerReady", pb.ServerReadyRequest())
             model = await client.call("ModelReady", pb.ModelReadyRequest(name="qa"))
             return ready.ready, model.ready, await client.call("ModelInfer", request("classify", {"text": TEXTS}))
@@ -166,7 +166,7 @@ def test_server_that_leaves_is_not_ready(settings):
 )
 def test_unknown_model_is_not_found(method, message, settings):
     async def scenario():
-        async with serving(Runtime.load(settings)) as (_, client):
+        async with serving(LocalRuntime.load(settings)) as (_, client):
             return await client.fail(method, message)
 
     error = run(scenario())

@@ -24,7 +24,7 @@ from swiftlet_serve.grpc import open_inference_pb2 as pb
 from swiftlet_serve.grpc.health import HEALTH
 from swiftlet_serve.grpc.open_inference import SERVICE
 from swiftlet_serve.http.gate.api_keys import ApiKeys, make_key
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.server import _create_grpc_port
 from tests.support.apps import make_runtime
 from tests.support.fakes import PATIENCE_S
@@ -41,7 +41,7 @@ def run(scenario: Any) -> Any:
 
 
 @pytest.fixture
-def runtime(artifact_dir) -> Runtime:
+def runtime(artifact_dir) -> LocalRuntime:
     return make_runtime(artifact_dir, grpc_port=0)
 
 
@@ -64,7 +64,7 @@ def test_health_is_that_of_the_server(service, runtime):
             asked = health_pb2.HealthCheckRequest(service=service)
             watching = aiter(watch(asked))
             seen = [(await check(asked)).status, (await anext(watching)).status]
-            runtime.leaving = True
+            runtime.leave()
             return [*seen, (await check(asked)).status, (await anext(watching)).status]
 
     assert run(scenario()) == [SERVING, SERVING, NOT_SERVING, NOT_SERVING]

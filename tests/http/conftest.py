@@ -10,18 +10,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from tests.support.apps import make_runtime
 
 
 @pytest.fixture(scope="module")
-def runtime(artifact_dir: Path) -> Runtime:
+def runtime(artifact_dir: Path) -> LocalRuntime:
     """A runtime with one small model per task, over the echo engine."""
     return make_runtime(artifact_dir)
 
 
 @pytest.fixture(scope="module")
-def client(runtime: Runtime) -> Iterator[TestClient]:
+def client(runtime: LocalRuntime) -> Iterator[TestClient]:
     """A client of the application over `runtime`."""
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
         yield client

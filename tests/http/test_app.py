@@ -17,7 +17,7 @@ from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.http import playground
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.endpoints.pages import paced
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
 from tests.support.apps import SECRET, TASKS, assert_problem, make_runtime
@@ -42,7 +42,7 @@ def test_app_lists_models_with_their_cards(client):
 def test_app_lists_no_paths_of_the_machine_that_made_a_model(tmp_path):
     artifact = make_artifact(tmp_path, "classify")
     seal(artifact.path, artifact.manifest, {"summary": "Imported from /home/me/secret/model."})
-    runtime = Runtime.load(Settings(models=(str(artifact.path),), engine="echo", cores=2))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact.path),), engine="echo", cores=2))
     with TestClient(create_app(runtime)) as client:
         listed = client.get("/models")
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.apps import SECRET, TASKS, assert_problem, make_gated_runtime, make_runtime
 
@@ -71,7 +71,7 @@ def test_app_answers_both_priorities(client):
 
 def test_app_responds_429_with_retry_after_above_the_rate_limit(artifact_dir):
     models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2, client_rate_limit=0.5))
+    runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=2, client_rate_limit=0.5))
     with TestClient(create_app(runtime)) as client:
         first, second = (client.post("/classify", json={"inputs": "a"}) for _ in range(2))
 

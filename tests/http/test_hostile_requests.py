@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.tasks import MAX_INPUTS, fill_mask
 from swiftlet_serve.types import Batch
 from tests.goldens import cases
@@ -262,7 +262,7 @@ def test_body_with_100_000_errors_is_rejected_quickly(client):
     assert time.monotonic() - started < PATIENCE_S / 10
 
 
-def expected_response(runtime: Runtime, task: str, inputs: Any) -> Any:
+def expected_response(runtime: LocalRuntime, task: str, inputs: Any) -> Any:
     """Returns the response that the task gives for the rows of the echo engine."""
     model = runtime.tasks[task].model
     request = model.task.Request.model_validate({"inputs": inputs})

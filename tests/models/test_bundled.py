@@ -17,7 +17,7 @@ import torch
 from swiftlet_models.artifact import ONNX, Artifact, find_artifacts, open_artifact
 from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.inference.loading import BUNDLED, LoadedModel, load_model
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.offline.release import golden_encodings
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
@@ -72,7 +72,7 @@ def test_model_names_its_language(name):
 
 
 async def _ask(name: str, bodies: list[dict], task: str) -> list:
-    runtime = Runtime.of(Settings(), [load_model(BUNDLED / name, "onnx_cpu")])
+    runtime = LocalRuntime.of(Settings(), [load_model(BUNDLED / name, "onnx_cpu")])
     pipeline = runtime.pipelines[name].for_task(task)
     try:
         requests = [pipeline.model.task.Request.model_validate(body) for body in bodies]

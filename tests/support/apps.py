@@ -11,6 +11,7 @@ from swiftlet_serve.http.app import create_admin_gate
 from swiftlet_serve.http.asgi_transport import AsgiTransport
 from swiftlet_serve.http.endpoints.repository_control import RepositoryControl
 from swiftlet_serve.http.gate.api_keys import ApiKeys
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.settings import Settings
 from tests.support.fakes import ManualEngine
@@ -21,13 +22,13 @@ TASKS = ("classify", "qa", "fill-mask")
 MAX_BODY_BYTES = 2000
 
 
-def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **settings: Any) -> Runtime:
+def make_runtime(artifact_dir: Path, max_body_bytes: int = MAX_BODY_BYTES, **settings: Any) -> LocalRuntime:
     """Loads the small artifact of each task into the echo engine."""
     models = tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    return Runtime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
+    return LocalRuntime.load(Settings(models=models, engine="echo", cores=2, max_body_bytes=max_body_bytes, **settings))
 
 
-def make_gated_runtime(artifact_dir: Path, **settings: Any) -> tuple[Runtime, ManualEngine]:
+def make_gated_runtime(artifact_dir: Path, **settings: Any) -> tuple[LocalRuntime, ManualEngine]:
     """Returns a runtime whose classify model answers when the test says so."""
     runtime = make_runtime(artifact_dir, **settings)
     return runtime, gate_classify(runtime, width=2)

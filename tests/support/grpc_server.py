@@ -17,7 +17,7 @@ from swiftlet_serve.http.dialect_parts.tensors import DTYPES
 from swiftlet_serve.http.gate.api_keys import ApiKeys
 from swiftlet_serve.http.gate.gate import Observer
 from swiftlet_serve.http.gate.tls import Certificate
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from tests.support.apps import SECRET
 from tests.support.fakes import PATIENCE_S
 
@@ -58,7 +58,7 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    runtime: Runtime, keys: ApiKeys | None = None, observers: Sequence[Observer] = ()
+    runtime: LocalRuntime, keys: ApiKeys | None = None, observers: Sequence[Observer] = ()
 ) -> AsyncIterator[tuple[GrpcPort, Client]]:
     """Opens the runtime and a gRPC port with a client. The settings must have a gRPC port."""
     await runtime.open()

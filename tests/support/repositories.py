@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 import httpx2
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.repository.store import DESIRED, open_store
@@ -62,7 +62,7 @@ def example_state() -> RepositoryState:
 class Served:
     """A runtime over a repository, with its application."""
 
-    def __init__(self, runtime: Runtime, manager: ModelManager) -> None:
+    def __init__(self, runtime: LocalRuntime, manager: ModelManager) -> None:
         self.runtime, self.manager = runtime, manager
         transport = httpx2.ASGITransport(create_app(runtime))
         self.client = httpx2.AsyncClient(transport=transport, base_url="http://test")
@@ -89,7 +89,7 @@ class Served:
 @asynccontextmanager
 async def served(root: Path, *, max_bytes: int | None = None, engine: str = "echo") -> AsyncIterator[Served]:
     """Serves a repository on engines in this process. The manager looks at it only when the test says so."""
-    runtime = Runtime.load(Settings(repository=str(root), engine=engine, cores=2))
+    runtime = LocalRuntime.load(Settings(repository=str(root), engine=engine, cores=2))
     store = open_store(str(root))
     manager = ModelManager(runtime, store, Cache(store, None), max_bytes=max_bytes, poll_s=1e9)
     await runtime.open()

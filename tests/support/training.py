@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swiftlet_models.artifact import Artifact
 from swiftlet_models.heads import Model
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_train.examples.example import Example
 from swiftlet_train.loop.schedule import Schedule
@@ -48,7 +48,7 @@ def answer_requests(artifacts: Sequence[Artifact], bodies: Mapping[str, Any]) ->
     """Serves artifacts, and returns the answer of each to the request body of its task, by the artifact's name."""
 
     async def answer() -> dict[str, Any]:
-        runtime = Runtime.load(Settings(models=tuple(str(artifact.path) for artifact in artifacts)))
+        runtime = LocalRuntime.load(Settings(models=tuple(str(artifact.path) for artifact in artifacts)))
         try:
             answers = {}
             for artifact in artifacts:

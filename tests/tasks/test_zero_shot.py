@@ -20,7 +20,7 @@ from swiftlet_models.datasets import DatasetError
 from swiftlet_models.tokenizer import Encoding, Tokenizer
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import zero_shot
 from tests.support.apps import SECRET
@@ -92,7 +92,7 @@ def test_equal_labels_have_equal_scores(task: zero_shot.ZeroShot) -> None:
 
 def test_bad_text_fails_alone_in_partial_responses(tmp_path: Path) -> None:
     path = str(make_artifact(tmp_path, "zero-shot").path)
-    runtime = Runtime.load(Settings(models=(path,), engine="echo", cores=1))
+    runtime = LocalRuntime.load(Settings(models=(path,), engine="echo", cores=1))
     parameters = {"candidate_labels": ["x", "y"]}
     with TestClient(create_app(runtime)) as client:
         (alone,) = client.post("/zero-shot", json={"inputs": ["a"], "parameters": parameters}).json()
@@ -364,7 +364,7 @@ def test_embedding_model_answers_one_text_with_as_many_labels_as_pairs_are_allow
     made = make_artifact(tmp_path, "embed")
     seal(made.path, replace(made.manifest, task="zero-shot"))
     labels = [f"label {number}" for number in range(zero_shot.MAX_PAIRS)]
-    with TestClient(create_app(Runtime.load(Settings(models=(str(made.path),), engine="onnx_cpu")))) as client:
+    with TestClient(create_app(LocalRuntime.load(Settings(models=(str(made.path),), engine="onnx_cpu")))) as client:
         body = {"inputs": "some text", "parameters": {"candidate_labels": labels}}
         found = client.post("/zero-shot", json=body)
     assert found.status_code == 200

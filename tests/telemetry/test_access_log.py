@@ -7,14 +7,14 @@ import re
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry import access_log
 from swiftlet_serve.telemetry.request_record import STAGES, RequestRecord
 
 
 def test_access_log_has_id_trace_counts_and_durations_of_a_request(artifact_dir, caplog):
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = {"X-Request-Id": "mine-1", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
     logger = access_log.__name__
@@ -44,7 +44,7 @@ def test_observer_that_raises_does_not_fail_the_request(artifact_dir, caplog):
     def fail(_: RequestRecord) -> None:
         raise RuntimeError(secret)
 
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime, observers=[fail])) as client:
         assert client.post("/classify", json={"inputs": "fine"}).status_code == 200
 

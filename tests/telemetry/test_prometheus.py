@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from swiftlet_serve import build_info
 from swiftlet_serve.errors import Unavailable, deadline_exceeded
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry import prometheus
 from swiftlet_serve.telemetry.request_record import STAGES
@@ -32,7 +32,7 @@ def test_metrics_describe_a_batch_its_padding_and_all_stages(artifact_dir):
     """Two sequences of different lengths run on an engine that pads."""
     models = str(artifact_dir / "tiny-classify"), str(artifact_dir / "tiny-qa")
     settings = Settings(models=models, engine="onnx_cpu", cores=1)
-    with TestClient(create_app(Runtime.load(settings))) as client:
+    with TestClient(create_app(LocalRuntime.load(settings))) as client:
         assert client.post("/classify", json={"inputs": ["ab", "abcdef"]}).status_code == 200
         assert client.post("/classify", json={"inputs": ""}).status_code == 422
         series = parse(client.get("/metrics").text)
@@ -157,7 +157,7 @@ def test_shed_bulk_requests_are_counted_separately(artifact_dir, monkeypatch):
     def refuse(*_, **__):
         raise Unavailable("overloaded", "Too much waits.", retry_after=1.0)
 
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     monkeypatch.setattr(runtime.admission, "reserve", refuse)
     with TestClient(create_app(runtime)) as client:
         for priority, status in (("bulk", 503), ("interactive", 503), ("bulk", 503), ("never", 422)):
@@ -171,7 +171,7 @@ def test_shed_bulk_requests_are_counted_separately(artifact_dir, monkeypatch):
 
 def test_unmet_deadlines_are_counted_by_requested_timeout(artifact_dir, monkeypatch):
     """Requests with the default timeout and shed bulk requests do not count."""
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     errors = [Unavailable("overloaded", "Too much waits.", retry_after=1.0), deadline_exceeded()]
     short, long, bulk = ["50", "interactive"], ["2000", "interactive"], ["20", "bulk"]
 
@@ -227,7 +227,7 @@ def test_snapshot_describes_the_queue(artifact_dir):
 def test_scrape_fails_in_time_if_the_event_loop_is_blocked(artifact_dir, monkeypatch):
     """The admin port responds with 503, which Prometheus takes for a server that is down."""
     monkeypatch.setattr(prometheus, "SNAPSHOT_TIMEOUT_S", 0.05)
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime)), TestClient(admin_app(runtime)) as admin:
         unblock = threading.Event()
         assert admin.get("/metrics").status_code == 200

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import STAGES
 from swiftlet_serve.telemetry.tracing import Tracer
@@ -28,7 +28,7 @@ def traced(artifact_dir):
     """A client, and the exporter that receives the spans of its requests."""
     exporter = InMemorySpanExporter()
     tracer = Tracer(SimpleSpanProcessor(exporter), "1")
-    runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo"))
     with TestClient(create_app(runtime, observers=[tracer.trace_request])) as client:
         yield client, exporter
     tracer.close()

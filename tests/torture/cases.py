@@ -30,7 +30,7 @@ from loadtest.overload import run as run_overload
 from loadtest.server_process import STAND_IN, ServerProcess, resident_kib, serving
 from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.inference.loading import load_model, locate
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.percentile import percentile
 from swiftlet_serve.types import Batch
@@ -137,7 +137,7 @@ async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
     models = tuple(map(str, _models(artifact_dir)))
     faults = mock.patch.dict(os.environ, {"STAND_IN_FAULTS": str(FAULT_SHARE)})
     with faults, mock.patch.object(sys, "path", [str(STAND_IN), *sys.path]):  # worker processes inherit both
-        runtime = Runtime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
+        runtime = LocalRuntime.start(Settings(models=models, engine="stand_in", cores=2, log_level="error"))
         await runtime.open()
         try:
             return await _interleave(runtime, count)
@@ -145,7 +145,7 @@ async def _deliver(artifact_dir: Path, count: int) -> tuple[int, Counter[str]]:
             await runtime.close()
 
 
-async def _interleave(runtime: Runtime, count: int) -> tuple[int, Counter[str]]:
+async def _interleave(runtime: LocalRuntime, count: int) -> tuple[int, Counter[str]]:
     draw, seen = random.Random(3), Counter[str]()
     wrong = 0
 

@@ -17,7 +17,7 @@ from loadtest.http_client import request_bytes
 from loadtest.server_process import serving
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.loading import locate
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.hostile_dialects import models
 from tests.support.large_bodies import LargeBody, large_bodies, loop_seconds
@@ -39,7 +39,7 @@ def stalls(_: Path, scale: float) -> list[Outcome]:
 
 async def _stalls(scale: float) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as directory:
-        runtime = Runtime.load(Settings(models=models(Path(directory)), engine="echo", log_level="error"))
+        runtime = LocalRuntime.load(Settings(models=models(Path(directory)), engine="echo", log_level="error"))
         app = create_app(runtime)
         await runtime.open()
         gc.freeze()

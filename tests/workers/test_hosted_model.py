@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from swiftlet_models.artifact import ArtifactError
 from swiftlet_serve.errors import Internal, SetupError
 from swiftlet_serve.types import Batch
+from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import NOTHING, Ranked
 from swiftlet_serve.workers.hosted_model import (
-    ERROR_DETAILS,
     HostedModel,
     host_model,
     run_batch,

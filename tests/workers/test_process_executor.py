@@ -16,7 +16,7 @@ from swiftlet_serve.errors import DeadlineExceeded, Unavailable
 from swiftlet_serve.inference.loading import BUNDLED
 from swiftlet_serve.scheduling.dispatcher import Dispatcher
 from swiftlet_serve.types import Batch, BatchResult, WorkerLost
-from swiftlet_serve.workers import codec, process_executor
+from swiftlet_serve.workers import messages, process_executor
 from swiftlet_serve.workers.circuit_breaker import FAILURE_THRESHOLD
 from swiftlet_serve.workers.hosted_model import HostedModel, host_model
 from swiftlet_serve.workers.process_executor import ProcessExecutor
@@ -105,15 +105,15 @@ def test_suspended_machine_does_not_count_as_a_hang(directory):
 
 
 @pytest.mark.parametrize(
-    "result", [b"", b"no", codec.pack_result(9, BatchResult([row_of(1)], 0.0))[codec.HEADER_BYTES :]]
+    "result", [b"", b"no", messages.pack_result(9, BatchResult([row_of(1)], 0.0))[messages.HEADER_BYTES :]]
 )
 def test_invalid_result_or_result_of_another_call_ends_the_worker(result, directory, monkeypatch):
-    unpack = codec.unpack_result
+    unpack = messages.unpack_result
 
     async def scenario():
         async with opened(start(directory)) as executor:
             lost = pid(executor)
-            monkeypatch.setattr(codec, "unpack_result", lambda _: unpack(memoryview(result)))
+            monkeypatch.setattr(messages, "unpack_result", lambda _: unpack(memoryview(result)))
             with pytest.raises(WorkerLost):
                 await ask(executor, 1)
             monkeypatch.undo()

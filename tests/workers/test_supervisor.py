@@ -14,10 +14,10 @@ import pytest
 
 from swiftlet_models.artifact import GOLDEN, ArtifactError, open_artifact, seal
 from swiftlet_serve.errors import SetupError, Unavailable
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.machine import child_process
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import WorkerLost
-from swiftlet_serve.workers import supervisor
 from swiftlet_serve.workers.process_executor import ProcessExecutor
 from tests.support.engines.faulty import HANG, SEIZE
 from tests.support.fakes import PATIENCE_S
@@ -38,7 +38,7 @@ def test_supervisor_replaces_a_dead_spare(directory):
 
 
 def test_calls_fail_while_no_worker_can_be_started(directory, monkeypatch):
-    monkeypatch.setattr(supervisor, "BACK_OFF_S", (0.01,))
+    monkeypatch.setattr(child_process, "BACK_OFF_S", (0.01,))
 
     async def scenario():
         async with opened(start(directory)) as executor:
@@ -152,9 +152,9 @@ def test_start_fails_with_the_same_error_as_load(directory, capfd):
         (Settings(models=(str(artifact.path),) * 2, engine="echo"), SetupError),
     ):
         with pytest.raises(kind) as started:
-            Runtime.start(settings)
+            LocalRuntime.start(settings)
         with pytest.raises(kind) as loaded:
-            Runtime.load(settings)
+            LocalRuntime.load(settings)
 
         assert str(started.value) == str(loaded.value)
     assert "Traceback" not in capfd.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swiftlet_serve.types import BatchResult, WorkerLost
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages
 from swiftlet_serve.workers.worker_connection import WorkerConnection
 from tests.support.fakes import row_of
 
@@ -50,7 +50,7 @@ class Worker:
 
 
 def result(*tags: int, id_: int = CALL) -> bytes:
-    return codec.pack_result(id_, BatchResult([row_of(tag) for tag in tags], 0.25))
+    return messages.pack_result(id_, BatchResult([row_of(tag) for tag in tags], 0.25))
 
 
 def run(scenario: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
@@ -87,8 +87,8 @@ def test_connection_returns_a_result_that_arrives_in_pieces(piece):
         result(1),
         result(1, 2, 3),
         result(1, 2) + b"\0",
-        bytes(codec.HEADER_BYTES),
-        (16).to_bytes(codec.HEADER_BYTES, "little") + b"\xff" * 16,
+        bytes(messages.HEADER_BYTES),
+        (16).to_bytes(messages.HEADER_BYTES, "little") + b"\xff" * 16,
     ],
     ids=["another call", "too few sequences", "too many sequences", "too many bytes", "no body", "not a result"],
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from swiftlet_serve.types import Cost, TimedCall
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages
 from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
 from tests.support.engines.faulty import Faulty
 from tests.support.fakes import PATIENCE_S, encoding, row_of
@@ -32,13 +32,18 @@ class Worker:
         self.connection.settimeout(PATIENCE_S)
         models = {"0": str(directory / MODEL)}
         descriptors = control.fileno(), connection.fileno()
-        config = WorkerConfig(parent_pid, control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
+        config = WorkerConfig(control.fileno(), [connection.fileno()], "faulty", models, "info", "text")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.worker_main", json.dumps(asdict(config))],
+            [sys.executable, "-m", "tests.support.worker_main"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=descriptors,
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert self.process.stdin is not None
+        with self.process.stdin as stdin:
+            stdin.write(json.dumps([parent_pid, asdict(config)]).encode())
+        self.process.stdin = None  # `communicate` fails on a closed one
         control.close()
         connection.close()
 
@@ -47,9 +52,9 @@ class Worker:
             return json.loads(reader.readline())
 
     def ask(self, tag: int) -> object:
-        self.connection.sendall(codec.pack_call(3, 0, [encoding(tag)]))
-        header = self._receive(codec.HEADER_BYTES)
-        id_, result = codec.unpack_result(memoryview(self._receive(codec.body_bytes(header))))
+        self.connection.sendall(messages.pack_call(3, 0, [encoding(tag)]))
+        header = self._receive(messages.HEADER_BYTES)
+        id_, result = messages.unpack_result(memoryview(self._receive(messages.body_bytes(header))))
         return id_, [row.tolist() for row in result.outcomes]
 
     def wait(self) -> tuple[int, str]:
@@ -116,7 +121,7 @@ def test_worker_exits_if_its_parent_died_before_it_started(directory):
 def test_worker_exits_on_a_malformed_call(directory):
     with worker(directory) as process:
         process.report()
-        process.connection.sendall((8).to_bytes(codec.HEADER_BYTES, "little") + bytes(8))
+        process.connection.sendall((8).to_bytes(messages.HEADER_BYTES, "little") + bytes(8))
         status, stderr = process.wait()
 
         assert status == 1

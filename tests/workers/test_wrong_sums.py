@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from swiftlet_serve.machine import child_process
 from swiftlet_serve.workers import supervisor
 from swiftlet_serve.workers.worker_main import ModelReport
 from tests.support.engines.faulty import WRONG
@@ -153,7 +154,7 @@ def test_engine_whose_count_raises_serves_without_a_count(directory):
 
 @pytest.mark.parametrize("failure", [KeyError("runtime"), OverflowError("infinity")])
 def test_invalid_report_ends_the_worker(failure, directory, monkeypatch):
-    monkeypatch.setattr(supervisor, "BACK_OFF_S", (0.01,))
+    monkeypatch.setattr(child_process, "BACK_OFF_S", (0.01,))
     own = ModelReport.from_json
 
     def fail_once(fields):

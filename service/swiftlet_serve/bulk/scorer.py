@@ -24,15 +24,13 @@ from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.loading import LoadedModel
 from swiftlet_serve.inference.partial_results import Input
 from swiftlet_serve.inference.pipeline import check_size
+from swiftlet_serve.machine.process_setup import SWITCH_INTERVAL_S
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.types import Batch
 from swiftlet_serve.types import Outcome as RowOutcome
 from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
 
 MAX_SEQUENCES: Final = 4096  # of a chunk, unless one row has more
-# A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the thread
-# that encodes, which is half of the time of a batch of a small network.
-SWITCH_S: Final = 0.0005
 MAX_TOKENS: Final[int] = Settings.model_fields["max_queued_tokens"].default  # of one row, as of one request
 
 
@@ -60,7 +58,9 @@ class Scorer:
         self._task, self._maker, self._cost = model.task, maker, model.engine.cost
         self._hosted = HostedModel(model.engine, model.manifest.width)
         self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
+        # A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the
+        # thread that encodes, which is half of the time of a batch of a small network.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.freeze()  # the garbage collector would pass through the objects of start-up again and again
         self._threads = ThreadPoolExecutor(min(cores, self._cost.max_calls or cores), "core")
 

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
@@ -24,8 +23,8 @@ from swiftlet_serve.fronts.front_config import FrontConfig
 from swiftlet_serve.fronts.front_process import MODULE, FrontProcess
 from swiftlet_serve.fronts.load_page import LoadState, LoadWriter
 from swiftlet_serve.fronts.messages import Kind
-from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.machine.process_setup import hold_signals
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.machine.child_process import REAP_S, back_off_s, exit_text, make_spawner
 from swiftlet_serve.telemetry.request_stats import RequestStats
 from swiftlet_serve.telemetry.snapshot import Snapshot
 
@@ -37,9 +36,7 @@ REPORT_TIMEOUT_S: Final = 1.0  # for a front to report; its last report counts a
 PUBLISH_S: Final = 0.1  # between two looks at the load of an idle server
 LEAST_PUBLISH_S: Final = 0.001  # between two looks at the load of a busy server
 LOOK_S: Final = 0.05  # between two looks for the clients with the most work
-BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # before a lost front is started again; the last one repeats
 STABLE_S: Final = 10.0  # a front that ran for so long starts again without a delay
-REAP_S: Final = 5.0
 # A front that sends nothing for so long is stopped or blocked, although each reports every second. One whose event loop
 # alone is blocked ends itself before, and logs where.
 MAX_SILENCE_S: Final = 7.0
@@ -48,7 +45,7 @@ MAX_SILENCE_S: Final = 7.0
 class Coordinator:
     """All fronts of a server. The process that runs it owns the queue and the engines."""
 
-    def __init__(self, runtime: Runtime, sockets: Sequence[socket.socket], module: str = MODULE) -> None:
+    def __init__(self, runtime: LocalRuntime, sockets: Sequence[socket.socket], module: str = MODULE) -> None:
         """Creates the coordinator of as many fronts as there are sockets, which are bound and do not listen yet.
 
         Raises:
@@ -78,14 +75,8 @@ class Coordinator:
         self._titles: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        # Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG), so this thread stays alive.
-        self._spawner = ThreadPoolExecutor(1, "spawner", hold_signals)
-        runtime.extend_snapshot = self._extend
-
-    @property
-    def connections(self) -> int:
-        """The number of open connections, as the fronts last reported it."""
-        return sum(front.report.connections for front in self._fronts.values())
+        self._spawner = make_spawner()
+        runtime.use_public_port(self)
 
     async def serve(self) -> None:
         """Starts the fronts, and lets clients connect once all of them are ready.
@@ -174,7 +165,6 @@ class Coordinator:
         executor, pipelines = self._runtime.dispatcher.executor, self._runtime.pipelines
         config = FrontConfig(
             index,
-            os.getpid(),
             far.fileno(),
             self._reader_fd,
             [each.fileno() for each in self._sockets],
@@ -182,10 +172,12 @@ class Coordinator:
             [str(pipelines[name].model.artifact.path) for name in self._models],
             {name: asdict(executor.cost(name)) for name in self._models},
         )
-        try:
-            return FrontProcess(config, near, self._module)
-        finally:
-            far.close()
+        with far:
+            try:
+                return FrontProcess(config, near, self._module)
+            except SetupError:
+                near.close()
+                raise
 
     def _open(self, front: FrontProcess) -> None:
         """Lets a ready front accept connections."""
@@ -205,7 +197,7 @@ class Coordinator:
             failures = 0 if time.monotonic() - ready_at >= STABLE_S else failures + 1
             while True:
                 if failures:
-                    await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1])
+                    await asyncio.sleep(back_off_s(failures))
                 try:
                     replacement = await self._start(front.index)
                 except SetupError as error:
@@ -236,9 +228,9 @@ class Coordinator:
         asyncio.get_running_loop().run_in_executor(None, self._reap, front)
 
     def _reap(self, front: FrontProcess) -> None:
-        front.reap(REAP_S)
+        front.reap()
         if front.exit_status != 0 or not self._closing:
-            log.error("front process %d ended with status %s", front.pid, front.exit_status)
+            log.error("front process %d ended %s", front.pid, exit_text(front.exit_status))
 
     # The state of the server
 
@@ -252,7 +244,7 @@ class Coordinator:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _extend(self, snapshot: Snapshot) -> Snapshot:
+    async def extend(self, snapshot: Snapshot) -> Snapshot:
         """Adds what the fronts know to a snapshot of this process."""
         await asyncio.gather(*(front.ask_report(REPORT_TIMEOUT_S) for front in self._fronts.values()))
         alive, stats = list(self._fronts.values()), snapshot.stats

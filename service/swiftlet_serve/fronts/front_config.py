@@ -8,13 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FrontConfig:
-    """Configuration of a front, which it reads from its standard input as JSON.
-
-    An argument would show the settings, and so possibly a password, in the list of processes.
-    """
+    """Configuration of a front, which it reads as JSON."""
 
     index: int  # of its listening socket
-    parent_pid: int
     channel_fd: int
     load_fd: int  # the load page
     listening_fds: list[int]  # of all fronts: the kernel gives each its share of the connections

@@ -10,13 +10,11 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import uvloop
-from pydantic_core import from_json
 
 from swiftlet_models.artifact import ArtifactError
 from swiftlet_models.tokenizer import Tokenizer
@@ -31,14 +29,12 @@ from swiftlet_serve.http.connections.listener import Listener
 from swiftlet_serve.http.connections.port import Port
 from swiftlet_serve.http.gate.credentials import Credentials
 from swiftlet_serve.inference.loading import open_model
-from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import ignore_signals
+from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.machine.watchdog import Watchdog
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.telemetry.observers import Observers
 from swiftlet_serve.types import Cost
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S, exit_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +55,11 @@ class Front:
         self._own = config.index
         self._closing = asyncio.Event()
         self._aborting = asyncio.Event()
-        runtime.count_connections = lambda: self._port.connections
-        runtime.on_order = self._on_order
 
     async def run(self, end: socket.socket, watchdog: Watchdog) -> None:
         """Serves until the coordinator says otherwise."""
         watchdog.start()
-        await self._runtime.connect(end)
+        await self._runtime.connect(end, self)
         await self._runtime.open()
         memory.tune_garbage_collector()
         self._runtime.tell(Kind.READY, self._port.url)
@@ -90,12 +84,11 @@ class Front:
             await asyncio.wait({closing})
             await self._port.abort()
 
-    def _on_order(self, kind: Kind, number: int) -> None:
-        """Carries out an order of the coordinator.
+    @property
+    def connections(self) -> int:
+        return self._port.connections
 
-        Raises:
-            ValueError, IndexError: there is no such order.
-        """
+    def obey(self, kind: Kind, number: int) -> None:
         if kind is Kind.OPEN:
             self._port.open()
         elif kind is Kind.ADOPT:
@@ -105,9 +98,9 @@ class Front:
         elif kind is Kind.RELOAD:
             self._credentials.reload()
         elif kind is Kind.LEAVE:
-            self._runtime.leaving = True
+            self._runtime.leave()
         elif kind in (Kind.CLOSE, Kind.ABORT):
-            self._runtime.leaving = True
+            self._runtime.leave()
             self._closing.set()
             if kind is Kind.ABORT:
                 self._aborting.set()
@@ -117,11 +110,7 @@ class Front:
 
 def main() -> None:
     """Opens the models, listens and serves until the coordinator is gone or says otherwise."""
-    config = FrontConfig(**from_json(sys.stdin.buffer.read()))
-    ignore_signals()
-    exit_with_parent(config.parent_pid)
-    memory.limit_heap_growth()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = FrontConfig(**child_process.begin())
     settings = Settings(**config.settings)
     logs = QueuedLogHandler(settings.log_level.upper(), kind=settings.log_format)
     end = socket.socket(fileno=config.channel_fd)

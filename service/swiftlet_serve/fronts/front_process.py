@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,13 +16,14 @@ from swiftlet_serve.fronts.front_config import FrontConfig
 from swiftlet_serve.fronts.front_requests import FrontRequests
 from swiftlet_serve.fronts.messages import Kind
 from swiftlet_serve.fronts.stats_messages import FrontReport
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
+from swiftlet_serve.machine.child_process import ChildProcess
 from swiftlet_serve.telemetry.request_stats import RequestStats
 
 MODULE = "swiftlet_serve.fronts.front_main"
 
 
-class FrontProcess:
+class FrontProcess(ChildProcess):
     """A front process. Its life: spawned, connected, ready, and in the end lost or closed."""
 
     def __init__(self, config: FrontConfig, end: socket.socket, module: str = MODULE) -> None:
@@ -48,25 +45,12 @@ class FrontProcess:
         self._end = end
         self._channel: Channel | None = None
         self._asked: asyncio.Event | None = None  # set once a report that was asked for is there
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        try:
-            self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments of ours only
-                [sys.executable, "-P", "-m", module],
-                env=environment,
-                stdin=subprocess.PIPE,
-                pass_fds=[config.channel_fd, config.load_fd, *config.listening_fds],
-                process_group=0,  # Ctrl+C in a terminal must reach the coordinator only
-            )
-        except OSError as error:
-            end.close()
-            raise SetupError(f"A front process cannot be started: {error.strerror}.") from error
-        assert self._popen.stdin is not None  # noqa: S101  # for the type checker
-        with suppress(OSError), self._popen.stdin as stdin:  # a process that has died already is noticed later
-            stdin.write(json.dumps(asdict(config)).encode())
+        descriptors = [config.channel_fd, config.load_fd, *config.listening_fds]
+        super().__init__("front", module, asdict(config), descriptors, {})
 
     async def connect(
         self,
-        runtime: Runtime,
+        runtime: LocalRuntime,
         models: list[str],
         on_lost: Callable[[FrontProcess], None],
         on_snapshot: Callable[[FrontProcess, int], None],
@@ -91,15 +75,6 @@ class FrontProcess:
         self._requests = FrontRequests(runtime, models, send)
         self._channel = await Channel.open(self._end, self._receive, self._lose)
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status, negative if a signal ended the process. None until the process is reaped."""
-        return self._popen.returncode
-
     def send(self, message: bytes) -> None:
         """Sends a message to the front."""
         if self._channel is not None:
@@ -117,15 +92,8 @@ class FrontProcess:
             await asyncio.wait_for(asked.wait(), timeout_s)
 
     def kill(self) -> None:
-        """Kills the process."""
-        self._popen.kill()
+        super().kill()
         self._close()
-
-    def reap(self, timeout_s: float) -> bool:
-        """Waits until the process has ended. Returns False if it has not ended in time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout_s)
-        return self.exit_status is not None
 
     def _receive(self, kind: Kind, number: int, body: memoryview) -> None:
         self.silent_ticks = 0

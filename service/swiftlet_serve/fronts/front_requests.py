@@ -10,7 +10,7 @@ from functools import partial
 from swiftlet_serve.errors import Internal, SwiftletError, TooManyRequests
 from swiftlet_serve.fronts import messages
 from swiftlet_serve.fronts.messages import Kind
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Outcome, Row
 
@@ -30,7 +30,7 @@ class RunningRequest:
 class FrontRequests:
     """Admits the requests of a front, queues them and sends their results."""
 
-    def __init__(self, runtime: Runtime, models: Sequence[str], send: Callable[[bytes], None]) -> None:
+    def __init__(self, runtime: LocalRuntime, models: Sequence[str], send: Callable[[bytes], None]) -> None:
         """Starts with no requests.
 
         Args:

@@ -3,16 +3,14 @@
 A message is a header and a body. The header is the length of the message in bytes (uint32), its `Kind` (uint32) and the
 number of the request (uint64), which the front gives. The bodies:
 
-    SUBMIT    model, priority (uint32), deadline (float64), B, bytes of the client's name (uint32);
-              L, F, C, top_k (uint32) of each sequence; ids (L), token types (L), focus (F), candidates (C) (int64) of
-              each sequence; the client's name
+    SUBMIT    model, priority (uint32), deadline (float64), B, bytes of the client's name (uint32); sequences; the name
     RESULT    B, size of the largest batch (uint32); start and end of the stages queue, batch and infer (6 float64,
-              NaN without a row); shape (2 int32) of each row; values (float32) of all rows. A sequence without a row
-              has the shape (-1, index into `codec.CODES`).
+              NaN without a row); rows
     REFUSED   seconds for Retry-After (float64, NaN without), code and detail as text with a NUL byte between them
     CHARGE    the client's name
     others    JSON, or nothing
 
+`types.codec` describes the B sequences and rows.
 Times are those of `time.monotonic()`, which all processes of a Linux machine share.
 """
 
@@ -24,16 +22,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from pydantic_core import from_json, to_json
 
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve.errors import Internal, SwiftletError
+from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.telemetry.request_record import RequestRecord, Span, Stage
-from swiftlet_serve.types import Deadline, Outcome, Priority
-from swiftlet_serve.types.topk import NOTHING, Ranked, Scored
-from swiftlet_serve.workers.codec import CODES
-from swiftlet_serve.workers.hosted_model import ERROR_DETAILS
+from swiftlet_serve.types import Deadline, Outcome, Priority, codec
 
 
 class Kind(enum.IntEnum):
@@ -62,12 +56,8 @@ HEADER: Final = struct.Struct("<IIQ")
 MAX_BYTES: Final = 1 << 28
 
 _SUBMIT: Final = struct.Struct("<IIdII")
-_SEQUENCE: Final = struct.Struct("<IIII")
 _RESULT: Final = struct.Struct("<II6d")
-_SHAPE: Final = struct.Struct("<ii")
 _DELAY: Final = struct.Struct("<d")
-_INT: Final = np.dtype("<i8")
-_FLOAT: Final = np.dtype("<f4")
 _PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
 _STAGES: Final[tuple[Stage, ...]] = ("queue", "batch", "infer")
 _NO_SPANS: Final = (math.nan,) * 6
@@ -114,18 +104,9 @@ def unpack_json(body: memoryview) -> Any:
 def pack_submission(number: int, submission: Submission) -> bytes:
     """Encodes a request."""
     model, encodings, deadline, priority, client = submission
-    name, shapes, arrays = client.encode(), b"", []
-    for encoding in encodings:
-        top_k, candidates = 0, NOTHING
-        if isinstance(encoding, Ranked):
-            top_k, candidates = encoding.top_k, encoding.candidates
-        elif isinstance(encoding, Scored):
-            candidates = encoding.targets
-        parts = encoding.input_ids, encoding.token_type_ids, encoding.focus, candidates
-        shapes += _SEQUENCE.pack(len(parts[0]), len(parts[2]), len(candidates), top_k)
-        arrays += [part.astype(_INT, copy=False).tobytes() for part in parts]
+    name = client.encode()
     head = _SUBMIT.pack(model, _PRIORITIES.index(priority), deadline, len(encodings), len(name))
-    return pack(Kind.SUBMIT, number, b"".join([head, shapes, *arrays, name]))
+    return pack(Kind.SUBMIT, number, b"".join([head, codec.pack_sequences(encodings), name]))
 
 
 def unpack_submission(body: memoryview) -> Submission:
@@ -137,33 +118,16 @@ def unpack_submission(body: memoryview) -> Submission:
     model, priority, deadline, size, name_bytes = _SUBMIT.unpack_from(body)
     if priority >= len(_PRIORITIES) or not math.isfinite(deadline) or not size:
         raise ValueError("The head of the request is invalid.")
-    at = _SUBMIT.size + size * _SEQUENCE.size
-    encodings: list[Encoding] = []
-    for length, focused, chosen, top_k in _SEQUENCE.iter_unpack(body[_SUBMIT.size : at]):
-        if not length:
-            raise ValueError("A sequence is empty.")
-        ids = np.frombuffer(body, _INT, length, at)
-        types = np.frombuffer(body, _INT, length, at + 8 * length)
-        focus = np.frombuffer(body, _INT, focused, at + 16 * length) if focused else NOTHING
-        candidates = np.frombuffer(body, _INT, chosen, at + 16 * length + 8 * focused) if chosen else NOTHING
-        at += 8 * (2 * length + focused + chosen)
-        if top_k:
-            encodings.append(Ranked(ids, types, focus, top_k, candidates))
-        else:
-            encodings.append(Scored(ids, types, focus, candidates) if chosen else Encoding(ids, types, focus))
-    if at + name_bytes != len(body) or len(encodings) != size:
-        raise ValueError("The length of the request is wrong.")
-    return Submission(model, encodings, deadline, _PRIORITIES[priority], bytes(body[at:]).decode())
+    end = len(body) - name_bytes
+    encodings = codec.unpack_sequences(body[:end], size, _SUBMIT.size)
+    return Submission(model, encodings, deadline, _PRIORITIES[priority], bytes(body[end:]).decode())
 
 
 def pack_result(number: int, outcomes: Sequence[Outcome], record: RequestRecord) -> bytes:
     """Encodes the outcomes of a request's sequences, with the stages of its record."""
     spans = [time for stage in _STAGES for time in record.stages[stage]] if record.stages else _NO_SPANS
-    parts = [_RESULT.pack(len(outcomes), record.batch_size, *spans)]
-    shapes = [(-1, CODES.index(one.code)) if isinstance(one, Internal) else one.shape for one in outcomes]
-    parts += [_SHAPE.pack(*shape) for shape in shapes]
-    parts += [one.astype(_FLOAT, copy=False).tobytes() for one in outcomes if not isinstance(one, Internal)]
-    return pack(Kind.RESULT, number, b"".join(parts))
+    head = _RESULT.pack(len(outcomes), record.batch_size, *spans)
+    return pack(Kind.RESULT, number, head + codec.pack_rows(outcomes))
 
 
 def unpack_result(body: memoryview) -> Result:
@@ -176,17 +140,7 @@ def unpack_result(body: memoryview) -> Result:
     stages: dict[Stage, Span] = {}
     if not math.isnan(times[0]):
         stages = {stage: Span(times[2 * i], times[2 * i + 1]) for i, stage in enumerate(_STAGES)}
-    at = _RESULT.size + size * _SHAPE.size
-    outcomes: list[Outcome] = []
-    for rows, width in _SHAPE.iter_unpack(body[_RESULT.size : at]):
-        if rows < 0:
-            outcomes.append(Internal(CODES[width], ERROR_DETAILS[CODES[width]]))
-            continue
-        outcomes.append(np.frombuffer(body, _FLOAT, rows * width, at).reshape(rows, width).astype(np.float32))
-        at += 4 * rows * width
-    if at != len(body) or len(outcomes) != size:
-        raise ValueError("The length of the result is wrong.")
-    return Result(outcomes, stages, batch_size)
+    return Result(codec.unpack_rows(body, size, _RESULT.size), stages, batch_size)
 
 
 def pack_error(number: int, error: SwiftletError) -> bytes:

@@ -134,7 +134,8 @@ class Opening:
         await asyncio.shield(self._opened)
 
     async def _open(self) -> None:
-        await self._runtime.open()
+        if not self._runtime.is_open:
+            await self._runtime.open()
         if self._manager is not None:
             await self._manager.start()
 

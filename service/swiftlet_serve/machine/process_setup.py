@@ -1,4 +1,4 @@
-"""The standard streams and the signals of a process."""
+"""The standard streams, the signals and the libraries of a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,21 @@ import sys
 from contextlib import suppress
 from typing import Final, TextIO
 
+from swiftlet_serve.machine import memory
+
 FOR_THE_SERVER: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Longest wait of a thread for another one to release the interpreter. With Python's 5 ms, a model that is being loaded
+raised the 99th percentile of the latency by 40 percent; with this, by 15."""
+
+
+def set_up_process() -> None:
+    """Sets up the allocator, the interpreter and the libraries of a process that serves requests."""
+    memory.limit_heap_growth()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # The tokenizer's own threads would compete with the engine's for the same cores, and make every request wait.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["RUST_BACKTRACE"] = "0"  # a panic of a library is one line of the log, not a hundred
 
 
 def open_standard_streams() -> None:

@@ -26,7 +26,7 @@ from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import SetupError, Unprocessable
 from swiftlet_serve.inference.loading import LoadedModel, ServedModel
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 
 TIMEOUT_S: Final = 24 * 3600.0
@@ -194,7 +194,7 @@ def _evaluator(model: ServedModel) -> tasks.Evaluator:
 
 async def _send(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:
     """Sends requests through a pipeline, and closes the model. Returns the responses in order."""
-    runtime = Runtime.of(Settings(), [model])
+    runtime = LocalRuntime.of(Settings(), [model])
     (pipeline,) = runtime.pipelines.values()
     slots = asyncio.Semaphore(CONCURRENCY)
     done = 0

@@ -8,7 +8,6 @@ queue that knows no deadline.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -19,11 +18,10 @@ from starlette.types import ASGIApp
 
 from swiftlet_serve.asgi import create_application
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.machine import memory
+from swiftlet_serve.machine.process_setup import set_up_process
 from swiftlet_serve.ray_serve.autoscaling import QUEUE_WAIT, UTILIZATION, QueueWaitPolicy
 from swiftlet_serve.settings import Settings, check_variables
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
-from swiftlet_serve.workers.worker_main import SWITCH_INTERVAL_S
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -79,12 +77,10 @@ class Replica:
         """Loads the models. Ray logs the error of a replica that cannot start, and tries again.
 
         Raises:
-            ArtifactError, SetupError: as `Runtime.start` and `create_manager`.
+            ArtifactError, SetupError: as `LocalRuntime.start` and `create_manager`.
         """
         own = Settings(**settings)
-        memory.limit_heap_growth()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in `server.serve`
+        set_up_process()
         check_variables(name for name in os.environ if name.startswith("SWIFTLET_"))
         QueuedLogHandler(own.log_level.upper(), kind=own.log_format)
         self._asgi, self._runtime = create_application(own)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from swiftlet_serve.errors import SetupError
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.manager import ModelManager
 from swiftlet_serve.repository.store import open_store
 
 
-def create_manager(runtime: Runtime) -> ModelManager | None:
+def create_manager(runtime: LocalRuntime) -> ModelManager | None:
     """Returns a manager that is not started yet, or None without a repository.
 
     Raises:

@@ -20,7 +20,7 @@ from swiftlet_models.artifact import ArtifactError
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import NotFound, SetupError, SwiftletError, Unavailable, log_exception
 from swiftlet_serve.inference.catalog import DEFAULT, ModelLoading, ServedVersions, unknown_name
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.repository import desired
 from swiftlet_serve.repository.cache import Cache
 from swiftlet_serve.repository.desired import Wanted
@@ -57,7 +57,7 @@ class ModelManager:
     """Loads and releases versions, one change at a time."""
 
     def __init__(
-        self, runtime: Runtime, store: Store, cache: Cache, *, max_bytes: int | None = None, poll_s: float = 5.0
+        self, runtime: LocalRuntime, store: Store, cache: Cache, *, max_bytes: int | None = None, poll_s: float = 5.0
     ) -> None:
         """Creates a manager.
 
@@ -89,8 +89,7 @@ class ModelManager:
         self._requested: dict[tuple[str, int], asyncio.Task[None]] = {}  # loads that requests wait for
         self._watcher: asyncio.Task[None] | None = None
         self._load_s = USUAL_LOAD_S  # of the latest load
-        runtime.wait_for_model = self.wait_for_model
-        runtime.repository_state = self.state
+        runtime.use_repository(self)
 
     # The life of the manager
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import SwiftletError, Unavailable, log_exception
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.inference.pipeline import Pipeline
-from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.repository.agreement import compare
 from swiftlet_serve.repository.desired import Wanted
 from swiftlet_serve.repository.version import Version
@@ -37,7 +37,7 @@ RANDOM: Final = random.Random()  # noqa: S311  # samples requests, and is not a 
 class Shadow:
     """Sends copies of one model's requests to one candidate."""
 
-    def __init__(self, runtime: Runtime, candidate: Pipeline, share: float, stats: ShadowStats) -> None:
+    def __init__(self, runtime: LocalRuntime, candidate: Pipeline, share: float, stats: ShadowStats) -> None:
         """Creates the shadow traffic of a candidate.
 
         Args:
@@ -92,7 +92,7 @@ class Shadow:
 class _OneByOne:
     """A scheduler that runs the sequences of a copy one after another, and counts it in no statistics."""
 
-    def __init__(self, runtime: Runtime, model: str) -> None:
+    def __init__(self, runtime: LocalRuntime, model: str) -> None:
         """`model` is the name under which the dispatcher knows the model."""
         self._runtime = runtime
         self._model = model
@@ -122,7 +122,7 @@ class _OneByOne:
 class Shadows:
     """The shadow traffic of all models."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: LocalRuntime) -> None:
         self._runtime = runtime
         self._current: dict[str, Shadow] = {}  # by model
         self._ended: list[Shadow] = []  # that may still run copies

@@ -77,6 +77,7 @@ class Snapshot:
 class SnapshotSource(Protocol):
     """A server whose state can be read on its own event loop."""
 
-    loop: asyncio.AbstractEventLoop
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
 
     async def snapshot(self) -> Snapshot: ...

@@ -72,7 +72,7 @@ class Batch:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """All fields, in the order of the messages between processes and of the C++ interface: offsets come first."""
+        """All fields, in the order of the C++ interface: offsets come first."""
         counts = self.offsets, self.focus_offsets, self.candidate_offsets, self.top_k
         return *counts, self.input_ids, self.token_type_ids, self.focus, self.candidates
 

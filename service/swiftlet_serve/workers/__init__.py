@@ -13,7 +13,7 @@
     The parent's side of one worker process: start, load, send batches, enforce time limits, kill.
 `worker_main`
     The worker's side: the process's entry point.
-`codec`
+`messages`
     Binary messages between the two sides.
 `circuit_breaker`
     Decides when to probe and replace an engine that fails on every call.

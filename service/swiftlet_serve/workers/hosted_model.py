@@ -16,16 +16,12 @@ from swiftlet_models.artifact import Artifact
 from swiftlet_serve import engines, plugins
 from swiftlet_serve.errors import Internal, log_exception
 from swiftlet_serve.types import Batch, BatchResult, Engine, Outcome, Row, TimedCall
+from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import is_of
 from swiftlet_serve.workers.golden import replay, time_calls
 
 log = logging.getLogger(__name__)
 
-ERROR_DETAILS: Final = {
-    "internal": "The model failed on this input.",
-    "invalid_engine_output": "The model returned an invalid result for this input.",
-}
-"""Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
 MAX_TITLE: Final = 500  # characters
 MAX_WRONG_SUMS: Final = 1 << 53  # the largest number that a metric holds exactly
 

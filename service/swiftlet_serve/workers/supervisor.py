@@ -17,23 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from swiftlet_serve.errors import SetupError, engine_unavailable
-from swiftlet_serve.machine.process_setup import hold_signals, signal_name
+from swiftlet_serve.machine.child_process import back_off_s, exit_text, make_spawner
 from swiftlet_serve.workers.worker_main import ModelReport
 from swiftlet_serve.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
 MAX_START_FAILURES: Final = 3  # consecutive failures to start a process, after which waiting callers get an error
-BACK_OFF_S: Final = (0.1, 0.5, 2.0, 5.0, 10.0)  # delays between attempts to start a process; the last one repeats
 RETRY_S: Final = 1.0  # between two looks for a spare
-REAP_S: Final = 5.0  # time for a killed process to end
 
 
 class Supervisor:
@@ -76,8 +73,7 @@ class Supervisor:
         self._closed = False
         self._changed = asyncio.Event()  # set if a process serves, or if none can be expected soon
         self._starting: asyncio.Task[None] | None = None
-        # Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG), so this thread stays alive.
-        self._spawner = ThreadPoolExecutor(1, "spawner", hold_signals)
+        self._spawner = make_spawner()
         self._first = self._spawner.submit(self._spawn)
 
     def load(self) -> Mapping[int, ModelReport]:
@@ -103,7 +99,7 @@ class Supervisor:
         self._spawner.shutdown()
         for process in self._processes:
             process.kill()
-            process.reap(REAP_S)
+            process.reap()
 
     async def open(self) -> None:
         """Connects the first process to the running event loop and starts the spare."""
@@ -225,11 +221,9 @@ class Supervisor:
             self.spare.kill()
 
     def _reap(self, process: WorkerProcess) -> None:
-        process.reap(REAP_S)
+        process.reap()
         self._processes.discard(process)
-        status = process.exit_status
-        by = f" by signal {signal_name(-status)}" if status is not None and status < 0 else f" with status {status}"
-        log.info("worker process %d ended%s", process.pid, by)
+        log.info("worker process %d ended %s", process.pid, exit_text(process.exit_status))
 
     def _start_missing(self) -> None:
         if self._starting is None or self._starting.done():
@@ -245,7 +239,7 @@ class Supervisor:
                 log.error("worker process failed to start (attempt %d): %s", self._start_failures, error)  # noqa: TRY400  # the message suffices
                 if self._start_failures >= MAX_START_FAILURES:
                     self._changed.set()
-                await asyncio.sleep(BACK_OFF_S[min(self._start_failures, len(BACK_OFF_S)) - 1])
+                await asyncio.sleep(back_off_s(self._start_failures))
                 continue
             self._start_failures = 0
             if self.wrong_sums and not process.warned:  # it was started before the first one was found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
 from swiftlet_serve.types import BatchResult, WorkerLost
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -38,9 +39,9 @@ class WorkerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if len(self._received) < codec.HEADER_BYTES:
+        if len(self._received) < messages.HEADER_BYTES:
             return
-        missing = codec.HEADER_BYTES + codec.body_bytes(self._received) - len(self._received)
+        missing = messages.HEADER_BYTES + messages.body_bytes(self._received) - len(self._received)
         if missing > 0 and self._result is not None:
             return
         received = self._decode() if missing == 0 else None
@@ -54,8 +55,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def _decode(self) -> BatchResult | None:
         """Returns the received result, or None if it does not match the call."""
-        with suppress(ValueError, IndexError):
-            id_, result = codec.unpack_result(memoryview(self._received)[codec.HEADER_BYTES :])
+        with suppress(ValueError, IndexError, struct.error):
+            id_, result = messages.unpack_result(memoryview(self._received)[messages.HEADER_BYTES :])
             if (id_, len(result.outcomes)) == self._call:
                 return result
         return None

@@ -13,42 +13,32 @@ parent may have calls to finish. It exits by itself as soon as the parent is gon
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import logging
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from swiftlet_models.artifact import ArtifactError, open_artifact
 from swiftlet_serve.errors import SetupError, log_exception
-from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import ignore_signals
+from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
-from swiftlet_serve.workers import codec, golden
+from swiftlet_serve.workers import golden, messages
 from swiftlet_serve.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG: Final = 1
-SWITCH_INTERVAL_S: Final = 0.0005
-"""Longest wait of a thread for another one to release the interpreter. With Python's 5 ms, a model that is being loaded
-raised the 99th percentile of the latency by 40 percent; with this, by 15."""
-
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configuration of a worker process, passed to it as JSON."""
+    """Configuration of a worker process, which it reads as JSON."""
 
-    parent_pid: int
     control_fd: int  # a `Reporter` sends here; end of file means that the parent is gone
     connection_fds: Sequence[int]  # calls arrive and results leave here, one at a time on each
     engine: str
@@ -152,11 +142,7 @@ class Models:
 
 def main() -> None:
     """Loads the models, reports them or an error, and serves until the parent is gone."""
-    config = WorkerConfig(**json.loads(sys.argv[1]))
-    memory.limit_heap_growth()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    ignore_signals()
-    exit_with_parent(config.parent_pid)
+    config = WorkerConfig(**child_process.begin())
     faulthandler.enable()  # prints the Python stack if native code crashes
     logs = QueuedLogHandler(config.log_level.upper(), kind=config.log_format)  # a full pipe must not stop the calls
     control = socket.socket(fileno=config.control_fd)
@@ -197,12 +183,12 @@ def _serve(connection: socket.socket, models: Models, logs: QueuedLogHandler) ->
     """Runs calls until the parent is gone. Any other failure ends the process, because its state is unknown."""
     try:
         while True:
-            body = _receive(connection, codec.body_bytes(_receive(connection, codec.HEADER_BYTES)))
-            id_, index, batch = codec.unpack_call(body)
+            body = _receive(connection, messages.body_bytes(_receive(connection, messages.HEADER_BYTES)))
+            id_, index, batch = messages.unpack_call(body)
             model = models.hosted[index]
             result = run_timed(model, batch)
             models.send_if_wrong(model)
-            connection.sendall(codec.pack_result(id_, result))
+            connection.sendall(messages.pack_result(id_, result))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException as error:
@@ -220,14 +206,6 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
 
 def _send_json(control: socket.socket, value: object) -> None:
     control.sendall(json.dumps(value).encode() + b"\n")
-
-
-def exit_with_parent(parent_pid: int) -> None:
-    """Asks Linux to kill this process when the parent dies, which works even if the engine hangs in a lock."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # the parent died before the call above
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     WorkerProcess ─▶ WorkerConnection, one per core ═══ socket pair ═══ a thread of the worker process ─▶ Engine
 
-The process is spawned, not forked. `codec` describes the messages.
+`messages` describes the messages.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,9 +25,9 @@ from swiftlet_models.artifact import ArtifactError
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.machine import memory
-from swiftlet_serve.machine.process_setup import signal_name
+from swiftlet_serve.machine.child_process import ChildProcess, exit_text
 from swiftlet_serve.types import EARLIER_WRONG_SUMS, BatchResult
-from swiftlet_serve.workers import codec
+from swiftlet_serve.workers import messages
 from swiftlet_serve.workers.worker_connection import WorkerConnection
 from swiftlet_serve.workers.worker_main import ModelReport, WorkerConfig
 
@@ -37,11 +35,10 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05  # resolution of the time limits of calls
 LOAD_TIMEOUT_S: Final = 300.0
-REAP_S: Final = 5.0  # for a process that has closed its connections to end
 LOST_WHILE_LOADING: Final = "The worker process ended while it loaded the model. The log has its exit status."
 
 
-class WorkerProcess:
+class WorkerProcess(ChildProcess):
     """A worker process. Its life: spawned, loaded, connected to an event loop, and in the end killed or dead."""
 
     def __init__(
@@ -89,21 +86,14 @@ class WorkerProcess:
         inherited = [control, *(far for _, far in pairs)]
         control_fd, *connection_fds = descriptors = [end.fileno() for end in inherited]
         paths = {str(index): str(path) for index, path in models.items()}
-        config = WorkerConfig(os.getpid(), control_fd, connection_fds, engine, paths, log_level, log_format)
-        variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | dict(environment)
+        config = WorkerConfig(control_fd, connection_fds, engine, paths, log_level, log_format)
         if self.warned:
-            variables[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
+            environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_wrong_sums)}
         try:
-            self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments from the settings only
-                [sys.executable, "-P", "-m", module, json.dumps(asdict(config))],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                process_group=0,  # Ctrl+C in a terminal must reach the service only
-            )
-        except OSError as error:
+            super().__init__("worker", module, asdict(config), descriptors, environment)
+        except SetupError:
             self._disconnect()
-            raise SetupError(f"The worker process cannot be started: {error.strerror}.") from error
+            raise
         finally:
             for end in inherited:
                 end.close()
@@ -123,7 +113,7 @@ class WorkerProcess:
         except OSError:  # the process was killed
             line = b""
         if not line.endswith(b"\n"):
-            self.reap(REAP_S)
+            self.reap()
             raise SetupError(
                 f"The worker process ended before the models were loaded, {explain_exit(self.exit_status, self._bytes)}"
             )
@@ -188,7 +178,7 @@ class WorkerProcess:
         result.
         """
         id_ = next(self._call_ids)
-        message = codec.pack_call(id_, model, encodings)
+        message = messages.pack_call(id_, model, encodings)
         connection = self._idle.pop()
         self._ticks_left[connection] = math.ceil(timeout_s / TICK_S) + 1  # the current tick may be almost over
         if not self._ticking:
@@ -201,7 +191,7 @@ class WorkerProcess:
         if self._lost:
             return
         self._lost = True
-        self._popen.kill()
+        super().kill()
         self._receive_reports()  # that it sent before it was lost
         self._stop_watching()
         self._ticks_left.clear()
@@ -219,21 +209,6 @@ class WorkerProcess:
         new = max(0, found - self._wrong_sums_taken)
         self._wrong_sums_taken += new
         return new
-
-    def reap(self, timeout_s: float) -> bool:
-        """Waits until a killed process has ended. Returns False if it has not ended in time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout_s)
-        return self.exit_status is not None
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status, negative if a signal ended the process. None until the process is reaped."""
-        return self._popen.returncode
 
     def _on_result(self, connection: WorkerConnection) -> None:
         del self._ticks_left[connection]
@@ -325,9 +300,9 @@ def explain_exit(status: int | None, artifact_bytes: int, cgroup: memory.CgroupM
         artifact_bytes: the size of its artifacts.
         cgroup: the memory of this process's cgroup. None: it is read.
     """
+    reason = f"{exit_text(status)}. "
     if status is None or status >= 0:
-        return f"with the exit status {status}. The lines of the log before this one have the cause."
-    reason = f"by signal {signal_name(-status)}. "
+        return reason + "The lines of the log before this one have the cause."
     if status != -signal.SIGKILL:
         return reason + "That is a fault in native code. The log may have the stack."
     with_spare, alone = (memory.needed_to_serve(artifact_bytes, spare=spare) >> 20 for spare in (True, False))

@@ -11,7 +11,7 @@ from swiftlet_serve.http.app import create_app
 from swiftlet_serve.http.connections.connection import Connection
 from swiftlet_serve.http.connections.exchange import Exchange
 from swiftlet_serve.http.gate.request import Head, Request
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from tests.support.connections import (
@@ -91,7 +91,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
 
     async def scenario() -> None:
         models = (str(artifact_dir / "tiny-classify"),)
-        runtime = Runtime.load(Settings(models=models, engine="echo", cores=1, max_queued_tokens=64))
+        runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=1, max_queued_tokens=64))
         runtime.admission.max_queued_tokens = 8
         app, statuses = create_app(runtime), set()
         async with serving(app.gate) as service:
@@ -124,7 +124,7 @@ def test_connection_leaves_no_reference_cycles(artifact_dir):
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND", "DELETE", "HEAD", "OPTIONS", "GET"])
 def test_connection_refuses_unsupported_methods(method, artifact_dir):
     async def scenario() -> None:
-        runtime = Runtime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
+        runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), engine="echo", cores=1))
         app = create_app(runtime)
         async with serving(app.gate) as service:
             client = await service.client()

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support import hostile_dialects
 from tests.support.artifacts import make_artifact
@@ -20,7 +20,7 @@ def search_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClie
     """A client of a server of vectors and ranks, over the echo engine."""
     directory: Path = tmp_path_factory.mktemp("search")
     models = tuple(str(make_artifact(directory, task).path) for task in ("embed", "rerank"))
-    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2))
+    runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=2))
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
         yield client
 
@@ -29,6 +29,6 @@ def search_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClie
 def every_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client of a server of every task, over the echo engine."""
     models = hostile_dialects.models(tmp_path_factory.mktemp("every"))
-    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2))
+    runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=2))
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
         yield client

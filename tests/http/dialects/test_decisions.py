@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from swiftlet_models.artifact import Decisions
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_artifact, reseal
@@ -36,7 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     directory = tmp_path_factory.mktemp("decisions")
     paths = [reseal(make_artifact(directory, "classify"), decisions=KNOWN), make_artifact(directory, "qa").path]
     paths.append(reseal(make_artifact(directory, "zero-shot"), decisions=Decisions(temperature=TEMPERATURE)))
-    runtime = Runtime.load(Settings(models=tuple(map(str, paths)), engine="echo", cores=2))
+    runtime = LocalRuntime.load(Settings(models=tuple(map(str, paths)), engine="echo", cores=2))
     with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
         yield client
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from swiftlet_serve.http.app import create_app
-from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from tests.support.apps import assert_problem
 from tests.support.artifacts import make_artifact
@@ -22,7 +22,7 @@ CHOICE = {"inputs": QUERY, "parameters": {"candidate_labels": TEXTS}}
 
 def serve(directory: Path, *tasks: str) -> TestClient:
     models = tuple(str(make_artifact(directory, task).path) for task in tasks)
-    runtime = Runtime.load(Settings(models=models, engine="echo", cores=2))
+    runtime = LocalRuntime.load(Settings(models=models, engine="echo", cores=2))
     return TestClient(create_app(runtime), raise_server_exceptions=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
 
@@ -15,6 +16,7 @@ from swiftlet_serve.http.connections.listener import Listener
 from swiftlet_serve.http.gate.gate import Gate
 from swiftlet_serve.machine import memory
 from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.snapshot import Snapshot
 
 UNUSED_S: Final = 1.0  # for a new connection to send its request while the port closes
 CANCEL_S: Final = 0.3  # for cancelled requests to respond
@@ -42,6 +44,10 @@ class Port:
     def connections(self) -> int:
         """The number of open connections."""
         return len(self._table.connections)
+
+    async def extend(self, snapshot: Snapshot) -> Snapshot:
+        """Adds the open connections to a snapshot of this process."""
+        return replace(snapshot, connections=self.connections)
 
     def listen(self) -> None:
         """Lets clients connect. The connections wait in the kernel until `open`.

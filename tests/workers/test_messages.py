@@ -11,9 +11,9 @@ from hypothesis.extra import numpy as arrays
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import Internal
 from swiftlet_serve.types import BatchResult
+from swiftlet_serve.types.codec import ERROR_DETAILS
 from swiftlet_serve.types.topk import Ranked
-from swiftlet_serve.workers import codec
-from swiftlet_serve.workers.hosted_model import ERROR_DETAILS
+from swiftlet_serve.workers import messages
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -35,13 +35,13 @@ FAILURES = st.sampled_from(list(ERROR_DETAILS)).map(lambda code: Internal(code, 
 
 def body_of(message: bytes) -> bytearray:
     """Returns a message without its header, whose length field is checked."""
-    assert codec.body_bytes(bytearray(message)) == len(message) - codec.HEADER_BYTES
-    return bytearray(message[codec.HEADER_BYTES :])
+    assert messages.body_bytes(bytearray(message)) == len(message) - messages.HEADER_BYTES
+    return bytearray(message[messages.HEADER_BYTES :])
 
 
 @given(INT64, st.integers(0, 100), st.lists(encodings(), min_size=1, max_size=20))
 def test_call_survives_a_round_trip(id_, model, sent):
-    returned, model_returned, batch = codec.unpack_call(body_of(codec.pack_call(id_, model, sent)))
+    returned, model_returned, batch = messages.unpack_call(body_of(messages.pack_call(id_, model, sent)))
     found = batch.encodings()
 
     assert (returned, model_returned) == (id_, model)
@@ -53,8 +53,8 @@ def test_call_survives_a_round_trip(id_, model, sent):
 
 @given(INT64, st.lists(st.one_of(ROWS, FAILURES), max_size=20), st.floats(0, 1e6))
 def test_result_survives_a_round_trip_bit_for_bit(id_, outcomes, engine_s):
-    message = body_of(codec.pack_result(id_, BatchResult(outcomes, engine_s)))
-    returned, (found, returned_s) = codec.unpack_result(memoryview(message))
+    message = body_of(messages.pack_result(id_, BatchResult(outcomes, engine_s)))
+    returned, (found, returned_s) = messages.unpack_result(memoryview(message))
     message[:] = bytes(len(message))  # the unpacked rows must be copies
 
     assert returned == id_

@@ -1,0 +1,246 @@
+"""The runtime with its own queues and engines: opens the artifacts, starts the engines, and loads later versions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import MutableMapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve.inference.catalog import ModelLoading
+from swiftlet_serve.inference.loading import LoadedModel, ServedModel, load_model, locate, open_model
+from swiftlet_serve.inference.pipeline import Pipeline, Scheduler
+from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.machine.devices import CUDA_VISIBLE_DEVICES, find_devices
+from swiftlet_serve.scheduling.admission import AdmissionController
+from swiftlet_serve.scheduling.dispatcher import Dispatcher
+from swiftlet_serve.scheduling.model_scheduler import ModelScheduler
+from swiftlet_serve.scheduling.rate_limit import ClientRateLimiter
+from swiftlet_serve.settings import Settings
+from swiftlet_serve.telemetry.request_stats import RequestStats
+from swiftlet_serve.telemetry.snapshot import RepositoryState, Snapshot
+from swiftlet_serve.types import Deadline, Executor
+from swiftlet_serve.workers.device_executor import DeviceExecutor
+from swiftlet_serve.workers.hosted_model import HostedModel
+from swiftlet_serve.workers.process_executor import ProcessExecutor
+from swiftlet_serve.workers.thread_executor import ThreadExecutor
+
+ModelT = TypeVar("ModelT", bound=ServedModel)
+
+CALLS_OF_DEVICE: Final = 2  # at least: the ids of one are copied while the other one computes
+CLOSE_S: Final = 2.0  # all requests have ended before the runtime closes, so nothing waits for the calls that still run
+
+
+class Repository(Protocol):
+    """The model repository, which loads and releases versions."""
+
+    async def wait_for_model(self, missing: ModelLoading, deadline: Deadline, /) -> None:
+        """Loads a version that a request needs, and waits for it.
+
+        Raises:
+            ModelLoading, Unavailable: it is not there by the deadline.
+        """
+
+    def state(self) -> RepositoryState:
+        """Returns the state of the repository and of its versions."""
+        ...
+
+
+class PublicPort(Protocol):
+    """The port of the clients, in this process or in others."""
+
+    async def extend(self, snapshot: Snapshot, /) -> Snapshot:
+        """Adds the connections of the clients, and what else only the port knows, to a snapshot of this process."""
+        ...
+
+
+class LocalRuntime(Runtime):
+    """A runtime whose requests are admitted and queued in this process, over one executor."""
+
+    def __init__(self, settings: Settings, served: Sequence[ServedModel], executor: Executor) -> None:
+        """Creates a pipeline for each model.
+
+        Raises:
+            SetupError: two models have the same name.
+        """
+        stats = RequestStats({})
+        self.dispatcher = Dispatcher(executor, stats=stats)
+        self._executor = executor
+        self._repository: Repository | None = None
+        self._public: PublicPort | None = None
+        # By hash, of the versions of a repository. Those of versions that have gone go as well.
+        self._tokenizers: MutableMapping[str, Tokenizer] = WeakValueDictionary()
+        admission = AdmissionController(self.dispatcher.load, settings.max_queued_tokens)
+        rates = settings.client_rate_limit, settings.client_token_rate_limit
+        super().__init__(settings, served, stats, admission, ClientRateLimiter(*rates) if any(rates) else None)
+
+    def _make_scheduler(self, name: str, key: str) -> Scheduler:
+        self.dispatcher.add_model(key, name)
+        return ModelScheduler(key, self.admission, self.dispatcher, self.stats, self.rate_limiter)
+
+    def use_repository(self, repository: Repository) -> None:
+        """Has a repository load the versions that requests wait for."""
+        self._repository = repository
+
+    def use_public_port(self, port: PublicPort) -> None:
+        """Has a port extend the snapshots."""
+        self._public = port
+
+    async def add_version(self, path: Path, version: int) -> Pipeline:
+        """Loads a version of a model while requests are served. The caller puts its pipeline into the catalog.
+
+        Raises:
+            ArtifactError, SetupError: the artifact cannot be served.
+            Unavailable: there is no engine, and none is starting.
+        """
+        model = await asyncio.to_thread(open_model, path, self.settings.engine, self._tokenizers)
+        key = f"{model.manifest.name}@{version}"
+        await self._executor.add_model(key, path)
+        return self._make_pipeline(model, key, version)
+
+    def copy_pipeline(self, pipeline: Pipeline, scheduler: Scheduler) -> Pipeline:
+        """Returns a pipeline for the same model with another scheduler."""
+        return Pipeline(pipeline.model, scheduler, self._threads, self.settings.max_queued_tokens, pipeline.key)
+
+    def has_idle_core(self) -> bool:
+        """Returns whether nothing is queued, and a core stays idle when another call starts, if there are several."""
+        load = self.dispatcher.load()
+        return not load.queued_tokens and len(load.calls) + 1 < max(2, load.cores)
+
+    async def remove_version(self, pipeline: Pipeline) -> None:
+        """Releases a version that is no longer in the catalog, once its requests have ended."""
+        await pipeline.wait_until_idle()
+        await self.dispatcher.remove_model(pipeline.key)
+        await self._executor.remove_model(pipeline.key)
+        self.stats.remove_version(pipeline.model.manifest.name, pipeline.version or 0)
+
+    @classmethod
+    def of(cls, settings: Settings, served: Sequence[LoadedModel]) -> LocalRuntime:
+        """Returns a runtime over engines in this process."""
+        hosted = {
+            model.manifest.name: HostedModel(model.engine, model.manifest.width, model.timed_calls) for model in served
+        }
+        return cls(settings, served, ThreadExecutor(hosted, settings.cores, settings.engine))
+
+    @classmethod
+    def load(cls, settings: Settings) -> LocalRuntime:
+        """Loads the models of the settings into engines in this process. Blocks until they are ready.
+
+        Raises:
+            ArtifactError, SetupError: as `load_model` and `locate`.
+        """
+        tokenizers: dict[str, Tokenizer] = {}
+        served = [load_model(path, settings.engine, tokenizers) for path in _locate(settings)]
+        return cls.of(settings, _in_order(settings, served))
+
+    @classmethod
+    def start(cls, settings: Settings) -> LocalRuntime:
+        """Loads the models of the settings into engines in a worker process. Blocks until they are ready.
+
+        Raises:
+            ArtifactError, SetupError: as `load_model` and `locate`.
+        """
+        paths, tokenizers = _locate(settings), dict[str, Tokenizer]()
+        executor = _make_executor(settings, paths)
+        try:
+            served = [open_model(path, settings.engine, tokenizers) for path in paths]
+            runtime = cls(settings, _in_order(settings, served), executor)
+            executor.load()
+        except BaseException:
+            executor.abandon()
+            raise
+        return runtime
+
+    async def open(self) -> None:
+        """Starts to supervise the engines, on the event loop that answers requests."""
+        await super().open()
+        await self._executor.open()
+        for pipeline in self.pipelines.values():
+            self.log_served(pipeline)
+
+    def engine_title(self, pipeline: Pipeline) -> str:
+        return self._executor.runtime(pipeline.key)
+
+    @property
+    def has_engine(self) -> bool:
+        return self._executor.ready
+
+    async def wait_for_model(self, missing: ModelLoading, deadline: Deadline) -> None:
+        if self._repository is None:
+            raise missing
+        await self._repository.wait_for_model(missing, deadline)
+
+    def repository_state(self) -> RepositoryState | None:
+        return None if self._repository is None else self._repository.state()
+
+    async def snapshot(self) -> Snapshot:
+        queue = self.dispatcher.queue_state()
+        own = Snapshot(
+            [
+                pipeline.model.info._replace(version=pipeline.version_name)
+                for served in self.catalog.models.values()
+                for pipeline in served.pipelines.values()
+                if pipeline is not None
+            ],
+            self.stats.copy(),
+            queue,
+            self._executor.size,
+            self._executor.ready,
+            self._executor.restarts,
+            self._executor.wrong_sums,
+            self._executor.workers,
+            connections=0,
+            loop_lag_s=self._lag.largest_s,
+            repository=self.repository_state(),
+        )
+        return own if self._public is None else await self._public.extend(own)
+
+    async def close(self) -> None:
+        """Admits no more requests, finishes those that were admitted, and releases the engines."""
+        self.admission.close()
+        await self.dispatcher.close(CLOSE_S)
+        await super().close()
+        await self._executor.close(CLOSE_S)
+
+
+def _locate(settings: Settings) -> list[Path]:
+    """Returns the directories of the models to load at start. Those of a model repository are loaded later."""
+    return locate(settings.models) if settings.repository is None else []
+
+
+def _make_executor(settings: Settings, paths: Sequence[Path]) -> ProcessExecutor | DeviceExecutor:
+    """Starts the worker processes: one, or one for each device.
+
+    Raises:
+        SetupError: a device of the settings is invalid, or a process cannot be started.
+    """
+    devices = find_devices(settings.engine, settings.devices, os.environ)
+    size = max(CALLS_OF_DEVICE, settings.cores // len(devices)) if devices else settings.cores
+    make = partial(
+        ProcessExecutor,
+        settings.engine,
+        paths,
+        size,
+        spare=settings.spare_engine,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+    if not devices:
+        return make()
+    executors = [make(environment={CUDA_VISIBLE_DEVICES: device}) for device in devices]
+    return executors[0] if len(executors) == 1 else DeviceExecutor(executors)
+
+
+def _in_order(settings: Settings, served: list[ModelT]) -> list[ModelT]:
+    """Returns the models in the order of the settings, or the bundled models with the best score first."""
+    return served if settings.models else sorted(served, key=_score, reverse=True)
+
+
+def _score(model: ServedModel) -> float:
+    """Returns the first score on the model's card, in percent, or 0 without one."""
+    scores = model.artifact.card().get("scores", {}).get(model.manifest.precision, {})
+    return float(next((score["value"] for score in scores.values()), 0.0))

@@ -1,0 +1,133 @@
+"""Sequences and rows as bytes, for messages between processes: little-endian arrays of numbers, without pickle.
+
+Sequences are L, F, M and top_k (uint32) of each sequence, then the input ids, token types, focus positions and
+candidates (int64) of all sequences, one kind after the other. The names are those of `Batch`.
+
+Rows are the shape (2 int32) of each row, then the values (float32) of all rows, one row after the other. A shape is
+(F, O). A sequence without a row has the shape (-1, index into `CODES`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.errors import Internal
+from swiftlet_serve.types.batch import Batch
+from swiftlet_serve.types.executor import Outcome
+from swiftlet_serve.types.topk import NOTHING, Ranked, Scored
+
+ERROR_DETAILS: Final = {
+    "internal": "The model failed on this input.",
+    "invalid_engine_output": "The model returned an invalid result for this input.",
+}
+"""Reasons why a sequence has no row: codes of `Internal`, each with its detail."""
+CODES: Final = tuple(ERROR_DETAILS)
+
+_SEQUENCE: Final = struct.Struct("<4I")
+_SHAPE: Final = struct.Struct("<2i")
+_COUNT: Final = np.dtype("<u4")
+_INT: Final = np.dtype("<i8")
+_FLOAT: Final = np.dtype("<f4")
+
+
+def pack_sequences(sequences: Sequence[Encoding]) -> bytes:
+    """Encodes sequences."""
+    shapes, ids, types, focus, candidates = [], [], [], [], []
+    for one in sequences:
+        top_k, chosen = 0, NOTHING
+        if isinstance(one, Ranked):
+            top_k, chosen = one.top_k, one.candidates
+        elif isinstance(one, Scored):
+            chosen = one.targets
+        shapes.append(_SEQUENCE.pack(len(one.input_ids), len(one.focus), len(chosen), top_k))
+        ids.append(one.input_ids.astype(_INT, copy=False).tobytes())
+        types.append(one.token_type_ids.astype(_INT, copy=False).tobytes())
+        focus.append(one.focus.astype(_INT, copy=False).tobytes())
+        if len(chosen):
+            candidates.append(chosen.astype(_INT, copy=False).tobytes())
+    return b"".join([*shapes, *ids, *types, *focus, *candidates])
+
+
+def unpack_batch(body: bytearray, size: int, at: int) -> Batch:
+    """Decodes `size` sequences as a batch, from the position `at` to the end. Its arrays are views of the body."""
+    counts: NDArray[np.uint32] = np.frombuffer(body, _COUNT, 4 * size, at).reshape(size, 4).T
+    offsets = np.zeros((3, size + 1), np.int64)
+    counts[:3].cumsum(1, out=offsets[:, 1:])
+    numbers: NDArray[np.int64] = np.frombuffer(body, _INT, offset=at + size * _SEQUENCE.size)
+    tokens, positions = offsets[:2, -1].tolist()
+    rest = numbers[2 * tokens :]
+    return Batch(
+        numbers[:tokens],
+        numbers[tokens : 2 * tokens],
+        offsets[0],
+        rest[:positions],
+        offsets[1],
+        counts[3].astype(np.int64),
+        rest[positions:],
+        offsets[2],
+    )
+
+
+def unpack_sequences(body: memoryview, size: int, at: int) -> list[Encoding]:
+    """Decodes `size` sequences, from the position `at` to the end. Their arrays are views of the body.
+
+    Raises:
+        ValueError, struct.error: the body does not hold them.
+    """
+    start = at + size * _SEQUENCE.size
+    shapes = list(_SEQUENCE.iter_unpack(body[at:start]))
+    numbers: NDArray[np.int64] = np.frombuffer(body, _INT, offset=start)
+    tokens = sum([shape[0] for shape in shapes])
+    token, position = 0, 2 * tokens
+    column = position + sum([shape[1] for shape in shapes])
+    sequences: list[Encoding] = []
+    for length, focused, chosen, top_k in shapes:
+        if not length:
+            raise ValueError("A sequence is empty.")
+        ids, types = numbers[token : token + length], numbers[tokens + token : tokens + token + length]
+        focus, candidates = numbers[position : position + focused], numbers[column : column + chosen]
+        token, position, column = token + length, position + focused, column + chosen
+        if top_k:
+            sequences.append(Ranked(ids, types, focus, top_k, candidates))
+        else:
+            sequences.append(Scored(ids, types, focus, candidates) if chosen else Encoding(ids, types, focus))
+    if len(shapes) != size or column != len(numbers):
+        raise ValueError("The length of the sequences is wrong.")
+    return sequences
+
+
+def pack_rows(outcomes: Sequence[Outcome]) -> bytes:
+    """Encodes the outcomes of sequences."""
+    shapes, rows = [], []
+    for one in outcomes:
+        if isinstance(one, Internal):
+            shapes.append(_SHAPE.pack(-1, CODES.index(one.code)))
+        else:
+            shapes.append(_SHAPE.pack(*one.shape))
+            rows.append(np.asarray(one, _FLOAT).tobytes())
+    return b"".join([*shapes, *rows])
+
+
+def unpack_rows(body: memoryview, size: int, at: int) -> list[Outcome]:
+    """Decodes the outcomes of `size` sequences, from the position `at` to the end. Rows are copies, not views.
+
+    Raises:
+        ValueError, IndexError, struct.error: the body does not hold them.
+    """
+    outcomes: list[Outcome] = []
+    start, at = at, at + size * _SHAPE.size
+    for rows, width in _SHAPE.iter_unpack(body[start:at]):
+        if rows < 0:
+            outcomes.append(Internal(CODES[width], ERROR_DETAILS[CODES[width]]))
+            continue
+        outcomes.append(np.frombuffer(body, _FLOAT, rows * width, at).reshape(rows, width).astype(np.float32))
+        at += rows * width * _FLOAT.itemsize
+    if at != len(body) or len(outcomes) != size:
+        raise ValueError("The length of the rows is wrong.")
+    return outcomes

@@ -1,0 +1,56 @@
+"""Binary messages between the service and a worker process.
+
+A message is the length of its body in bytes (uint64), then the body, whose numbers are little-endian:
+
+    call      id (int64), model, B (uint64), sequences
+    result    id (int64), nanoseconds, B (uint64), rows
+
+`model` is an index in the order in which the worker process loaded the models. The nanoseconds are the engine's own
+time. `types.codec` describes the B sequences and rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from swiftlet_models.tokenizer import Encoding
+from swiftlet_serve.types import Batch, BatchResult, codec
+
+HEADER_BYTES: Final = 8
+_MESSAGE: Final = struct.Struct("<QqQQ")  # the header, and the first numbers of the body
+_HEAD: Final = struct.Struct("<qQQ")
+
+
+def body_bytes(header: bytearray) -> int:
+    """Returns the length of a message's body, read from its header."""
+    return int.from_bytes(header[:HEADER_BYTES], "little")
+
+
+def pack_call(id_: int, model: int, encodings: Sequence[Encoding]) -> bytes:
+    """Encodes a call as a message with its header."""
+    sequences = codec.pack_sequences(encodings)
+    return _MESSAGE.pack(_HEAD.size + len(sequences), id_, model, len(encodings)) + sequences
+
+
+def unpack_call(body: bytearray) -> tuple[int, int, Batch]:
+    """Decodes the body of a call into id, model index and batch. The batch's arrays are views of the body."""
+    id_, model, size = _HEAD.unpack_from(body)
+    return id_, model, codec.unpack_batch(body, size, _HEAD.size)
+
+
+def pack_result(id_: int, result: BatchResult) -> bytes:
+    """Encodes the result of a call as a message with its header."""
+    rows = codec.pack_rows(result.outcomes)
+    return _MESSAGE.pack(_HEAD.size + len(rows), id_, round(1e9 * result.engine_s), len(result.outcomes)) + rows
+
+
+def unpack_result(body: memoryview) -> tuple[int, BatchResult]:
+    """Decodes the body of a result into the call's id and its result. Rows are copies, not views.
+
+    Raises:
+        ValueError, IndexError, struct.error: the body is invalid.
+    """
+    id_, nanoseconds, size = _HEAD.unpack_from(body)
+    return id_, BatchResult(codec.unpack_rows(body, size, _HEAD.size), 1e-9 * nanoseconds)
