@@ -15,7 +15,7 @@ from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.catalog import ANY, Route
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import NullIsDefault, Request
+from swiftlet_serve.tasks._requests import NullIsDefault, Request
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types.body_model import BodyModel
 

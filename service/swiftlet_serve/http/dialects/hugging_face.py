@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from swiftlet_serve import tasks
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import Call, Operation, Page
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.task_endpoint import Translation, renderer
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._requests import Request
 
 
 def infer(runtime: Runtime, call: Call) -> Translation:
@@ -25,5 +25,5 @@ def infer(runtime: Runtime, call: Call) -> Translation:
 
 render_error = problem_details.render
 
-OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, tasks.Request, Any),)
+OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, Request, Any),)
 PAGES: Final[tuple[Page, ...]] = ()

@@ -18,7 +18,7 @@ from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.task_endpoint import TaskResponse, Translation, dump
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 

@@ -21,6 +21,8 @@ from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading, Route
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._requests import Request as TaskRequest
+from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord, Stage
 
 MAX_RESPONSE_RATIO: Final = 16
@@ -52,7 +54,7 @@ class Translation(NamedTuple):
     """A request in the terms of the tasks."""
 
     pipeline: Pipeline
-    request: tasks.Request
+    request: TaskRequest
     render: Callable[[Any, RequestRecord], TaskResponse]
     """Returns the response, given the task's answer and the request's record."""
     timeout_s: float | None = None
@@ -108,7 +110,7 @@ class ModelEndpoint(ABC):
         record.add_stage("parse", started, time.monotonic())
         record.task, record.model = pipeline.model.task_name, pipeline.model.manifest.name
         record.version = pipeline.version
-        record.characters = tasks.characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
+        record.characters = characters(request.inputs)  # type: ignore[attr-defined]  # of every task's request
         if timeout_s is not None:
             record.timeout_s = timeout_s
             sooner = min(context.deadline, context.received + timeout_s)
@@ -131,7 +133,7 @@ class ModelEndpoint(ABC):
         response.raw_headers += _compute_headers(record, pipeline.model.engine_name)
         return response
 
-    def _max_response_bytes(self, pipeline: Pipeline, request: tasks.Request, body_bytes: int) -> int:
+    def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
         """Returns the size up to which responses are allowed.
 
         Raises:
@@ -172,7 +174,7 @@ class TaskEndpoint(ModelEndpoint):
         return Translation(pipeline, request, renderer(request))
 
 
-def renderer(request: tasks.Request) -> Callable[[Any, RequestRecord], TaskResponse]:
+def renderer(request: TaskRequest) -> Callable[[Any, RequestRecord], TaskResponse]:
     """Returns the function that renders the answer to a request in our own format."""
     return TaskResponse.detailed if request.details else TaskResponse.of
 
@@ -200,7 +202,7 @@ class TaskResponse(Response):
 
     @classmethod
     def detailed(cls, answer: object, record: RequestRecord) -> TaskResponse:
-        """Returns an answer with `tasks.Details` as JSON."""
+        """Returns an answer with `Details` as JSON."""
         details = {"input_tokens": record.input_tokens, "tokens_read": record.tokens, "truncated": record.truncated}
         return cls(b'{"answer":%b,"details":%b}' % (dump(answer), to_json(details)))
 
