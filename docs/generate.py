@@ -39,6 +39,7 @@ from swiftlet_serve.inference import pipeline
 from swiftlet_serve.inference.local_runtime import LocalRuntime
 from swiftlet_serve.settings import Settings
 from swiftlet_serve.tasks import entities, fill_mask, qa, rerank, zero_shot
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.telemetry import prometheus
 from swiftlet_serve.telemetry.shadow_stats import ShadowStats
 from swiftlet_serve.telemetry.snapshot import RepositoryState, VersionState
@@ -188,7 +189,7 @@ def request_limits() -> str:
                 ("`/v1/embeddings`", openai.EmbeddingsRequest),
             )
         ),
-        ["Texts or questions", f"{tasks.MAX_INPUTS}"],
+        ["Texts or questions", f"{MAX_INPUTS}"],
         ["Tokens of all inputs together", f"{tokens:,} (`max_queued_tokens`)"],
         ["Labels (`top_k`), classify", bound(parameters["classify"]["top_k"], "maximum")],
         ["Characters of all texts, qa", f"{qa.MAX_CHARACTERS:,}"],

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from swiftlet_models import metrics
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation
 from swiftlet_serve.benchmark.baselines import ENGINES, LoadedEngine, Unsupported, missing_package
 from swiftlet_serve.benchmark.networks import artifact_network
 from swiftlet_serve.benchmark.plan import batches_of_similar_length
@@ -61,7 +61,7 @@ def measured(found: NDArray[Any], reference: NDArray[Any], similarities: Sequenc
 def table(artifact: str, checkpoint: Path, data: Path, runs: Path, limit: int | None) -> Iterator[str]:
     """Yields the lines of the table of one model and data file."""
     model = open_model(locate([artifact])[0], "native")
-    cases = list(tasks.load("embed").Evaluator(model.task).cases(data, 0, limit))
+    cases = list(evaluation.create("embed", model.task).cases(data, 0, limit))
     requests = [model.task.Request.model_validate(case.body) for case in cases]
     sequences = [one for request in requests for one in model.task.encode(request)]
     calibration = [Batch.of(group) for group in batches_of_similar_length(sequences[:CALIBRATION_TEXTS])]

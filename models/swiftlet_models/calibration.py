@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from swiftlet_models import probabilities
+
 TEMPERATURES: Final = np.geomspace(0.05, 20, 1201)  # half a percent apart
 BINS: Final = 15
 LARGEST: Final = 37.0  # log-odds of a probability that rounds to 1
@@ -20,9 +22,7 @@ Probabilities = NDArray[np.float64]
 
 def softmax(logits: ArrayLike, temperature: float = 1.0) -> Probabilities:
     """Returns the probabilities of logits, (..., options)."""
-    scaled = np.asarray(logits, np.float64) / temperature
-    odds = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
+    return probabilities.softmax(np.asarray(logits, np.float64) / temperature)
 
 
 def sigmoid(logit: float, temperature: float = 1.0) -> float:
@@ -77,8 +77,8 @@ def _best_offset(log_odds: Probabilities, right: Probabilities, temperature: flo
     low, high = -log_odds.max() - LARGEST * temperature, LARGEST * temperature - log_odds.min()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        probabilities = 0.5 + 0.5 * np.tanh((log_odds + middle) / (2 * temperature))
-        low, high = (low, middle) if probabilities.mean() > right.mean() else (middle, high)
+        mean = probabilities.sigmoid((log_odds + middle) / temperature).mean()
+        low, high = (low, middle) if mean > right.mean() else (middle, high)
     return float(low + high) / 2
 
 

@@ -67,15 +67,6 @@ _TOKEN_CLASSIFIER: Final = "ForTokenClassification"  # noqa: S105  # the end of 
 # Tensors that repeat a parameter which the heads of language models have once here.
 _TIED: Final = {"head.decoder.weight": "encoder.embeddings.word.weight", "head.decoder.bias": "head.bias"}
 
-# The tasks whose models may have a head, as `sources.seems_for` names them.
-_TASKS: Final[Mapping[Head, Sequence[str]]] = {
-    "classification": ("classify", "zero-shot", "rerank"),
-    "token": ("qa", "entities"),
-    "masked_lm": ("fill-mask",),
-    "causal_lm": ("score",),
-    "embedding": (),
-}
-
 MAX_LABELS: Final = 1 << 20  # that a configuration may ask for without naming them
 
 _PROBLEMS: Final[Mapping[str | None, Problem]] = {
@@ -196,12 +187,11 @@ class _NoHead(Exception):  # `convert` says which task the checkpoint fits
 
 def _missing_head(settings: Mapping[str, Any], head: Head, outputs: Outputs) -> str:
     """Returns what to do with a checkpoint that has no head of this kind."""
-    found = sources.seems_for(settings)
-    if found:
-        name = settings["architectures"][0]
-        if found in _TASKS[head] and (head != "token" or (found == "qa") == (outputs == 2)):
+    if named := sources.named_head(settings):
+        name, task = settings["architectures"][0], sources.seems_for(settings)
+        if named[1] == head and (named[0] == "qa") == (outputs == 2):
             return f"the head of {name} is not in the checkpoint. Save the whole model, and import that."
-        return f"the checkpoint has no head for this task: config.json names {name}, which fits --task {found}."
+        return f"the checkpoint has no head for this task: config.json names {name}, which fits --task {task}."
     return (
         "the checkpoint has no trained head for this task. Fine-tune it for the task first, or make an embedding model "
         "of it: --task embed --pooling mean."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from swiftlet_models import architectures
-from swiftlet_models.artifact import MANIFEST
+from swiftlet_models.artifact import MANIFEST, Head
 
 Kind = Literal["artifact", "checkpoint", "setfit", "name", "other", "unknown"]
 
@@ -29,14 +29,14 @@ STEP: Final = re.compile(r"checkpoint-(\d+)")  # a directory that the Trainer of
 
 VECTOR_TASKS: Final = ("embed", "rerank", "zero-shot")  # which an embedding model answers
 
-# The task of each head of transformers, by the end of its class name.
-TASKS: Final = {
-    "ForSequenceClassification": "classify",
-    "ForTokenClassification": "entities",
-    "ForQuestionAnswering": "qa",
-    "ForMaskedLM": "fill-mask",
-    "ForPreTraining": "fill-mask",
-    "LMHeadModel": "score",
+# The task and the head of the classes of transformers, by the end of their names.
+CLASSES: Final[Mapping[str, tuple[str, Head]]] = {
+    "ForSequenceClassification": ("classify", "classification"),
+    "ForTokenClassification": ("entities", "token"),
+    "ForQuestionAnswering": ("qa", "token"),
+    "ForMaskedLM": ("fill-mask", "masked_lm"),
+    "ForPreTraining": ("fill-mask", "masked_lm"),
+    "LMHeadModel": ("score", "causal_lm"),
 }
 _PEFT: Final = {
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
@@ -85,11 +85,16 @@ def refusal(name: str, task: str) -> str | None:
     return None
 
 
-def seems_for(config: Mapping[str, Any]) -> str | None:
-    """Returns the task that the head of a checkpoint fits, as its `config.json` names it. None if there is no head."""
+def named_head(config: Mapping[str, Any]) -> tuple[str, Head] | None:
+    """Returns the task and the head of the class that a `config.json` names. None if the class has no head."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    task = next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
+    return next((kind for ending, kind in CLASSES.items() if name.endswith(ending)), None)
+
+
+def seems_for(config: Mapping[str, Any]) -> str | None:
+    """Returns the task that the head of a checkpoint fits, as its `config.json` names it. None if there is no head."""
+    task, _ = named_head(config) or (None, None)
     labels = config.get("id2label")
     if task == "classify" and isinstance(labels, dict):
         if any("entail" in str(label).lower() for label in labels.values()):

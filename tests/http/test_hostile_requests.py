@@ -20,7 +20,8 @@ from swiftlet_models.tokenizer import Tokenizer
 from swiftlet_serve.engines.echo import Echo
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
-from swiftlet_serve.tasks import MAX_INPUTS, fill_mask
+from swiftlet_serve.tasks import fill_mask
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.types import Batch
 from tests.goldens import cases
 from tests.support.apps import make_runtime

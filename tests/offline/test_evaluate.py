@@ -14,9 +14,9 @@ from swiftlet_models.artifact import open_artifact
 from swiftlet_models.datasets import DatasetError
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.evaluation.qa import QaWithMargin
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import Evaluation, agreement, difference, evaluate
-from swiftlet_serve.tasks.qa import QaWithMargin
 from tests.support import artifacts
 from tests.support.artifacts import LABELS, VOCABULARY, make_artifact
 

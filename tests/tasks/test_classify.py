@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from swiftlet_serve.tasks import classify, softmax
+from swiftlet_models.probabilities import softmax
+from swiftlet_serve.tasks import classify
 from tests.support.task_requests import MAX_TOKENS, encode, rejection
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swiftlet_models.artifact import MANIFEST, ArtifactError
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.errors import SetupError
 from swiftlet_serve.inference.loading import open_model
 from tests.support.artifacts import WIDTHS, make_artifact, make_tokenizer
@@ -30,9 +30,8 @@ def test_names_are_the_modules() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_inputs_are_valid_requests(name: str, tmp_path: Path) -> None:
-    definition = tasks.load(name)
-    task = definition.create(make_tokenizer(), make_artifact(tmp_path, name).manifest)
-    for body in tasks.golden_bodies(definition, make_tokenizer()):
+    task = tasks.load(name).create(make_tokenizer(), make_artifact(tmp_path, name).manifest)
+    for body in evaluation.create(name, task).golden_bodies():
         assert task.encode(task.Request.model_validate(body))
 
 

@@ -16,8 +16,10 @@ from hypothesis.extra import numpy as hnp
 
 from swiftlet_models.artifact import Embedding
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import evaluation
 from swiftlet_serve.errors import Unprocessable
-from swiftlet_serve.tasks import MAX_INPUTS, embed
+from swiftlet_serve.tasks import embed
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from tests.support.task_requests import LABELS, MAX_TOKENS, encode, manifest, rejection
 
 WIDTH = 4
@@ -199,7 +201,7 @@ def test_create_rejects_an_artifact_without_pooling(tokenizer: Tokenizer) -> Non
 def test_evaluator_computes_spearman_and_cosine(embedder: embed.Embed, tmp_path: Path) -> None:
     data = tmp_path / "pairs.csv"
     data.write_text('sentence1,sentence2,score\n"a, b",c,1\nd,e,2.5\nf,g,4\n', "utf-8")
-    evaluator = embed.Evaluator(embedder)
+    evaluator = evaluation.create("embed", embedder)
     cases = list(evaluator.cases(data, 0, None))
     angles = (1.2, 0.6, 0.1)
     responses = [[[1.0, 0.0], [float(np.cos(angle)), float(np.sin(angle))]] for angle in angles]

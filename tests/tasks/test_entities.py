@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from swiftlet_models import datasets
 from swiftlet_models.datasets import DatasetError, Tagged
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import evaluation
 from swiftlet_serve.inference import partial_results
 from swiftlet_serve.tasks import entities
 from tests.support.task_requests import MAX_TOKENS, encode, manifest, rejection
@@ -202,7 +203,7 @@ def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_evaluator_counts_exact_spans(finder: entities.Entities, tmp_path: Path) -> None:
     (tmp_path / "data.conll").write_text("Clara\tB-PER\nSmith\tI-PER\n\nin\tO\nBern\tB-LOC\n", "utf-8")
-    evaluator = entities.Evaluator(finder)
+    evaluator = evaluation.create("entities", finder)
     cases = list(evaluator.cases(tmp_path / "data.conll", 0, None))
     responses = [
         [{"entity_group": "PER", "start": 0, "end": 5}],

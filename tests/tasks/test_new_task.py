@@ -1,4 +1,4 @@
-"""A new task is one new file: a file from outside the repository is released, checked, measured and served."""
+"""A new task is a new file in `tasks`, and one in `evaluation` to measure and release its models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from swiftlet_models.artifact import Artifact, Manifest
 from swiftlet_models.heads import build
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.cli.main import main
 from swiftlet_serve.engines import native
 from swiftlet_serve.errors import SetupError
@@ -41,14 +41,17 @@ ENGINES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with one task file, which is part of the tasks' package while the fixture lives."""
-    folder = tmp_path_factory.mktemp("tasks")
-    shutil.copy(TESTS / "support/extensions/tag_words.py", folder)
+    """A folder with the task's file. While the fixture lives, it is part of the tasks, and the evaluator is one too."""
+    files = {tasks: "tag_words.py", evaluation: "tag_words_evaluation.py"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "__path__", [*tasks.__path__, str(folder)])
-        yield folder
-        sys.modules.pop("swiftlet_serve.tasks.tag_words", None)
-        patch.delattr(tasks, "tag_words", raising=False)
+        for package, file in files.items():
+            directory = tmp_path_factory.mktemp("plugins")
+            shutil.copy(TESTS / "support/extensions" / file, directory / "tag_words.py")
+            patch.setattr(package, "__path__", [*package.__path__, str(directory)])
+        yield Path(tasks.__path__[-1])
+        for package in files:
+            sys.modules.pop(f"{package.__name__}.tag_words", None)
+            patch.delattr(package, "tag_words", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from swiftlet_models.tokenizer import Tokenizer
-from swiftlet_serve.tasks import MAX_INPUTS, is_blank
+from swiftlet_serve.tasks._requests import MAX_INPUTS, is_blank
 from swiftlet_serve.types import Batch
 
 

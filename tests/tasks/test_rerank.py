@@ -17,6 +17,7 @@ from swiftlet_models.artifact import Artifact
 from swiftlet_models.convert import ConversionError
 from swiftlet_models.sentence_transformers import cross_encoder_problem
 from swiftlet_models.tokenizer import Tokenizer
+from swiftlet_serve import evaluation
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.inference.loading import load_model
 from swiftlet_serve.offline.evaluate import respond
@@ -168,7 +169,7 @@ def test_evaluator_computes_the_mean_reciprocal_rank(task: rerank.Rerank, tmp_pa
     data = tmp_path / "queries.jsonl"
     rows = [("q", "a", "0"), ("q", "b", "1"), ("no answer", "a", "0"), ("r", "c", "1")]
     data.write_text("".join(json.dumps(dict(zip(("query", "text", "label"), r, strict=True))) + "\n" for r in rows))
-    cases = list(rerank.Evaluator(task).cases(data, 0, None))
+    cases = list(evaluation.create("rerank", task).cases(data, 0, None))
     request = task.Request.model_validate(cases[0].body)
     response = task.decode(request, task.encode(request), [np.array([[x]]) for x in (0.2, 0.1)])
 

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from swiftlet_models.artifact import Embedding, seal
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.tokenizer import Encoding, Tokenizer
+from swiftlet_serve import evaluation
 from swiftlet_serve.errors import Unprocessable
 from swiftlet_serve.http.app import create_app
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -216,7 +217,7 @@ def test_evaluator_takes_the_labels_of_the_file_as_candidates(task: zero_shot.Ze
     data = tmp_path / "intents.jsonl.gz"
     lines = [{"text": "a", "label": "pay"}, {"text": " ", "label": "pay"}, {"text": "b", "label": "ask"}]
     data.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
-    evaluator = zero_shot.Evaluator(task)
+    evaluator = evaluation.create("zero-shot", task)
 
     one, other = evaluator.cases(data, 0, None)
     assert one.body == {"inputs": "a", "parameters": {"candidate_labels": ["ask", "pay"]}}
@@ -229,14 +230,14 @@ def test_evaluator_refuses_other_files(task: zero_shot.ZeroShot, tmp_path: Path)
     data = tmp_path / "texts.tsv"
     data.write_text("label\tsentence\n0\tgood\n")
     with pytest.raises(DatasetError, match=r"texts\.tsv: line 2: its label is a number and not a name"):
-        list(zero_shot.Evaluator(task).cases(data, 0, None))
+        list(evaluation.create("zero-shot", task).cases(data, 0, None))
 
 
 def test_evaluator_grades_the_relations_of_pairs(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
     data = tmp_path / "pairs.jsonl"
     pairs = [("a", "b", "neutral"), ("c", "d {}", "REFUTES")]
     data.write_text("\n".join(json.dumps(dict(zip(("premise", "hypothesis", "label"), p, strict=True))) for p in pairs))
-    evaluator = zero_shot.Evaluator(task)
+    evaluator = evaluation.create("zero-shot", task)
     cases = list(evaluator.cases(data, 0, None))
     relations = evaluator.task(cases)
     requests = [zero_shot.ZeroShotRequest.model_validate(case.body) for case in cases]
@@ -258,13 +259,13 @@ def test_evaluator_has_no_pairs_for_an_embedding_model(tokenizer: Tokenizer, tmp
     data.write_text(json.dumps({"premise": "a", "hypothesis": "b", "label": "entailment"}))
     made = zero_shot.create(tokenizer, replace(manifest("zero-shot", 3), embedding=Embedding("mean", normalize=True)))
     with pytest.raises(DatasetError, match=r"pairs\.jsonl holds premises and hypotheses, and an embedding model"):
-        list(zero_shot.Evaluator(made).cases(data, 0, None))
+        list(evaluation.create("zero-shot", made).cases(data, 0, None))
 
 
 def test_evaluator_offers_the_right_label_and_nine_others(task: zero_shot.ZeroShot, tmp_path: Path) -> None:
     data = tmp_path / "intents.jsonl"
     data.write_text("\n".join(json.dumps({"text": str(i), "label": f"PlayMusic_{i % 30}"}) for i in range(60)))
-    cases = list(zero_shot.Evaluator(task).cases(data, 0, None))
+    cases = list(evaluation.create("zero-shot", task).cases(data, 0, None))
     offered = [case.body["parameters"]["candidate_labels"] for case in cases]
 
     assert all(
@@ -272,7 +273,7 @@ def test_evaluator_offers_the_right_label_and_nine_others(task: zero_shot.ZeroSh
     )
     assert offered[0] != offered[30]  # of two texts with one label
     assert cases[7].expected == ("Play Music 7",)
-    (last,) = zero_shot.Evaluator(task).cases(data, 59, 60)
+    (last,) = evaluation.create("zero-shot", task).cases(data, 59, 60)
     assert last.body == cases[59].body
 
 

@@ -1,10 +1,10 @@
 """Reads the parameters in an artifact's `model.onnx` without a runtime and without the `onnx` package.
 
-A parameter is read and converted to fp32 when it is used, also a part of its rows alone. So the memory that loading
+A parameter is read and converted to fp32 when it is used, also a part of its rows alone. The memory that loading
 takes does not grow with the file.
 
-An ONNX file is a protobuf message. Only the initializers of the graph are read. The format is documented at
-https://protobuf.dev/programming-guides/encoding, and the numbers of the fields are those of onnx/onnx.proto.
+An ONNX file is a protobuf message. Only the initializers of the graph are read. The numbers of the fields are those of
+onnx/onnx.proto.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.errors import ModelError
+from swiftlet_models.graphs.protobuf import message, read_fields, read_varints
 
 INT8: Final = ".int8"
 SCALE: Final = ".scale"
 ZERO: Final = 128
 BLOCK: Final = 128
 SMALLEST_BLOCK: Final = 16  # the smallest that MatMulNBits accepts
-MAX_FIELDS: Final = 1 << 18  # of a message. The graph of a GPT-2 xl has 2,000 nodes and tensors
 MAX_DIMENSIONS: Final = 4
 MAX_SIZE: Final = 1 << 31  # of a tensor, with dimensions of 0 counted as 1. A file has 2 GiB at most
 
@@ -186,85 +186,31 @@ def unpack(packed: Array, scales: Array) -> NDArray[np.float32]:
 
 def _initializers(content: mmap.mmap, descriptor: int) -> Iterator[tuple[str, Tensor]]:
     """Yields the name and the place of each initializer. Raises ValueError and IndexError."""
-    for field, graph in _fields(content, range(len(content))):
+    for field, graph in read_fields(content, range(len(content))):
         if field != _GRAPH:
             continue
-        for inner, tensor in _fields(content, _message(graph)):
+        for inner, tensor in read_fields(content, message(graph)):
             if inner == _INITIALIZER:
-                yield _tensor(content, _message(tensor), descriptor)
+                yield _tensor(content, message(tensor), descriptor)
 
 
-def _tensor(content: mmap.mmap, message: range, descriptor: int) -> tuple[str, Tensor]:
+def _tensor(content: mmap.mmap, span: range, descriptor: int) -> tuple[str, Tensor]:
     dims: list[int] = []
     name, kind, raw = "", 0, range(0)
-    for field, value in _fields(content, message):
+    for field, value in read_fields(content, span):
         if field == _DIMS:  # one number per field, or all in one message
-            dims += [value] if isinstance(value, int) else islice(_varints(content, value), MAX_DIMENSIONS + 1)
+            dims += [value] if isinstance(value, int) else islice(read_varints(content, value), MAX_DIMENSIONS + 1)
             if len(dims) > MAX_DIMENSIONS:
                 raise ValueError("a tensor has too many dimensions.")
         elif field == _DATA_TYPE and isinstance(value, int):
             kind = value
         elif field == _NAME:
-            name = content[_message(value).start : _message(value).stop].decode()
+            name = content[message(value).start : message(value).stop].decode()
         elif field == _RAW:
-            raw = _message(value)
+            raw = message(value)
     if kind not in _TYPES:
         return name, Tensor(descriptor, 0, np.dtype(np.bool_), (0,))  # no parameter has this type
     dtype = _TYPES[kind]
     if math.prod(dims) * dtype.itemsize != len(raw) or math.prod(max(size, 1) for size in dims) > MAX_SIZE:
         raise ValueError("a tensor has another size than its shape says.")
     return name, Tensor(descriptor, raw.start, dtype, tuple(dims))
-
-
-def _message(value: int | range) -> range:
-    if isinstance(value, int):
-        raise ValueError("a message is expected instead of a number.")  # noqa: TRY004  # one class for all errors
-    return value
-
-
-def _varints(content: mmap.mmap, span: range) -> Iterator[int]:
-    at = span.start
-    while at < span.stop:
-        value, at = _varint(content, at, span.stop)
-        yield value
-
-
-def _fields(content: mmap.mmap, span: range) -> Iterator[tuple[int, int | range]]:
-    """Yields the number and the value of each field of a message. A value with a length is the span of its bytes."""
-    at, count = span.start, 0
-    while at < span.stop:
-        if (count := count + 1) > MAX_FIELDS:
-            raise ValueError("a message has too many fields.")
-        key, at = _varint(content, at, span.stop)
-        match key & 7:
-            case 0:
-                value, at = _varint(content, at, span.stop)
-                yield key >> 3, value
-                continue
-            case 1:
-                size = 8
-            case 2:
-                size, at = _varint(content, at, span.stop)
-            case 5:
-                size = 4
-            case _:
-                raise ValueError("a field has an unknown type.")
-        if size > span.stop - at:
-            raise ValueError("the file ends within a field.")
-        yield key >> 3, range(at, at + size)
-        at += size
-
-
-def _varint(content: mmap.mmap, at: int, stop: int) -> tuple[int, int]:
-    """Returns a number with 7 bits per byte, lowest first, and the offset of its end."""
-    value = shift = 0
-    while shift < 64:
-        if at >= stop:
-            raise ValueError("the file ends within a number.")
-        byte = content[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("a number has no end.")

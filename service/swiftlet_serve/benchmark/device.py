@@ -2,7 +2,7 @@
 
 The ways are the torch engine, with one call and with two in flight, and with other precisions; the same network without
 CUDA graphs; the padded network in torch as it is and compiled; and ONNX Runtime where it has a provider for the device.
-A call begins with a batch on the host and ends with its rows there, so its time includes both copies. The share of the
+A call begins with a batch on the host and ends with its rows there: its time includes both copies. The share of the
 peak relates the multiply-adds that a batch needs to the best rate of a large product in bf16, measured in the same run.
 """
 
@@ -95,8 +95,8 @@ def bench_device(
         cases.append(Case(f"{shape} mixed lengths", network, [Batch.of(random_sequences(mixed))]))
         for case in cases:
             progress(case.name)
-            found = list(measure(case, engines, operations, seconds, clock=time.perf_counter))
-            results += [_in_flight(found[0], engines[SUBJECT].call, case, seconds / 4), *found]
+            measured = list(measure(case, engines, operations, seconds, clock=time.perf_counter))
+            results += [_in_flight(measured[0], engines[SUBJECT].call, case, seconds / 4), *measured]
             used = _energy_j(device, partial(engines[SUBJECT].call, case.batches[0]), seconds / 4)
             if used is not None:
                 joules[case.name] = used / case.rows
@@ -112,12 +112,12 @@ def report(
     Raises:
         SetupError: as `bench_device`.
     """
-    found = text(bench_device(torch.device(device), shapes or SHAPES, runs, seconds, progress))
+    table = text(bench_device(torch.device(device), shapes or SHAPES, runs, seconds, progress))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(found + "\n", "utf-8")
+        (out / f"{name}.md").write_text(table + "\n", "utf-8")
         progress(str(out / f"{name}.md"))
-    return found
+    return table
 
 
 def check_device(device: torch.device) -> None:
@@ -162,13 +162,13 @@ def _engines(network: Network, device: torch.device, progress: Progress) -> Iter
     yield SUBJECT, LoadedEngine("swiftlet", engine.run)
     for precision in [name for name in PRECISIONS if name != "bf16"]:
         try:
-            other = ragged_engine(artifact, load_network(artifact), device, precision)
-            assert other is not None  # noqa: S101  # for the type checker
-            other.run(batch_of(2, 8))
+            rounded = ragged_engine(artifact, load_network(artifact), device, precision)
+            assert rounded is not None  # noqa: S101  # for the type checker
+            rounded.run(batch_of(2, 8))
         except RuntimeError as error:  # the device has no such products
             progress(f"{precision} is left out: {error}")
         else:
-            yield precision, LoadedEngine(f"swiftlet, {precision}", other.run)
+            yield precision, LoadedEngine(f"swiftlet, {precision}", rounded.run)
     plain = RaggedTorch(engine.network, device, engine.longest)
     yield "without graphs", LoadedEngine("swiftlet, without graphs", plain.run)
     padded = PaddedTorch(load_network(artifact), device)
@@ -215,7 +215,7 @@ def _in_flight(alone: Result, call: Call, case: Case, seconds: float) -> Result:
 
 
 def _uuid(device: torch.device) -> str:
-    """Returns the name of a GPU in NVML. Raises an exception if the device is none."""
+    """Returns the name of a GPU in NVML. Raises an exception for another device."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 

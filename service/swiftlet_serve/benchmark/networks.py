@@ -19,7 +19,7 @@ from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch
 
 GRAPH: Final = "fp32.onnx"
-VOCABULARY_SIZE: Final = 1000  # a classifier only looks words up, so the size does not change its speed
+VOCABULARY_SIZE: Final = 1000  # which does not change the speed of a classifier: it only looks words up
 FIRST_ID: Final = 5  # after the special tokens: the id of padding changes the positions in some networks
 
 
@@ -144,11 +144,11 @@ def cached_network(
 
 
 def batch_of(rows: int, length: int, seed: int = 0) -> Batch:
-    """Returns a batch of random ids, of which the head reads the first position of each row."""
+    """Returns a batch of random ids. The head reads the first position of each row."""
     return Batch.of(random_sequences([length] * rows, seed))
 
 
 def random_sequences(lengths: Iterable[int], seed: int = 0) -> list[Encoding]:
-    """Returns sequences of random ids, of which the head reads the first position."""
+    """Returns sequences of random ids. The head reads the first position of each."""
     draw, focus = np.random.default_rng(seed), np.zeros(1, np.int64)
     return [Encoding(draw.integers(FIRST_ID, VOCABULARY_SIZE, n), np.zeros(n, np.int64), focus) for n in lengths]

@@ -144,16 +144,16 @@ def _batches(sequences: Iterable[Encoding]) -> list[Batch]:
 
 
 def texts_of(model: ServedModel, data: Path) -> list[Encoding]:
-    """Returns texts of the data, or built-in ones. All of a row is read, because some engines cannot rank."""
+    """Returns texts of the data, or built-in ones. Rows are whole, because some engines cannot rank."""
     task = model.manifest.task
     if data.is_dir():
-        found = encodings(model, data / DATA[task], REQUESTS[task])
-        return [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in found]
+        texts = encodings(model, data / DATA[task], REQUESTS[task])
+        return [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in texts]
     return golden_encodings(model.tokenizer, model.manifest)
 
 
 def batches_of_similar_length(texts: Iterable[Encoding], max_tokens: int = BATCH_TOKENS) -> Iterator[list[Encoding]]:
-    """Yields batches of at most so many tokens, with padding. A longer text is a batch of its own."""
+    """Yields batches of at most `max_tokens`, with padding. A longer text is a batch of its own."""
     batch: list[Encoding] = []
     for text in sorted(texts, key=lambda text: len(text.input_ids)):
         if batch and (len(batch) + 1) * len(text.input_ids) > max_tokens:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from swiftlet_serve.errors import FieldError, SwiftletError
-from swiftlet_serve.tasks import TRUNCATION
+from swiftlet_serve.tasks._requests import TRUNCATION
 
 INVALID_VALUES: Final = "The body has invalid values. The list of errors names each place and the rule that it breaks."
 

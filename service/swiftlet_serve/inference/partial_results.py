@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
 from swiftlet_models.checkpoint_tokenizer import TokenizerFault
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import Internal, SwiftletError, Unprocessable
+from swiftlet_serve.tasks._requests import Request, failure, text_pointers
 from swiftlet_serve.types import EncodingT, Outcome, RequestT, Task
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def encode(task: Task[RequestT, EncodingT], request: RequestT) -> list[Input[Req
     Raises:
         Unprocessable: the request is invalid as a whole, or an input is invalid and the request is not partial.
     """
-    requests = task.split(request) if isinstance(request, tasks.Request) and request.partial else []
+    requests = task.split(request) if isinstance(request, Request) and request.partial else []
     if len(requests) < 2:
         return [Input(request, encode_whole(task, request))]
     return [_encode(task, one) for one in requests]
@@ -68,7 +68,7 @@ def _tokenizer_faults() -> Iterator[None]:
 
 def truncated(task: Task[Any, Any], request: Any, inputs: Sequence[Input[Any, Any]]) -> tuple[str, ...]:
     """Returns the JSON Pointers of the texts that were cut, in order. A text in several sequences counts once."""
-    pointers = getattr(task, "text_pointers", tasks.text_pointers)(request)
+    pointers = getattr(task, "text_pointers", text_pointers)(request)
     if len(inputs) == 1:
         cut = {sequence.text_index for sequence in inputs[0].encodings if sequence.left_out}
     else:
@@ -115,4 +115,4 @@ def _decode_or_error(task: Task[Any, Any], one: Input[Any, Any], outcomes: Seque
             raise one.error
         return task.single(_decode(task, one, outcomes))
     except SwiftletError as error:
-        return tasks.failure(error).model_dump()
+        return failure(error).model_dump()

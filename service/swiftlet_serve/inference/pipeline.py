@@ -13,12 +13,12 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from pydantic import BaseModel
 
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import DeadlineExceeded, FieldError, Internal, NotFound, Unavailable, Unprocessable
 from swiftlet_serve.inference import partial_results
 from swiftlet_serve.inference.deadlines import Deadlines
 from swiftlet_serve.inference.loading import ServedModel
 from swiftlet_serve.inference.partial_results import Input
+from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types import Deadline, Outcome, Priority, Row, Task
 from swiftlet_serve.types.topk import Ranked
@@ -190,7 +190,7 @@ class Pipeline:
 
     async def _encode(self, request: BaseModel, record: RequestRecord | None) -> list[Input[Any, Any]]:
         started = time.monotonic()
-        if tasks.characters(request) <= MAX_INLINE_CHARACTERS:
+        if characters(request) <= MAX_INLINE_CHARACTERS:
             inputs = partial_results.encode(self.model.task, request)
         else:
             inputs = await self.run_in_thread(partial_results.encode, self.model.task, request)

@@ -10,11 +10,11 @@ from typing import Any, Final
 from swiftlet_models import calibration
 from swiftlet_models.artifact import Artifact, Decisions, open_artifact, seal
 from swiftlet_models.datasets import DatasetError
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError
+from swiftlet_serve.evaluation import Case
 from swiftlet_serve.inference.loading import LoadedModel
 from swiftlet_serve.offline.evaluate import respond_to_examples
-from swiftlet_serve.tasks import Case
 
 LEAST: Final = 20  # cases that each half needs: a bin of the error then has one or two
 DIGITS: Final = 4
@@ -52,7 +52,7 @@ def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | Non
         raise SetupError(f"swiftlet calibrate does not take the task {model.task_name}. {advice}")
     if model.task_name == "classify" and model.manifest.problem != "single_label":
         raise SetupError("Only models whose labels exclude each other can be calibrated.")
-    evaluator = tasks.load(model.task_name).Evaluator(model.task)
+    evaluator = evaluation.create(model.task_name, model.task)
     cases = list(evaluator.cases(data, skip, None if limit is None else skip + limit))
     if len(cases) < 2 * LEAST:
         raise DatasetError(f"{data.name} has {len(cases)} examples. Calibration needs at least {2 * LEAST}.")
@@ -65,9 +65,9 @@ def calibrate(model: LoadedModel, data: Path, *, skip: int = 0, limit: int | Non
 def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
     parameters, read = LABELS[model.task_name]
     responses = respond_to_examples(model, [_body(case, parameters) for case in cases], data)
-    found = [read(response) for response in responses]
-    rows = [list(each.values()) for each in found]
-    right = [list(each).index(case.expected[0]) for each, case in zip(found, cases, strict=True)]
+    log_odds = [read(response) for response in responses]
+    rows = [list(odds.values()) for odds in log_odds]
+    right = [list(odds).index(case.expected[0]) for odds, case in zip(log_odds, cases, strict=True)]
     temperature = round(calibration.fit_temperature(rows[::2], right[::2]), DIGITS)
 
     def error(temperature: float) -> float:
@@ -83,15 +83,15 @@ def _calibrate_labels(model: LoadedModel, cases: Sequence[Case], data: Path) -> 
 def _calibrate_answers(model: LoadedModel, cases: Sequence[Case], data: Path) -> Calibration:
     score, read = ANSWERS[model.task_name]
     responses = respond_to_examples(model, [case.body for case in cases], data)
-    halves: tuple[list[tuple[float, bool]], ...] = ([], [])  # of each answer: the log-odds, and whether it is right
+    halves: tuple[list[tuple[float, bool]], ...] = ([], [])  # log-odds of an answer, and whether it is right
     for number, (case, response) in enumerate(zip(cases, responses, strict=True)):
         right = [grade.scores[score] == 1 for grade in case.grade(response)]
         halves[number % 2].extend(zip(map(calibration.log_odds, read(response)), right, strict=True))
-    temperature, offset = (round(one, DIGITS) for one in calibration.fit_answers(*zip(*halves[0], strict=True)))
+    temperature, offset = (round(value, DIGITS) for value in calibration.fit_answers(*zip(*halves[0], strict=True)))
 
     def error(temperature: float, offset: float) -> float:
         log_odds, right = zip(*halves[1], strict=True)
-        confidences = [calibration.sigmoid(one + offset, temperature) for one in log_odds]
+        confidences = [calibration.sigmoid(odds + offset, temperature) for odds in log_odds]
         return round(calibration.expected_calibration_error(confidences, right), DIGITS)
 
     sizes = len(halves[0]), len(halves[1])
@@ -104,7 +104,7 @@ def _name(data: Path) -> str:
 
 
 def record(
-    path: Path, found: Calibration, predicates: Mapping[str, str], scores: Mapping[str, Sequence[str]]
+    path: Path, fitted: Calibration, predicates: Mapping[str, str], scores: Mapping[str, Sequence[str]]
 ) -> Artifact:
     """Writes the calibration, and the labels that answer predicates and scores, to the artifact in `path`.
 
@@ -120,12 +120,12 @@ def record(
     labels = set(artifact.manifest.labels)
     if not labels.issuperset((*predicates.values(), *(label for levels in scores.values() for label in levels))):
         raise SetupError(f"The labels of the model are {', '.join(artifact.manifest.labels)}.")
-    card = artifact.card() | {"calibration": asdict(found)}
+    card = artifact.card() | {"calibration": asdict(fitted)}
     if artifact.manifest.task in ANSWERS:
         return seal(path, artifact.manifest, card)
     before = artifact.manifest.decisions or Decisions()
     decisions = Decisions(
-        temperature=found.temperature,
+        temperature=fitted.temperature,
         predicates={**before.predicates, **predicates},
         scores={**before.scores, **scores},
     )
@@ -133,11 +133,11 @@ def record(
 
 
 def _classified(response: Any) -> LogOdds:
-    return {one["label"]: one["score"] for one in response[0]}
+    return {label["label"]: label["score"] for label in response[0]}
 
 
 def _zero_shot(response: Any) -> LogOdds:
-    return {one["label"]: calibration.log_odds(one["score"]) for one in response}
+    return {label["label"]: calibration.log_odds(label["score"]) for label in response}
 
 
 def _best_span(response: Any) -> list[float]:
@@ -159,7 +159,7 @@ ANSWERS: Final[Mapping[str, tuple[str, Callable[[Any], list[float]]]]] = {
     "qa": ("exact_match", _best_span),
     "fill-mask": ("top_1", _best_tokens),
 }
-"""By task with answers: the score that says whether one is right, and how probabilities are read from a response."""
+"""By task with answers: the score that says whether they are right, and how probabilities are read from a response."""
 
 
 def _body(case: Case, parameters: Mapping[str, Any]) -> dict[str, Any]:

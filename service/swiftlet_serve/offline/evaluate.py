@@ -1,6 +1,6 @@
 """Measures a model as it is served: every example of a data file takes the path of a request.
 
-Each task reads its own data format and grades its own answers (`tasks.Evaluator`).
+The evaluator of a task reads its data format and grades its answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swiftlet_models.artifact import Artifact, open_artifact, seal
 from swiftlet_models.datasets import DatasetError
 from swiftlet_models.metrics import Score, Threshold
 from swiftlet_models.tokenizer import Encoding
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation
 from swiftlet_serve.errors import SetupError, Unprocessable
 from swiftlet_serve.inference.loading import LoadedModel, ServedModel
 from swiftlet_serve.inference.local_runtime import LocalRuntime
@@ -64,7 +64,7 @@ def evaluate(
     Raises:
         DatasetError: the file is not in the format of the model's task, or holds no example.
     """
-    evaluator = _evaluator(model)
+    evaluator = evaluation.create(model.task_name, model.task)
     cases = list(evaluator.cases(data, skip, None if limit is None else skip + limit))
     if not cases:
         raise DatasetError(f"{data.name} holds no example to measure on.")
@@ -91,7 +91,7 @@ def encodings(model: ServedModel, data: Path, limit: int) -> list[Encoding]:
     Raises:
         DatasetError: the file is not in the format of the model's task.
     """
-    cases = islice(_evaluator(model).cases(data, 0, limit), limit)
+    cases = islice(evaluation.create(model.task_name, model.task).cases(data, 0, limit), limit)
     requests = [model.task.Request.model_validate(case.body) for case in cases]
     return [encoding for request in requests for encoding in model.task.encode(request)]
 
@@ -124,7 +124,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     return scores | ({"upper_bounds": bounds} if bounds else {})
 
 
-def record(model: ServedModel, data: Path, found: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
+def record(model: ServedModel, data: Path, result: Evaluation, *, limit: int | None = None, skip: int = 0) -> Artifact:
     """Adds a model's scores on a data file to the card of its artifact, beside those of its release.
 
     They replace those of the same task on the same file. Scores of other precisions and engines stay.
@@ -137,14 +137,14 @@ def record(model: ServedModel, data: Path, found: Evaluation, *, limit: int | No
     name = data.name if model.task_name == artifact.manifest.task else f"{data.name}, {model.task_name}"
     card = artifact.card()
     also = card.get("also", {})
-    also |= {name: also.get(name, {}) | summary(found) | part}
+    also |= {name: also.get(name, {}) | summary(result) | part}
     return seal(artifact.path, artifact.manifest, card | {"also": also})
 
 
 def ask(model: LoadedModel, inputs: Sequence[Any]) -> list[str]:
     """Returns the model's best answer to each input, and closes the model."""
-    responses = respond(model, [{"inputs": one} for one in inputs])
-    return [_evaluator(model).best(response) for response in responses]
+    responses = respond(model, [{"inputs": value} for value in inputs])
+    return [evaluation.create(model.task_name, model.task).best(response) for response in responses]
 
 
 def find_nearest(model: LoadedModel, cases: Sequence[tuple[Any, Sequence[str]]]) -> list[str]:
@@ -163,33 +163,29 @@ def respond(model: LoadedModel, bodies: Sequence[dict[str, Any]]) -> list[Any]:
     return asyncio.run(_send(model, bodies, None))
 
 
-def agreement(one: Evaluation, other: Evaluation) -> Score:
+def agreement(first: Evaluation, second: Evaluation) -> Score:
     """Returns how often two models gave the same answer, or for embeddings how similar their vectors are.
 
     Raises:
         SetupError: the two evaluations asked different questions, as for fill-mask models of different vocabularies.
     """
-    _check_comparable(one, other)
-    return metrics.mean([float(one.agree(a, b)) for a, b in zip(one.answers, other.answers, strict=True)])
+    _check_comparable(first, second)
+    return metrics.mean([float(first.agree(a, b)) for a, b in zip(first.answers, second.answers, strict=True)])
 
 
-def difference(one: Evaluation, other: Evaluation) -> Score:
+def difference(first: Evaluation, second: Evaluation) -> Score:
     """Returns the difference of the main scores in points, with the interval for paired cases.
 
     Raises:
         SetupError: the two evaluations asked different questions.
     """
-    _check_comparable(one, other)
-    return metrics.difference(one.marks, other.marks)
+    _check_comparable(first, second)
+    return metrics.difference(first.marks, second.marks)
 
 
-def _check_comparable(one: Evaluation, other: Evaluation) -> None:
-    if len(one.answers) != len(other.answers):
+def _check_comparable(first: Evaluation, second: Evaluation) -> None:
+    if len(first.answers) != len(second.answers):
         raise SetupError("The two models were asked different questions, so their answers cannot be compared.")
-
-
-def _evaluator(model: ServedModel) -> tasks.Evaluator:
-    return tasks.load(model.task_name).Evaluator(model.task)
 
 
 async def _send(model: LoadedModel, bodies: Sequence[dict[str, Any]], progress: Progress | None) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftlet_models.artifact import Manifest
-from swiftlet_serve import tasks
+from swiftlet_models.probabilities import sigmoid, softmax
 from swiftlet_serve.tasks.classify import default_function
 from swiftlet_serve.tasks.embed import cosine
 
@@ -42,17 +42,17 @@ class Fidelity:
         return self.mean >= LEAST[self.measure]
 
 
-def fidelity(manifest: Manifest, exact: Outputs, found: Outputs) -> Fidelity:
-    """Compares the outputs of an fp32 network and another one for the same sequences.
+def fidelity(manifest: Manifest, exact: Outputs, rounded: Outputs) -> Fidelity:
+    """Compares the outputs of an fp32 network with those of another one for the same sequences.
 
     Raises:
         ValueError: there are no sequences, or the arguments differ in length.
     """
     measure = _measure(manifest)
-    each = [_compare(manifest, measure, one, other) for one, other in zip(exact, found, strict=True)]
-    if not each:
+    kept = [_compare(manifest, measure, *outputs) for outputs in zip(exact, rounded, strict=True)]
+    if not kept:
         raise ValueError("there are no sequences to compare.")
-    return Fidelity(measure, float(np.mean(each)), float(np.min(each)), len(each))
+    return Fidelity(measure, float(np.mean(kept)), float(np.min(kept)), len(kept))
 
 
 def _measure(manifest: Manifest) -> str:
@@ -64,18 +64,14 @@ def _measure(manifest: Manifest) -> str:
     return "score" if one_output or manifest.problem == "regression" else "probability"
 
 
-def _compare(manifest: Manifest, measure: str, one: Output, other: Output) -> float:
-    a, b = one.astype(np.float64), other.astype(np.float64)
+def _compare(manifest: Manifest, measure: str, exact: Output, rounded: Output) -> float:
+    a, b = exact.astype(np.float64), rounded.astype(np.float64)
     if measure == "cosine":
         return cosine(a[0], b[0])
     if measure == "score":
         return 1 - float(np.abs(a - b).max()) / max(1.0, float(np.abs(a).max()))
     if manifest.head == "classification" and default_function(manifest.problem, manifest.width) == "sigmoid":
-        return 1 - float(np.abs(_sigmoid(a) - _sigmoid(b)).max())
+        return 1 - float(np.abs(sigmoid(a) - sigmoid(b)).max())
     if manifest.head == "token" and not manifest.labels:  # the first and the last token of an answer
         a, b = a.T, b.T
-    return 1 - float((np.abs(tasks.softmax(a) - tasks.softmax(b)).sum(axis=-1) / 2).mean())
-
-
-def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 0.5 + 0.5 * np.tanh(logits / 2)
+    return 1 - float((np.abs(softmax(a) - softmax(b)).sum(axis=-1) / 2).mean())

@@ -215,12 +215,12 @@ def _check_tokenizer(
     if own > tokenizer_check.MAX_LOST:
         report(f"the tokenizer makes unknown tokens of {own:.0%} of the letters of {' or '.join(languages)}")
     try:
-        found = tokenizer_check.difference(tokenizer, directory)
+        difference = tokenizer_check.difference(tokenizer, directory)
     except Exception as error:  # transformers is not installed, or its code for this checkpoint fails in some way
         report(f"the tokenizer is not compared with transformers, which cannot read it here ({type(error).__name__})")
         return
-    if found is not None:
+    if difference is not None:
         raise SetupError(
-            f"transformers reads the tokenizer otherwise: {found}. Save a tokenizer.json with "
+            f"transformers reads the tokenizer otherwise: {difference}. Save a tokenizer.json with "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR). If its ids are wrong, add --accept-tokenizer."
         )

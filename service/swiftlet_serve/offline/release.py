@@ -31,7 +31,7 @@ from swiftlet_models.artifact import (
 from swiftlet_models.folding import Matrix
 from swiftlet_models.graphs.reader import WeightsError, open_weights
 from swiftlet_models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve import tasks
+from swiftlet_serve import evaluation, tasks
 from swiftlet_serve.engines.native import Native
 from swiftlet_serve.errors import SetupError, SwiftletError
 from swiftlet_serve.inference.loading import LoadedModel, load_model
@@ -164,18 +164,18 @@ def release(
             else:
                 stage.card["int8"] = "compared with fp32 on the golden inputs only"
             served = stage.record_native(fp32) or int8
-            kept = stage.record_fidelity(encodings, [answer(draft.network, one) for one in encodings])
+            kept = stage.record_fidelity(encodings, [answer(draft.network, encoding) for encoding in encodings])
             verdict = judge(fp32, served, kept, max_loss)
             if verdict.refusal:
                 raise ReleaseError(f"int8 {verdict.refusal}, so the artifact is not written. {advice}")
             if verdict.warning:
                 report(f"warning: int8 {verdict.warning}")
             for data in also:
-                found = exact.evaluate(exact.load(), Measure(data))
-                stage.record_also(data, {"fp32": summary(found)["scores"]})
+                result = exact.evaluate(exact.load(), Measure(data))
+                stage.record_also(data, {"fp32": summary(result)["scores"]})
                 if stage.runs_native:
-                    found = stage.evaluate(stage.load("native"), Measure(data), "native")
-                    stage.record_also(data, {"native": summary(found)["scores"]})
+                    result = stage.evaluate(stage.load("native"), Measure(data), "native")
+                    stage.record_also(data, {"native": summary(result)["scores"]})
         for data in also:
             stage.record_also(data, summary(stage.evaluate(stage.load(), Measure(data))))
         if weaknesses:
@@ -221,7 +221,8 @@ def golden_encodings(tokenizer: Tokenizer, manifest: Manifest) -> list[Encoding]
     definition = tasks.load(manifest.task)
     try:
         task = definition.create(tokenizer, manifest)
-        requests = [task.Request.model_validate(body) for body in tasks.golden_bodies(definition, tokenizer)]
+        bodies = evaluation.create(manifest.task, task).golden_bodies()
+        requests = [task.Request.model_validate(body) for body in bodies]
         return [encoding for request in requests for encoding in task.encode(request)]
     except (SwiftletError, ValueError) as error:
         raise SetupError(f"No golden answers can be made: {error}") from None
@@ -276,16 +277,16 @@ class _Stage:
             return None
         evaluation = self.evaluate(model, self.measure)
         self.card["data"] = {"file": self.measure.data.name, "skip": self.measure.skip, "limit": self.measure.limit}
-        found = summary(evaluation)
-        self.card["scores"] |= {self.manifest.precision: found["scores"], "trivial": found["trivial"]}
-        if "upper_bounds" in found:
-            self.card.setdefault("upper_bounds", {})[self.manifest.precision] = found["upper_bounds"]
+        results = summary(evaluation)
+        self.card["scores"] |= {self.manifest.precision: results["scores"], "trivial": results["trivial"]}
+        if "upper_bounds" in results:
+            self.card.setdefault("upper_bounds", {})[self.manifest.precision] = results["upper_bounds"]
         return evaluation
 
-    def record_also(self, data: Path, found: Mapping[str, Any]) -> None:
+    def record_also(self, data: Path, results: Mapping[str, Any]) -> None:
         """Adds results on a further file to those that the card has."""
         also = self.card.setdefault("also", {})
-        also[data.name] = {**also.get(data.name, {}), **found}
+        also[data.name] = {**also.get(data.name, {}), **results}
 
     def record_native(self, fp32: Evaluation | None) -> Evaluation | None:
         """Records and returns the results of the native engine, which rounds differently; None if it cannot run."""
@@ -309,11 +310,11 @@ class _Stage:
     def record_fidelity(self, encodings: Sequence[Encoding], exact: Outputs) -> Fidelity:
         """Records and returns the fidelity of the answers to built-in texts, on the engine that serves here."""
         model = self.load("native" if self.runs_native else "onnx_cpu")
-        whole = [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in encodings]  # not only the top k
-        found = fidelity(self.manifest, exact, [model.engine.run(Batch.of([one]))[0] for one in whole])
-        self.card["fidelity"] = {"engine": model.engine.title, **asdict(found)}
+        whole = [Encoding(text.input_ids, text.token_type_ids, text.focus) for text in encodings]  # not only the top k
+        kept = fidelity(self.manifest, exact, [model.engine.run(Batch.of([text]))[0] for text in whole])
+        self.card["fidelity"] = {"engine": model.engine.title, **asdict(kept)}
         model.engine.close()
-        return found
+        return kept
 
     @property
     def runs_native(self) -> bool:
@@ -328,10 +329,10 @@ class _Stage:
 def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Report) -> list[dict[str, Any]]:
     """Returns the known errors that a model makes, as recorded in its card, and closes the model."""
     if model.task_name == "embed":
-        answers = find_nearest(model, [(one.inputs, one.texts) for one in weaknesses])
+        answers = find_nearest(model, [(weakness.inputs, weakness.texts) for weakness in weaknesses])
     else:
-        answers = ask(model, [one.inputs for one in weaknesses])
-    found = []
+        answers = ask(model, [weakness.inputs for weakness in weaknesses])
+    errors = []
     for weakness, answer in zip(weaknesses, answers, strict=True):
         if answer == weakness.right:
             report(f"answers correctly, so this weakness is not recorded: {weakness.about}")
@@ -339,8 +340,8 @@ def find_errors(model: LoadedModel, weaknesses: Sequence[Weakness], report: Repo
             known = asdict(weakness)
             if not weakness.texts:
                 del known["texts"]
-            found.append(known | {"answer": answer})
-    return found
+            errors.append(known | {"answer": answer})
+    return errors
 
 
 def _write_weights(path: Path, network: Network) -> None:

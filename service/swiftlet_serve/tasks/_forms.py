@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origi
 
 from pydantic import BaseModel
 
-from swiftlet_serve.tasks import Failure
+from swiftlet_serve.tasks._requests import Failure
 
 TEXT: Final = "text"
 PLAIN: Final = frozenset({str, float, int, bool})
@@ -43,12 +43,12 @@ class Form(NamedTuple):
 def forms(request: type[BaseModel]) -> Sequence[Form]:
     """Returns the forms of one input of a task, the simplest first."""
     members = _members(request.model_fields["inputs"].annotation)
-    found = [Form((Input(TEXT),), is_text=True)] if str in members else []
+    unique = [Form((Input(TEXT),), is_text=True)] if str in members else []
     for model in _models(members):
         form = Form(tuple(_input(name, field) for name, field in model.model_fields.items()), is_text=False)
-        if set(form.names) not in [set(one.names) for one in found]:
-            found.append(form)
-    return found
+        if set(form.names) not in [set(known.names) for known in unique]:
+            unique.append(form)
+    return unique
 
 
 @cache
@@ -88,5 +88,5 @@ def _members(annotation: Any, *, inside_lists: bool = False) -> list[Any]:
     if origin is Annotated or (inside_lists and origin is list):
         return _members(get_args(annotation)[0], inside_lists=inside_lists)
     if origin in (Union, types.UnionType):
-        return [one for part in get_args(annotation) for one in _members(part, inside_lists=inside_lists)]
+        return [member for part in get_args(annotation) for member in _members(part, inside_lists=inside_lists)]
     return [annotation]

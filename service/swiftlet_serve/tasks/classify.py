@@ -10,21 +10,26 @@ Inference API. (The pipeline itself returns only the best label.)
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest, Problem
-from swiftlet_models.metrics import Score
 from swiftlet_models.tokenizer import Encoding, Text, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
-from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.tasks._requests import (
+    LEAST_ITEM_BYTES,
+    MAX_INPUTS,
+    Failure,
+    Request,
+    Strict,
+    empty_input,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.types import Row
 
 HEAD: Final = "classification"
@@ -58,7 +63,7 @@ class ClassifyParameters(Strict):
 DEFAULTS: Final = ClassifyParameters()
 
 
-class ClassifyRequest(tasks.Request):
+class ClassifyRequest(Request):
     """A classification request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
@@ -90,20 +95,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Classify:
     return Classify(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
-    """Returns texts that are short, long, in other scripts, or hard to tokenise."""
-    return (
-        "A warm, funny and clever film that never outstays its welcome.",
-        "The plot makes no sense, the jokes fall flat, and it goes on for ever.",
-        "no",
-        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step of the "
-        "house.",
-        "I had hoped for more; still, the last ten minutes are worth the ticket 🎬 – go and see it!",
-        "서울의 봄은 짧지만 아름답다.",
-        "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
-    )
-
-
 class Classify:
     """One sequence for each text. Its row holds the logits of the labels, (1, labels)."""
 
@@ -125,25 +116,25 @@ class Classify:
             Unprocessable: a text is empty, or is too long while truncation is off.
         """
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        pointers = tasks.pointers(request.inputs)
+        places = pointers(request.inputs)
         parameters = request.parameters or DEFAULTS
-        texts = [_text(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
+        texts = [_text(item, pointer) for item, pointer in zip(inputs, places, strict=True)]
         try:
             encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation)
         except TextTooLong as error:
-            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
-        for encoding, pointer in zip(encodings, pointers, strict=True):
+            raise too_many_tokens(places[error.index], self.max_tokens) from None
+        for encoding, pointer in zip(encodings, places, strict=True):
             if not len(encoding.input_ids):  # no special tokens, and a text of control characters
-                raise tasks.empty_input(pointer)
+                raise empty_input(pointer)
         if not self._read_last_token:
             return encodings
-        return [replace(one, focus=np.array([len(one.input_ids) - 1])) for one in encodings]
+        return [replace(encoding, focus=np.array([len(encoding.input_ids) - 1])) for encoding in encodings]
 
     def least_response_bytes(self, request: ClassifyRequest) -> int:
         """Returns a lower bound of the size of the response."""
         top_k = (request.parameters or DEFAULTS).top_k or len(self.labels)
         texts = len(request.inputs) if isinstance(request.inputs, list) else 1
-        return texts * min(top_k, len(self.labels)) * tasks.LEAST_ITEM_BYTES
+        return texts * min(top_k, len(self.labels)) * LEAST_ITEM_BYTES
 
     def decode(
         self, request: ClassifyRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
@@ -183,7 +174,7 @@ def softmax(logits: Sequence[float]) -> list[float]:
     largest = max(logits)
     odds = [math.exp(logit - largest) for logit in logits]
     total = sum(odds)
-    return [each / total for each in odds]
+    return [share / total for share in odds]
 
 
 def sigmoid(logits: Sequence[float]) -> list[float]:
@@ -209,46 +200,8 @@ def _text(item: str | Pair, pointer: str) -> Text:
     else:
         text, pair = item, None
     if not text.strip():
-        raise tasks.empty_input(pointer)
+        raise empty_input(pointer)
     return text if pair is None else (text, pair)
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures accuracy on texts with the names or numbers of their labels. Blank texts are skipped.
-
-    A model with two labels also gets the Matthews correlation and the F1 of its second label.
-    """
-
-    def __init__(self, task: Classify):
-        self._labels = task.labels
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for example in datasets.labelled(data, self._labels)[skip:stop]:
-            if example.text.strip():
-                yield _case(example.text, self._labels[example.label])
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        right = [case.expected[0] for case in cases]
-        ((commonest, _),) = Counter(right).most_common(1)
-        return {"always the commonest label": metrics.mean([float(label == commonest) for label in right])}
-
-    def best(self, response: Any) -> str:
-        return str(response[0][0]["label"])
-
-    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
-        if len(self._labels) != 2:
-            return {}
-        predicted = [self._labels.index(label) for label in answers]
-        actual = [self._labels.index(case.expected[0]) for case in cases]
-        return {"matthews": metrics.matthews(predicted, actual), "label_1_f1": metrics.f1(predicted, actual)}
-
-
-def _case(text: str, label: str) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        best = response[0][0]["label"]
-        return [Grade({"accuracy": float(best == label)}, best)]
-
-    return Case({"inputs": text, "parameters": {"top_k": 1}}, (label,), grade)
 
 
 TASK: Final = Classify

@@ -1,6 +1,6 @@
 """Embedding: a vector for each text, for search, clustering and similarity.
 
-The vectors are those of `SentenceTransformer.encode`. The network pools the tokens, so that only a vector leaves the
+The vectors are those of `SentenceTransformer.encode`. The network pools the tokens: only a vector leaves the
 engine. This module adds the prompt to a text, and cuts and normalises its vector. The response is a list of vectors
 even for one text, as in Hugging Face's feature extraction.
 """
@@ -8,22 +8,27 @@ even for one text, as in Hugging Face's feature extraction.
 from __future__ import annotations
 
 import base64
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Embedding, Manifest
-from swiftlet_models.metrics import Score
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
-from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, Texts
+from swiftlet_serve.tasks._requests import (
+    MAX_INPUTS,
+    Failure,
+    Request,
+    Strict,
+    Texts,
+    empty_input,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.types import Row
 
 HEAD: Final = "embedding"
@@ -67,7 +72,7 @@ class EmbedParameters(Strict):
 DEFAULTS: Final = EmbedParameters()
 
 
-class EmbedRequest(tasks.Request):
+class EmbedRequest(Request):
     """An embedding request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
@@ -92,7 +97,7 @@ def has_ids(inputs: Any) -> bool:
     return not isinstance(inputs, str) and not isinstance(inputs[0], str)
 
 
-class TokenIdsRequest(tasks.Request):
+class TokenIdsRequest(Request):
     """An embedding request with token ids instead of texts, which only other protocols have."""
 
     inputs: Ids
@@ -115,18 +120,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Embed:
     if manifest.embedding is None:
         raise ValueError("embed needs a network with the head embedding.")
     return Embed(tokenizer, manifest, manifest.embedding)
-
-
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
-    """Returns texts that are short, long, in other scripts, or hard to tokenise."""
-    return (
-        "A man is playing a guitar.",
-        "no",
-        "The ferry leaves at a quarter past six, and the last bus back to the harbour waits for its passengers.",
-        "Where can I renew my passport? I moved last year; the old office was closed in March 🛂.",
-        "서울의 봄은 짧지만 아름답다.",
-        "Ünïcödé, naïve café, e\u0301 and ﬁ: the tokenizer must keep its footing.",
-    )
 
 
 class Embed:
@@ -160,7 +153,7 @@ class Embed:
         if isinstance(request, TokenIdsRequest):
             return self._encode_ids(request, prompt, truncate=parameters.truncation)
         texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        return self.encode_texts(texts, tasks.pointers(request.inputs), prompt, truncate=parameters.truncation)
+        return self.encode_texts(texts, pointers(request.inputs), prompt, truncate=parameters.truncation)
 
     def encode_texts(
         self, texts: Sequence[str], pointers: Sequence[str], prompt: str, *, truncate: bool
@@ -172,11 +165,11 @@ class Embed:
         """
         for text, pointer in zip(texts, pointers, strict=True):
             if not text.strip():
-                raise tasks.empty_input(pointer)
+                raise empty_input(pointer)
         try:
             return self.tokenizer.encode([prompt + text for text in texts], self.max_tokens, truncate=truncate)
         except TextTooLong as error:
-            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
+            raise too_many_tokens(pointers[error.index], self.max_tokens) from None
 
     def _encode_ids(self, request: TokenIdsRequest, prompt: str, *, truncate: bool) -> list[Encoding]:
         """Encodes rows of token ids. A flat list is one row.
@@ -187,8 +180,8 @@ class Embed:
         if prompt:
             detail = "The model puts a prompt before each text, and token ids cannot have one. Send texts."
             raise invalid_value("/inputs", "unsupported", detail)
-        given: Any = request.inputs
-        rows, places = ([given], ["/inputs"]) if isinstance(given[0], int) else (given, tasks.pointers(given))
+        ids: Any = request.inputs
+        rows, places = ([ids], ["/inputs"]) if isinstance(ids[0], int) else (ids, pointers(ids))
         before, after = self.tokenizer.special_ends
         for row, place in zip(rows, places, strict=True):
             used = set(row)
@@ -198,11 +191,11 @@ class Embed:
                 )
                 raise invalid_value(f"{place}/{min(map(row.index, wrong))}", "unknown_token", detail)
             if not used - {*before, *after}:
-                raise tasks.empty_input(place)
+                raise empty_input(place)
         try:
             return self.tokenizer.encode_ids(rows, self.max_tokens, truncate=truncate, whole=request.whole)
         except TextTooLong as error:
-            raise tasks.too_many_tokens(places[error.index], self.max_tokens) from None
+            raise too_many_tokens(places[error.index], self.max_tokens) from None
 
     def decode(
         self, request: EmbedRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
@@ -210,9 +203,9 @@ class Embed:
         """Returns the vector of each text."""
         del encodings
         parameters = request.parameters or DEFAULTS
-        wanted = self.embedding.normalize if parameters.normalize is None else parameters.normalize
+        normalize = self.embedding.normalize if parameters.normalize is None else parameters.normalize
         vectors = [row[0, : parameters.dimensions].astype(np.float64) for row in rows]
-        if wanted:
+        if normalize:
             vectors = [normalized(vector) for vector in vectors]
         if parameters.encoding_format == "base64":
             return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
@@ -239,62 +232,14 @@ class Embed:
         return prompts[name]
 
 
-def normalized(vector: Floats) -> Floats:
+def normalized(vector: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns a vector (D,) with length 1."""
     return vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
 
 
-def cosine(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Returns the cosine of two vectors (D,); 0 if one is a vector of zeros."""
-    return float(normalized(one.astype(np.float64)) @ normalized(other.astype(np.float64)))
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures Spearman's correlation of the cosine of two texts with the similarity that people gave them."""
-
-    min_agreement: ClassVar[float] = 99.0
-
-    def __init__(self, task: Embed):
-        del task
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for pair in datasets.similar(data)[skip:stop]:
-            if pair.first.strip() and pair.second.strip():
-                yield Case({"inputs": [pair.first, pair.second]}, (pair.score,), _ungraded)
-
-    def grades(self, cases: Sequence[Case], responses: Sequence[Any]) -> list[Grade]:
-        """Grades each pair with its share of the correlation."""
-        vectors = [np.array(response, np.float32) for response in responses]  # (2, D) each
-        parts = metrics.spearman_parts(*_compared(cases, vectors))
-        return [Grade({"spearman": part}, pair) for part, pair in zip(parts, vectors, strict=True)]
-
-    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
-        """Returns the correlation, whose interval is not that of a mean."""
-        return {"spearman": metrics.spearman(*_compared(cases, answers))}
-
-    def agree(self, one: Any, other: Any) -> float:
-        """Returns the mean cosine of the vectors of both texts."""
-        return float(np.mean([cosine(a, b) for a, b in zip(one, other, strict=True)]))
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        """Returns the score of the words that two texts share (Jaccard)."""
-        words = [[set(text.lower().split()) for text in case.body["inputs"]] for case in cases]
-        shared = [len(a & b) / len(a | b) for a, b in words]
-        return {"words in common": metrics.spearman(shared, [case.expected[0] for case in cases])}
-
-    def best(self, response: Any) -> str:
-        return " ".join(f"{number:.3f}" for number in itertools.islice(response[0], 3))
-
-
-def _compared(cases: Sequence[Case], vectors: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Returns the cosines of pairs of vectors, (2, D) each, and the similarities that people gave the texts."""
-    return [cosine(*pair) for pair in vectors], [case.expected[0] for case in cases]
-
-
-def _ungraded(response: Any) -> list[Grade]:
-    """Grades nothing: a correlation needs all answers."""
-    del response
-    return []
+def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Returns the cosine of two vectors (D,); 0 if one of them is a vector of zeros."""
+    return float(normalized(first.astype(np.float64)) @ normalized(second.astype(np.float64)))
 
 
 TASK: Final = Embed

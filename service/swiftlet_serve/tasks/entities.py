@@ -7,23 +7,27 @@ itself does not aggregate by default.)
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.datasets import Span, Tagged
-from swiftlet_models.metrics import Score
+from swiftlet_models.probabilities import softmax
 from swiftlet_models.tokenizer import Chunk, TokenizedText, Tokenizer
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import invalid_value
-from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.tasks._requests import (
+    Failure,
+    Request,
+    Strict,
+    Texts,
+    empty_input,
+    input_too_long,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
@@ -32,7 +36,6 @@ OUTPUTS: Final = "labels"
 MAX_CHARACTERS: Final = 1 << 18  # of all texts of a request: tokenising them takes about 0.25 s
 MAX_SEQUENCES: Final = 256  # of one request
 STRIDE: Final = "/parameters/stride"
-CAPITALISED: Final = re.compile(r"(?<!\S)[^\W\d_a-z]\w*(?: [^\W\d_a-z]\w*)*(?!\S)")
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Scheme = Literal["bio", "bilou"]
@@ -80,7 +83,7 @@ T = TypeVar("T")
 DEFAULTS: Final = EntitiesParameters()
 
 
-class EntitiesRequest(tasks.Request):
+class EntitiesRequest(Request):
     """A token classification request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
@@ -131,16 +134,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Entities:
     return Entities(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:  # noqa: ARG001  # all tasks share one signature
-    """Returns texts with and without names, in other scripts, or hard to tokenise."""
-    return (
-        "Clara moved from Bern to New York in March to work for the United Nations.",
-        "nothing to see here",
-        "On Monday, Dr. O'Neill-Smith met three engineers of Acme Ltd. (Zürich) 🎬 at the Café de l'Étoile.",
-        "김영희는 2019년 서울에서 한국은행에 들어갔다.",
-    )
-
-
 class Piece(NamedTuple):
     """A token of the text with its probabilities."""
 
@@ -182,23 +175,23 @@ class Entities:
         """
         parameters = request.parameters or DEFAULTS
         self._check_stride(parameters)
-        pointers = tasks.pointers(request.inputs)
+        places = pointers(request.inputs)
         texts = _texts(request)
-        self._check_lengths(texts, pointers, parameters)
+        self._check_lengths(texts, places, parameters)
         tokenized = self.tokenizer.tokenize(texts, self._size if parameters.stride is None else None)
         chunks: list[Chunk] = []
-        for index, (text, pointer) in enumerate(zip(tokenized, pointers, strict=True)):
+        for index, (text, pointer) in enumerate(zip(tokenized, places, strict=True)):
             chunks += self._chunks(text, index, pointer, parameters, MAX_SEQUENCES - len(chunks))
         return chunks
 
     def decode(self, request: EntitiesRequest, encodings: Sequence[Chunk], rows: Sequence[Row]) -> object:
         """Returns the entities of each text, or of the only one if `inputs` is a text."""
         parameters, texts = request.parameters or DEFAULTS, _texts(request)
-        found: list[list[dict[str, Any]]] = [[] for _ in texts]
+        entities: list[list[dict[str, Any]]] = [[] for _ in texts]
         for chunk, row in zip(encodings, rows, strict=True):
-            found[chunk.text_index] += self._find(texts[chunk.text_index], chunk, row, parameters)
+            entities[chunk.text_index] += self._find(texts[chunk.text_index], chunk, row, parameters)
         windows = Counter(chunk.text_index for chunk in encodings)
-        merged = [merge_overlaps(each) if windows[i] > 1 else each for i, each in enumerate(found)]
+        merged = [merge_overlaps(spans) if windows[i] > 1 else spans for i, spans in enumerate(entities)]
         return merged if isinstance(request.inputs, list) else merged[0]
 
     def split(self, request: EntitiesRequest) -> list[EntitiesRequest]:
@@ -222,11 +215,11 @@ class Entities:
         total = 0
         for text, pointer in zip(texts, pointers, strict=True):
             if not text.strip():
-                raise tasks.empty_input(pointer)
+                raise empty_input(pointer)
             total += len(text)
             if parameters.stride is not None and total > MAX_CHARACTERS:
                 detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
-                raise tasks.input_too_long(pointer, detail, MAX_CHARACTERS)
+                raise input_too_long(pointer, detail, MAX_CHARACTERS)
 
     def _chunks(
         self, text: TokenizedText, index: int, pointer: str, parameters: EntitiesParameters, room: int
@@ -234,14 +227,14 @@ class Entities:
         """Splits one text into windows. There may be at most `room` of them."""
         size, stride = self._size, parameters.stride
         if not len(text):
-            raise tasks.empty_input(pointer)
+            raise empty_input(pointer)
         if stride is None:
             if text.left_out and not parameters.truncation:
-                raise tasks.too_many_tokens(pointer, self.max_tokens)
+                raise too_many_tokens(pointer, self.max_tokens)
             return self.tokenizer.chunks(text, index, size, 0)
         if max(1, -(-(len(text) - stride) // (size - stride))) > room:
             detail = f"The texts make more than {MAX_SEQUENCES} windows. Send less text in one request."
-            raise tasks.input_too_long(pointer, detail, MAX_SEQUENCES)
+            raise input_too_long(pointer, detail, MAX_SEQUENCES)
         return self.tokenizer.chunks(text, index, size, stride)
 
     def _find(self, text: str, chunk: Chunk, row: Row, parameters: EntitiesParameters) -> list[dict[str, Any]]:
@@ -251,7 +244,7 @@ class Entities:
             marks = [self._mark([piece], strategy, piece.word) for piece in pieces]
         else:
             words = split_runs(pieces, [piece.continues for piece in pieces])
-            marks = [self._mark(word, strategy, self.tokenizer.join([each.word for each in word])) for word in words]
+            marks = [self._mark(word, strategy, self.tokenizer.join([piece.word for piece in word])) for word in words]
         if strategy == "none":
             tokens = [_token(mark, piece.place) for mark, piece in zip(marks, pieces, strict=True)]
             return [token for token in tokens if token["entity"] not in parameters.ignore_labels]
@@ -259,7 +252,7 @@ class Entities:
         return [entity for entity in entities if entity["entity_group"] not in parameters.ignore_labels]
 
     def _pieces(self, text: str, chunk: Chunk, row: Row) -> list[Piece]:
-        probabilities = tasks.softmax(row)
+        probabilities = softmax(row)
         pieces = []
         ids, spans = chunk.tokens.ids.tolist(), chunk.tokens.offsets.tolist()
         for i, (number, (start, end)) in enumerate(zip(ids, spans, strict=True)):
@@ -304,7 +297,7 @@ def split_runs(items: Iterable[T], continues: Iterable[bool]) -> list[list[T]]:
 
 
 def groups(marks: Sequence[Mark], scheme: Scheme) -> list[list[Mark]]:
-    """Returns the tokens or words of each entity: adjacent ones of one kind, of which only the first may begin one."""
+    """Returns the tokens or words of each entity: adjacent ones of one kind. Only the first of them may begin one."""
     tags = [tag(mark.label, scheme) for mark in marks]
     before = [(False, ""), *tags][:-1]
     return split_runs(
@@ -324,14 +317,14 @@ def merge_overlaps(entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     As in the pipeline, an entity is compared with the last one that stayed only.
     """
     merged: list[dict[str, Any]] = []
-    ordered = sorted(entities, key=lambda one: one["start"])
+    ordered = sorted(entities, key=lambda entity: entity["start"])
     last = ordered[0] if ordered else {}
-    for one in ordered:
-        if last["start"] <= one["start"] < last["end"]:
-            last = max(last, one, key=lambda entity: (entity["end"] - entity["start"], entity["score"]))
+    for entity in ordered:
+        if last["start"] <= entity["start"] < last["end"]:
+            last = max(last, entity, key=lambda entity: (entity["end"] - entity["start"], entity["score"]))
         else:
             merged.append(last)
-            last = one
+            last = entity
     return [*merged, last] if last else []
 
 
@@ -342,54 +335,6 @@ def _token(mark: Mark, index: int) -> dict[str, Any]:
 
 def _texts(request: EntitiesRequest) -> list[str]:
     return list(request.inputs) if isinstance(request.inputs, list) else [request.inputs]
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures F1 on a file in CoNLL's columns. An entity is right if its span and its kind are.
-
-    The F1 is that of the entities of all texts together. The difference of two models is that of the texts' own F1. A
-    word has the label of its first token (strategy `first`), as in training.
-    """
-
-    def __init__(self, task: Entities):
-        self._scheme = "bio" if {label[:2] for label in task.labels} <= {"O", "B-", "I-"} else "bilou"
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        parameters: dict[str, Any] = {"aggregation_strategy": "first", "label_scheme": self._scheme}
-        return [_case(text, parameters) for text in datasets.tagged(data)[skip:stop]]
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        kinds = Counter(kind for case in cases for _, _, kind in case.expected)
-        commonest = max(kinds, key=kinds.__getitem__, default="")
-        found = [
-            [(run.start(), run.end(), commonest) for run in CAPITALISED.finditer(case.body["inputs"])] for case in cases
-        ]
-        return {f"every run of capitalised words is {commonest}": _f1(cases, found)}
-
-    def best(self, response: Any) -> str:
-        return "; ".join(f"{one['entity_group']}: {one['word']}" for one in response)
-
-    def scores(self, cases: Sequence[Case], answers: Sequence[Any]) -> dict[str, Score]:
-        return {"f1": _f1(cases, answers)}
-
-
-def _case(text: Tagged, parameters: dict[str, Any]) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        found = tuple(_strip(text.text, one["start"], one["end"], one["entity_group"]) for one in response)
-        sizes = len(found) + len(text.spans)
-        return [Grade({"f1": 2 * len({*found} & {*text.spans}) / sizes if sizes else 1.0}, found)]
-
-    return Case({"inputs": text.text, "parameters": parameters}, text.spans, grade)
-
-
-def _strip(text: str, start: int, end: int, kind: str) -> Span:
-    """Returns a span without the spaces around it, which some tokenizers count to the token."""
-    return end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip()), kind
-
-
-def _f1(cases: Sequence[Case], found: Sequence[Sequence[Span]]) -> Score:
-    right = [len({*spans} & {*case.expected}) for case, spans in zip(cases, found, strict=True)]
-    return metrics.span_f1(right, [len({*spans}) for spans in found], [len(case.expected) for case in cases])
 
 
 TASK: Final = Entities

@@ -7,23 +7,27 @@ masks is one list for each mask.
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.metrics import Score
-from swiftlet_models.tokenizer import Encoding, Ids, TextTooLong, TokenizedText, Tokenizer
+from swiftlet_models.tokenizer import Encoding, Ids, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable, invalid_value
-from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.tasks._requests import (
+    LEAST_ITEM_BYTES,
+    Failure,
+    Request,
+    Strict,
+    Texts,
+    input_too_long,
+    is_blank,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.topk import Ranked, Ranking
 
@@ -54,7 +58,7 @@ class FillMaskParameters(Strict):
     ] = True
 
 
-class FillMaskRequest(tasks.Request):
+class FillMaskRequest(Request):
     """A fill-mask request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
@@ -99,16 +103,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> FillMask:
     return FillMask(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
-    """Returns texts with one mask or two."""
-    texts = (
-        "The {mask} rises in the east and sets in the {mask}.",
-        "She poured the {mask} into a cup and drank it.",
-        "Two and two make {mask}.",
-    )
-    return [text.format(mask=tokenizer.mask) for text in texts]
-
-
 class FillMask:
     """One sequence for each text. Its row holds the top tokens of each mask, as `service.types.topk` describes."""
 
@@ -130,22 +124,22 @@ class FillMask:
                 blank, or the response would be too long.
         """
         texts = _inputs(request)
-        pointers = tasks.pointers(request.inputs)
+        places = pointers(request.inputs)
         parameters = request.parameters or FillMaskParameters()
         targets = np.array(sorted(self._targets(request)), np.int64)
         masks = self._count_masks(texts)
-        for count, pointer in zip(masks, pointers, strict=True):
+        for count, pointer in zip(masks, places, strict=True):
             if count == 0:
                 detail = f"The text has no {self.mask} token. Write {self.mask} in place of a word."
                 raise Unprocessable("no_mask", detail, field_errors=[FieldError(pointer, "no_mask")])
         try:
             encodings = self.tokenizer.encode(texts, self.max_tokens, truncate=parameters.truncation, mask=True)
         except TextTooLong as error:
-            raise tasks.too_many_tokens(pointers[error.index], self.max_tokens) from None
-        for encoding, expected, pointer in zip(encodings, masks, pointers, strict=True):
+            raise too_many_tokens(places[error.index], self.max_tokens) from None
+        for encoding, expected, pointer in zip(encodings, masks, places, strict=True):
             if len(encoding.focus) < expected:
                 detail = f"A mask is beyond the {self.max_tokens} tokens that the model reads. Shorten the text."
-                raise tasks.input_too_long(pointer, detail, self.max_tokens)
+                raise input_too_long(pointer, detail, self.max_tokens)
         _check_written(texts, encodings, parameters.top_k)
         return [Ranked(**vars(encoding), top_k=parameters.top_k, candidates=targets) for encoding in encodings]
 
@@ -158,7 +152,7 @@ class FillMask:
         parameters = request.parameters or FillMaskParameters()
         targets = 1 if isinstance(parameters.targets, str) else len(parameters.targets or ())
         masks = sum(self._count_masks(_inputs(request)))
-        return masks * min(parameters.top_k, targets or parameters.top_k) * tasks.LEAST_ITEM_BYTES
+        return masks * min(parameters.top_k, targets or parameters.top_k) * LEAST_ITEM_BYTES
 
     def decode(self, request: FillMaskRequest, encodings: Sequence[Ranked], rows: Sequence[Row]) -> object:
         """Returns the tokens for each mask of each text, best first. A single text has no outer list."""
@@ -218,7 +212,7 @@ class FillMask:
         return self.tokenizer.decode(rows, skip_specials=len(encoding.focus) == 1)
 
     def _targets(self, request: FillMaskRequest) -> dict[int, list[str]]:
-        """Returns the targets by the token that they stand for, or none if every token is allowed.
+        """Returns the targets by the token that they stand for, or an empty mapping if every token is allowed.
 
         Raises:
             Unprocessable: a target is blank.
@@ -226,19 +220,19 @@ class FillMask:
         targets = None if request.parameters is None else request.parameters.targets
         if request._targets is None and targets is not None:
             words = [targets] if isinstance(targets, str) else targets
-            found: dict[int, list[str]] = {}
+            by_token: dict[int, list[str]] = {}
             for i, (word, tokens) in enumerate(zip(words, self.tokenizer.tokenize(words), strict=True)):
-                if tasks.is_blank(word) or not len(tokens):
+                if is_blank(word) or not len(tokens):
                     place = TARGETS if isinstance(targets, str) else f"{TARGETS}/{i}"
                     raise invalid_value(place, "no_target", "A target is empty. Send targets that are not blank.")
                 identity = self.tokenizer.token_to_id(word)
-                found.setdefault(int(tokens.ids[0]) if identity is None else identity, []).append(word)
-            request._targets = found
+                by_token.setdefault(int(tokens.ids[0]) if identity is None else identity, []).append(word)
+            request._targets = by_token
         return request._targets or {}
 
 
 def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: int) -> None:
-    """Limits the response: each token is returned with the whole text, so kilobytes could ask for megabytes.
+    """Limits the response, which repeats the whole text for each token: kilobytes could ask for megabytes.
 
     Raises:
         Unprocessable: the response would be too long.
@@ -254,72 +248,6 @@ def _check_written(texts: Sequence[str], encodings: Sequence[Encoding], top_k: i
 
 def _inputs(request: FillMaskRequest) -> list[str]:
     return request.inputs if isinstance(request.inputs, list) else [request.inputs]
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures how often the best token is the original one, on running text.
-
-    Of a paragraph's tokens, 15 % are masked, chosen among words that are one token. The choice is seeded with the
-    number of the document, so every evaluation masks the same words.
-    """
-
-    MASKED_SHARE: Final = 0.15
-    PARAGRAPH: Final = range(200, 1200)  # characters
-    PARAGRAPHS: Final = 3  # of one document
-    MAX_MASKS: Final = 24  # in one paragraph
-
-    def __init__(self, task: FillMask):
-        self._tokenizer, self._mask, self._max_tokens = task.tokenizer, task.mask, task.max_tokens
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for number, document in enumerate(islice(datasets.documents(data), skip, stop)):
-            paragraphs = [text for text in document.split("\n") if len(text) in self.PARAGRAPH]
-            for text in paragraphs[: self.PARAGRAPHS]:
-                yield from self._masked(text, random.Random(number))  # noqa: S311  # no secret
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        right = [token for case in cases for token in case.expected]
-        ((commonest, _),) = Counter(right).most_common(1)
-        return {"always the commonest token": metrics.mean([float(token == commonest) for token in right])}
-
-    def best(self, response: Any) -> str:
-        return str(response[0]["token_str"])
-
-    def _masked(self, text: str, chance: random.Random) -> Iterable[Case]:
-        """Returns the case of a paragraph, or none if it cannot be masked."""
-        (tokens,) = self._tokenizer.tokenize([text])
-        fits = len(tokens) + self._tokenizer.special_count(pair=False) <= self._max_tokens
-        whole = _whole_words(text, tokens)
-        count = min(self.MAX_MASKS, round(self.MASKED_SHARE * len(tokens)), len(whole))
-        chosen = sorted(chance.sample(whole, count))
-        if not chosen or not fits or self._mask in text:
-            return
-        parts, position = [], 0
-        for index in chosen:
-            start, end = tokens.offsets[index]
-            parts += [text[position:start], self._mask]
-            position = end
-        masked = "".join([*parts, text[position:]])
-        yield _case(masked, tuple(int(tokens.ids[index]) for index in chosen))
-
-
-def _whole_words(text: str, tokens: TokenizedText) -> list[int]:
-    """Returns the indices of the tokens that are whole alphanumeric words."""
-    counts = np.bincount(tokens.word_ids)
-    return [
-        index
-        for index, (word, (start, end)) in enumerate(zip(tokens.word_ids, tokens.offsets, strict=True))
-        if counts[word] == 1 and text[start:end].strip().isalnum()  # unigram tokens include the blank before the word
-    ]
-
-
-def _case(text: str, expected: tuple[int, ...]) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        best = [response[0]] if len(expected) == 1 else [tokens[0] for tokens in response]
-        found = [token["token"] for token in best]
-        return [Grade({"top_1": float(token == right)}, token) for token, right in zip(found, expected, strict=True)]
-
-    return Case({"inputs": text, "parameters": {"top_k": 1}}, expected, grade)
 
 
 TASK: Final = FillMask

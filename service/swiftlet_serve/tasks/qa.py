@@ -7,24 +7,30 @@ of the context are candidates. The pipeline adds empty answers with score 0 if i
 
 from __future__ import annotations
 
-import math
-import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.metrics import Score, Threshold
+from swiftlet_models.probabilities import softmax
 from swiftlet_models.tokenizer import TokenizedText, Tokenizer, Window
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
-from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Floats, Grade, Strict, Texts, softmax
+from swiftlet_serve.tasks._requests import (
+    LEAST_ITEM_BYTES,
+    MAX_INPUTS,
+    Failure,
+    Request,
+    Strict,
+    Texts,
+    empty_input,
+    input_too_long,
+    pointers,
+)
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
@@ -37,6 +43,9 @@ DEFAULT_MAX_SEQ_LEN: Final = 384
 DEFAULT_DOC_STRIDE: Final = 128
 
 EXAMPLE: Final[Any] = {"question": "Where does Clara live?", "context": "Clara is a baker. She lives in Bern."}
+
+
+Floats = NDArray[np.float64]
 
 
 class Sample(Strict):
@@ -77,7 +86,7 @@ class QaParameters(Strict):
         return self.top_k or self.topk or 1
 
 
-class QaRequest(tasks.Request):
+class QaRequest(Request):
     """A question answering request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": EXAMPLE, "parameters": {"top_k": 1}}]})
@@ -116,19 +125,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Qa:
     return Qa(tokenizer, manifest.max_tokens)
 
 
-GOLDEN: Final = {
-    "Who built the bridge?": "The old bridge over the Linn was built by Marta Keller in 1874, after the great flood.",
-    "When did the flood come?": "Nobody remembers the flood of 1871 now, though the church wall still bears its mark.",
-    "What does the baker sell?": "Every morning the baker at the corner opens at six. "
-    "He sells bread, rolls and plum cake.",
-}
-
-
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[dict[str, str]]:  # noqa: ARG001  # all tasks share one signature
-    """Returns questions with their contexts. The second context does not answer its question."""
-    return [{"question": question, "context": context} for question, context in GOLDEN.items()]
-
-
 class Qa:
     """One sequence for each window of each context. Its row holds the start and end logits of its tokens, (L, 2)."""
 
@@ -156,7 +152,7 @@ class Qa:
             stride = _stride(parameters, max_seq_len, size) if len(context) > size else 0
             if len(windows) + (len(context) - stride) // (size - stride) > MAX_WINDOWS:
                 detail = f"The contexts make more than {MAX_WINDOWS} windows. Send less text in one request."
-                raise tasks.input_too_long(sample.context_at, detail, MAX_WINDOWS)
+                raise input_too_long(sample.context_at, detail, MAX_WINDOWS)
             windows += self.tokenizer.windows(question, context, index, size, stride)
         return windows
 
@@ -165,8 +161,8 @@ class Qa:
         answers = (request.parameters or QaParameters()).answers
         if answers == 1:
             return 0
-        spans = [_least_spans(one.context) for one in list_samples(request)]
-        return sum([min(answers, each) for each in spans]) * tasks.LEAST_ITEM_BYTES
+        spans = [_least_spans(sample.context) for sample in list_samples(request)]
+        return sum([min(answers, count) for count in spans]) * LEAST_ITEM_BYTES
 
     def decode(self, request: QaRequest, encodings: Sequence[Window], rows: Sequence[Row]) -> object:
         """Returns one answer for each question, or a list of answers if `top_k` is above 1.
@@ -178,7 +174,7 @@ class Qa:
         windows: list[list[tuple[Window, Row]]] = [[] for _ in samples]
         for window, row in zip(encodings, rows, strict=True):
             windows[window.question_index].append((window, row))
-        ranked = [best_answers(one.context, own, parameters) for one, own in zip(samples, windows, strict=True)]
+        ranked = [best_answers(sample.context, own, parameters) for sample, own in zip(samples, windows, strict=True)]
         responses = [best[0] if parameters.answers == 1 else best for best in ranked]
         return responses[0] if len(responses) == 1 else responses
 
@@ -189,10 +185,10 @@ class Qa:
             Unprocessable: there are not as many contexts as questions, or too many characters.
         """
         samples = list_samples(request)
-        if len(samples) > 1 and sum(len(one.question) + len(one.context) for one in samples) > MAX_CHARACTERS:
+        if len(samples) > 1 and sum(len(sample.question) + len(sample.context) for sample in samples) > MAX_CHARACTERS:
             detail = f"The questions, each with its context, have more than {MAX_CHARACTERS} characters. Send fewer."
-            raise tasks.input_too_long("/inputs", detail, MAX_CHARACTERS)
-        inputs = [Sample(question=one.question, context=one.context) for one in samples]
+            raise input_too_long("/inputs", detail, MAX_CHARACTERS)
+        inputs = [Sample(question=sample.question, context=sample.context) for sample in samples]
         return [request.model_copy(update={"inputs": sample}) for sample in inputs]
 
     def single(self, response: object) -> object:
@@ -214,14 +210,14 @@ class Qa:
     ) -> int:
         """Returns the number of context tokens in a window, once both texts are known to have content."""
         if not sample.question.strip() or not len(question):
-            raise tasks.empty_input(sample.question_at)
+            raise empty_input(sample.question_at)
         if not sample.context.strip() or not len(context):
-            raise tasks.empty_input(sample.context_at)
+            raise empty_input(sample.context_at)
         size = self.tokenizer.max_context_tokens(question, max_tokens)
         if size < 1:
             limit = max_tokens - self.tokenizer.special_count(pair=True) - 1
             detail = f"The question has more than {limit} tokens. Shorten it."
-            raise tasks.input_too_long(sample.question_at, detail, limit)
+            raise input_too_long(sample.question_at, detail, limit)
         return size
 
     def _tokenize(self, samples: Sequence[LocatedSample]) -> dict[str, TokenizedText]:
@@ -235,7 +231,7 @@ class Qa:
             total += len(text)
             if total > MAX_CHARACTERS:
                 detail = f"The texts have more than {MAX_CHARACTERS} characters. Send less text in one request."
-                raise tasks.input_too_long(pointer, detail, MAX_CHARACTERS)
+                raise input_too_long(pointer, detail, MAX_CHARACTERS)
         return dict(zip(places, self.tokenizer.tokenize(list(places)), strict=True))
 
 
@@ -257,8 +253,11 @@ def list_samples(request: QaRequest) -> list[LocatedSample]:
     """
     inputs = request.inputs
     if not isinstance(inputs, Samples):
-        each = zip(inputs if isinstance(inputs, list) else [inputs], tasks.pointers(inputs), strict=True)
-        return [LocatedSample(one.question, one.context, f"{at}/question", f"{at}/context") for one, at in each]
+        samples = inputs if isinstance(inputs, list) else [inputs]
+        return [
+            LocatedSample(sample.question, sample.context, f"{pointer}/question", f"{pointer}/context")
+            for sample, pointer in zip(samples, pointers(inputs), strict=True)
+        ]
     shared = isinstance(inputs.context, str)
     contexts = [inputs.context] * len(inputs.question) if isinstance(inputs.context, str) else inputs.context
     if len(contexts) != len(inputs.question):
@@ -279,10 +278,10 @@ def _least_spans(context: str) -> int:
 def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters: QaParameters) -> list[dict[str, Any]]:
     """Returns the best answers over all windows of one context, best first.
 
-    Answers with equal text are merged. The merged score is the sum, so it may exceed 1.
+    Answers with equal text are merged. The score is the sum of theirs and may exceed 1.
     """
     none = 1.0
-    found: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     # Alignment to words makes some candidates equal.
     candidates = 2 * parameters.answers + 10 if parameters.align_to_words else parameters.answers
     for window, row in windows:
@@ -292,9 +291,9 @@ def best_answers(context: str, windows: Sequence[tuple[Window, Row]], parameters
         for first, last, score in best_spans(starts, ends, candidates, parameters.max_answer_len):
             start, end = int(spans[first, 0]), int(spans[last, 1])
             text = context[start:end]
-            merged = found.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
+            merged = answers.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
             merged["score"] += score
-    ranked = list(found.values())
+    ranked = list(answers.values())
     if parameters.handle_impossible_answer:
         ranked.append({"score": none, "start": 0, "end": 0, "answer": ""})
     return sorted(ranked, key=lambda answer: answer["score"], reverse=True)[: parameters.answers]
@@ -338,83 +337,6 @@ def _stride(parameters: QaParameters, max_seq_len: int, size: int) -> int:
 
 def _invalid(name: str, detail: str, limit: int) -> Unprocessable:
     return invalid_value(f"/parameters/{name}", "less_than_equal", detail, limit)
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures F1 and exact match on a file in SQuAD's format.
-
-    If some questions have no answer, the empty answer is allowed, and questions with and without an answer are also
-    scored separately. The upper bounds then are the scores at the best threshold for "no answer", as in the official
-    script of SQuAD 2.0. That threshold is chosen on the questions that it is scored on.
-    """
-
-    def __init__(self, task: Qa):
-        self._task = task
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        questions = datasets.questions(data)[skip:stop]
-        some_impossible = not all(question.answers for question in questions)
-        return (_case(question, some_impossible) for question in questions)
-
-    def task(self, cases: Sequence[Case]) -> Any:
-        return QaWithMargin(self._task.tokenizer, self._task.max_tokens) if _some_impossible(cases) else None
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        if _some_impossible(cases):
-            possible = [float(bool(case.expected)) for case in cases]
-            return {
-                "always no answer": metrics.mean([1 - one for one in possible]),
-                "always an answer, and the right one if there is one": metrics.mean(possible),
-            }
-        sentences = [re.split(r"(?<=[.!?])\s", case.body["inputs"]["context"], maxsplit=1)[0] for case in cases]
-        scores = [metrics.answer_f1(text, case.expected) for text, case in zip(sentences, cases, strict=True)]
-        return {"always the first sentence": metrics.mean(scores)}
-
-    def best(self, response: Any) -> str:
-        return str(response["answer"])
-
-    def upper_bounds(self, cases: Sequence[Case], responses: Sequence[Any]) -> dict[str, Threshold]:
-        if not _some_impossible(cases):
-            return {}
-        margins, possible = [one["margin"] for one in responses], [bool(case.expected) for case in cases]
-        best = [(one["best"], case.expected) for one, case in zip(responses, cases, strict=True)]
-        return {
-            f"best_{name}": metrics.best_threshold(margins, [score(*pair) for pair in best], possible)
-            for name, score in (("f1", metrics.answer_f1), ("exact_match", metrics.exact_match))
-        }
-
-
-class QaWithMargin(Qa):
-    """A task whose responses also hold the best answer that is not empty, and log(p(no answer) / p(best answer))."""
-
-    def decode(self, request: QaRequest, encodings: Sequence[Window], rows: Sequence[Row]) -> object:
-        """Returns the served response to one question, with the fields `best` and `margin`."""
-        served: Any = super().decode(request, encodings, rows)
-        parameters = (request.parameters or QaParameters()).model_copy(update={"handle_impossible_answer": False})
-        best: Any = super().decode(request.model_copy(update={"parameters": parameters}), encodings, rows)
-        none = min(probabilities(window, row)[2] for window, row in zip(encodings, rows, strict=True))
-        smallest = sys.float_info.min  # a softmax may underflow to 0
-        margin = math.log(max(none, smallest)) - math.log(max(best["score"], smallest))
-        return served | {"best": best["answer"], "margin": margin}
-
-
-def _some_impossible(cases: Sequence[Case]) -> bool:
-    return not all(case.expected for case in cases)
-
-
-def _case(question: datasets.Question, some_impossible: bool) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        text, answers = response["answer"], question.answers
-        scores = {"f1": metrics.answer_f1(text, answers), "exact_match": metrics.exact_match(text, answers)}
-        if some_impossible:
-            kind = "has_answer" if answers else "no_answer"
-            scores |= {f"{kind}_{name}": score for name, score in scores.items()}
-        return [Grade(scores, (response["start"], response["end"]))]
-
-    inputs = {"question": question.question, "context": question.context}
-    return Case(
-        {"inputs": inputs, "parameters": {"handle_impossible_answer": some_impossible}}, question.answers, grade
-    )
 
 
 TASK: Final = Qa

@@ -7,20 +7,15 @@ vectors. The manifest's head tells which of the two an artifact is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.bm25 import BM25
-from swiftlet_models.metrics import Score
 from swiftlet_models.tokenizer import Encoding, Text, Tokenizer
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable
-from swiftlet_serve.tasks import Case, Failure, Grade, Strict
+from swiftlet_serve.tasks._requests import Failure, Request, Strict, empty_input, failure, is_blank, too_many_tokens
 from swiftlet_serve.tasks.classify import FUNCTIONS, default_function
 from swiftlet_serve.tasks.embed import cosine
 from swiftlet_serve.types import Row
@@ -31,7 +26,6 @@ OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 CROSS_ENCODER: Final = True
 
 MAX_TEXTS: Final = 1000
-BEST: Final = 10  # texts that the mean reciprocal rank looks at
 QUERY_PROMPTS: Final = ("query",)  # as `encode_query` of sentence-transformers
 QUERY: Final = "/inputs/query"
 TEXTS: Final = "/inputs/texts"
@@ -64,7 +58,7 @@ class RerankParameters(Strict):
 DEFAULTS: Final = RerankParameters()
 
 
-class RerankRequest(tasks.Request):
+class RerankRequest(Request):
     """A query with the texts to rank."""
 
     model_config = ConfigDict(
@@ -102,16 +96,8 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> Rerank:
     return Rerank(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
-    """Returns queries with texts that are short, long or in another script."""
-    return (
-        {"query": "How do bees tell the way?", "texts": ["They dance.", "Rain fell all night on the tin roof."]},
-        {"query": "봄은 어떤가?", "texts": ["서울의 봄은 짧지만 아름답다.", "no"]},
-    )
-
-
 class Rerank:
-    """One sequence for each text, with the query; or with an embedding model one for the query, then one for each."""
+    """One sequence for each text with the query. With an embedding model: one for the query, then one for each text."""
 
     Request = RerankRequest
     Response = list[RankedText | UnrankedText]
@@ -131,17 +117,17 @@ class Rerank:
         """
         query, texts = request.inputs.query, request.inputs.texts
         (tokens,) = self.tokenizer.tokenize([query])
-        if tasks.is_blank(query) or not len(tokens):
-            raise tasks.empty_input(QUERY)
+        if is_blank(query) or not len(tokens):
+            raise empty_input(QUERY)
         encodings = self.tokenizer.encode(self._sequences(query, texts), self.max_tokens)
-        partial, found = request.partial and len(texts) > 1, []
+        partial, readable = request.partial and len(texts) > 1, []
         for encoding in encodings:
             error = self._error(request, encoding)
             if error is None:
-                found.append(encoding)
+                readable.append(encoding)
             elif self._number(encoding) < 0 or not partial:
                 raise error
-        return found
+        return readable
 
     def decode(
         self, request: RerankRequest, encodings: Sequence[Encoding], rows: Sequence[Row]
@@ -160,7 +146,7 @@ class Rerank:
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: parameters.top_n]
         ranked: list[dict[str, Any]] = [{"index": numbers[i], "score": scores[i]} for i in best]
         if parameters.return_documents:
-            ranked = [one | {"text": texts[one["index"]]} for one in ranked]
+            ranked = [text | {"text": texts[text["index"]]} for text in ranked]
         return ranked + [self._unranked(request, i) for i in sorted(set(range(len(texts))).difference(numbers))]
 
     def _sequences(self, query: str, texts: Sequence[str]) -> list[Text]:
@@ -178,16 +164,16 @@ class Rerank:
         number = self._number(encoding)
         place = f"{TEXTS}/{number}" if number >= 0 else QUERY
         if number >= 0 and not request.inputs.texts[number].strip():
-            return tasks.empty_input(place)
+            return empty_input(place)
         if encoding.left_out and not (request.parameters or DEFAULTS).truncation:
-            return tasks.too_many_tokens(place, self.max_tokens)
+            return too_many_tokens(place, self.max_tokens)
         return None
 
     def _unranked(self, request: RerankRequest, number: int) -> dict[str, Any]:
         """Returns the error of a text that has no sequence: it is empty, or else too long."""
         place, text = f"{TEXTS}/{number}", request.inputs.texts[number]
-        error = tasks.too_many_tokens(place, self.max_tokens) if text.strip() else tasks.empty_input(place)
-        return {"index": number, **tasks.failure(error).model_dump()}
+        error = too_many_tokens(place, self.max_tokens) if text.strip() else empty_input(place)
+        return {"index": number, **failure(error).model_dump()}
 
     def text_pointers(self, request: RerankRequest) -> list[str]:
         """Returns the JSON Pointer of the text of each sequence. A cross-encoder reads the query with each text."""
@@ -210,48 +196,6 @@ class Rerank:
 
 def _pointers(request: RerankRequest) -> list[str]:
     return [QUERY, *(f"{TEXTS}/{i}" for i in range(len(request.inputs.texts)))]
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures the mean reciprocal rank of the first relevant text among the best ten.
-
-    Queries without a relevant text, and with more texts than a request may have, are skipped.
-    """
-
-    def __init__(self, task: Rerank):
-        del task
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for one in datasets.ranked(data)[skip:stop]:
-            if any(one.relevant) and len(one.texts) <= MAX_TEXTS and all(text.strip() for text in one.texts):
-                yield _case(one)
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        """Returns the scores of the order in the file, and of BM25 with the words of all texts."""
-        inputs = [case.body["inputs"] for case in cases]
-        bm25 = BM25(text for one in inputs for text in one["texts"])
-        ranks = []
-        for one, case in zip(inputs, cases, strict=True):
-            scores = [bm25.score(one["query"], text) for text in one["texts"]]
-            order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-            ranks.append(_reciprocal_rank([case.expected[i] for i in order]))
-        in_order = [_reciprocal_rank(case.expected) for case in cases]
-        return {"the order of the file": metrics.mean(in_order), "BM25": metrics.mean(ranks)}
-
-    def best(self, response: Any) -> str:
-        return str(response[0]["index"])
-
-
-def _case(one: datasets.Candidates) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        order = [ranked["index"] for ranked in response]
-        return [Grade({"mrr_10": _reciprocal_rank([one.relevant[i] for i in order])}, order[0])]
-
-    return Case({"inputs": {"query": one.query, "texts": list(one.texts)}}, one.relevant, grade)
-
-
-def _reciprocal_rank(relevant: Sequence[bool]) -> float:
-    return next((1 / (rank + 1) for rank, right in enumerate(relevant[:BEST]) if right), 0.0)
 
 
 TASK: Final = Rerank

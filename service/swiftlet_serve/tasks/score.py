@@ -7,22 +7,18 @@ Each token has a probability given the tokens before it. The first token of a te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.metrics import Score
 from swiftlet_models.tokenizer import Ids, TokenizedText, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import FieldError, Unprocessable
-from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Grade, Strict
+from swiftlet_serve.tasks._requests import MAX_INPUTS, Failure, Request, Strict, empty_input, input_too_long, pointers
 from swiftlet_serve.types import Row
 from swiftlet_serve.types.topk import Scored
 
@@ -50,7 +46,7 @@ class ScoreParameters(Strict):
     return_tokens: Annotated[bool, Field(description="Returns every scored token with its log-probability.")] = False
 
 
-class ScoreRequest(tasks.Request):
+class ScoreRequest(Request):
     """A request for the log-likelihoods of texts."""
 
     model_config = ConfigDict(
@@ -97,14 +93,9 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> ScoreTask:
     return ScoreTask(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
-    """Returns short texts: golden answers hold an output for every token of the vocabulary."""
-    return ("The sun rises in the east.", {"prompt": "Two and two make", "continuation": " four."}, "여름 rain")
-
-
 @dataclass(frozen=True, eq=False)
 class ScoredText(Scored):
-    """A text, of which the engine returns the log-probabilities of some tokens."""
+    """A text. The engine returns the log-probabilities of some of its tokens."""
 
     spans: Ids  # (F, 2): start and end of these tokens in the prompt and continuation, in code points
 
@@ -127,20 +118,20 @@ class ScoreTask:
             Unprocessable: a text is empty, has no token that can be scored, or exceeds the token limit.
         """
         inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        pointers = tasks.pointers(request.inputs)
-        parts = [_parts(item, pointer) for item, pointer in zip(inputs, pointers, strict=True)]
+        places = pointers(request.inputs)
+        parts = [_parts(item, pointer) for item, pointer in zip(inputs, places, strict=True)]
         limit = self.max_tokens - self.tokenizer.special_count(pair=False)
         tokenized = self.tokenizer.tokenize([prompt + text for prompt, text in parts], limit)
         return [
             self._encoding(tokens, len(prompt), pointer)
-            for tokens, (prompt, _), pointer in zip(tokenized, parts, pointers, strict=True)
+            for tokens, (prompt, _), pointer in zip(tokenized, parts, places, strict=True)
         ]
 
     def decode(self, request: ScoreRequest, encodings: Sequence[ScoredText], rows: Sequence[Row]) -> object:
         """Returns the log-likelihood of each text. A single text has no outer list."""
         with_tokens = request.parameters is not None and request.parameters.return_tokens
-        found = [_likelihood(one, row, with_tokens) for one, row in zip(encodings, rows, strict=True)]
-        return found if isinstance(request.inputs, list) else found[0]
+        answers = [_likelihood(encoding, row, with_tokens) for encoding, row in zip(encodings, rows, strict=True)]
+        return answers if isinstance(request.inputs, list) else answers[0]
 
     def split(self, request: ScoreRequest) -> list[ScoreRequest]:
         """Returns one request for each text."""
@@ -152,7 +143,7 @@ class ScoreTask:
         return response
 
     def _encoding(self, tokens: TokenizedText, prompt: int, pointer: str) -> ScoredText:
-        """Encodes a text of which the first `prompt` characters are not scored."""
+        """Encodes a text whose first `prompt` characters are not scored."""
         if tokens.left_out:
             raise self._too_long(pointer)
         input_ids, token_type_ids, first = self.tokenizer.sequence(tokens)
@@ -171,7 +162,7 @@ class ScoreTask:
 
     def _too_long(self, pointer: str) -> Unprocessable:
         detail = f"The text has more than {self.max_tokens} tokens. Shorten it."
-        return tasks.input_too_long(pointer, detail, self.max_tokens)
+        return input_too_long(pointer, detail, self.max_tokens)
 
 
 def _parts(item: str | Continuation, pointer: str) -> tuple[str, str]:
@@ -181,7 +172,7 @@ def _parts(item: str | Continuation, pointer: str) -> tuple[str, str]:
     else:
         prompt, text, pointer = item.prompt, item.continuation, f"{pointer}/continuation"
     if not text.strip():
-        raise tasks.empty_input(pointer)
+        raise empty_input(pointer)
     return prompt, text
 
 
@@ -203,39 +194,6 @@ def _likelihood(encoding: ScoredText, row: Row, with_tokens: bool) -> dict[str, 
         "perplexity": perplexity,
         "tokens": tokens,
     }
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures the probability of a token of running text: the geometric mean in each paragraph, averaged."""
-
-    PARAGRAPH: Final = range(200, 1200)  # characters
-    PARAGRAPHS: Final = 3  # of one document
-
-    def __init__(self, task: ScoreTask):
-        self._tokenizer, self._max_tokens = task.tokenizer, task.max_tokens
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        for document in islice(datasets.documents(data), skip, stop):
-            paragraphs = [text for text in document.split("\n") if len(text) in self.PARAGRAPH]
-            yield from (_case(text) for text in paragraphs[: self.PARAGRAPHS] if self._fits(text))
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        return {"every token equally likely": metrics.mean([1 / self._tokenizer.vocab_size] * len(cases))}
-
-    def best(self, response: Any) -> str:
-        return f"{response['log_likelihood']:.2f}"
-
-    def _fits(self, text: str) -> bool:
-        (tokens,) = self._tokenizer.tokenize([text])
-        return len(tokens) + self._tokenizer.special_count(pair=False) <= self._max_tokens
-
-
-def _case(text: str) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        mean = response["mean"]
-        return [Grade({"token_probability": math.exp(mean)}, round(mean, 1))]
-
-    return Case({"inputs": text}, (), grade)
 
 
 TASK: Final = ScoreTask

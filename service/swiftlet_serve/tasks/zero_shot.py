@@ -12,24 +12,31 @@ and scores as two lists.)
 from __future__ import annotations
 
 import string
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Head, Manifest, Outputs
-from swiftlet_models.datasets import DatasetError
-from swiftlet_models.metrics import Score
-from swiftlet_models.relations import find_entailment, find_relations
+from swiftlet_models.probabilities import softmax
+from swiftlet_models.relations import find_entailment
 from swiftlet_models.tokenizer import Encoding, TextTooLong, Tokenizer
 from swiftlet_serve import tasks
 from swiftlet_serve.errors import Unprocessable, invalid_value
-from swiftlet_serve.tasks import Case, Failure, Grade, Strict, Texts
+from swiftlet_serve.tasks._requests import (
+    LEAST_ITEM_BYTES,
+    Failure,
+    Request,
+    Strict,
+    Texts,
+    empty_input,
+    input_too_long,
+    is_blank,
+    pointers,
+    too_many_tokens,
+)
 from swiftlet_serve.tasks.embed import normalized
 from swiftlet_serve.types import Row
 
@@ -40,8 +47,6 @@ OTHER_HEADS: Final[Mapping[Head, Outputs]] = {"embedding": "hidden"}
 MAX_PAIRS: Final = 256  # texts times labels of one request
 MAX_LABELS_CHARACTERS: Final = 65_536  # of labels with commas between them, which take milliseconds to split
 MAX_CHARACTERS: Final = 1 << 20  # of all hypotheses: a template may repeat a label, and each input of a partial request
-MAX_CANDIDATES: Final = 10  # labels for a text of an evaluation
-GOLDEN_PARAMETERS: Final[Mapping[str, Any]] = {"candidate_labels": ["technology", "the weather", "서울"]}
 # An embedding model gives a label the log-odds SCALE * (cosine - THRESHOLD). The cosine is that of the vectors of label
 # and text. The scale calibrates the bundled model for labels that it never saw (docs/benchmarks/defaults.md).
 SCALE: Final = 20.0
@@ -76,9 +81,20 @@ class ZeroShotParameters(Strict):
     truncation: Annotated[
         bool, Field(description="Truncates a text that exceeds the model's token limit. If false, rejects it.")
     ] = True
+    _labels: list[str] | None = None  # split once
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels as a list."""
+        if self._labels is None:
+            labels = self.candidate_labels
+            if isinstance(labels, str):
+                labels = [label for part in labels.split(",") if (label := part.strip())]
+            self._labels = labels
+        return self._labels
 
 
-class ZeroShotRequest(tasks.Request):
+class ZeroShotRequest(Request):
     """A zero-shot classification request in the Hugging Face Inference format."""
 
     model_config = ConfigDict(
@@ -125,17 +141,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> ZeroShot | EmbeddingZero
     return ZeroShot(tokenizer, manifest, entailment)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[Any]:  # noqa: ARG001  # all tasks share one signature
-    """Returns texts that are short, long, or in other scripts."""
-    return (
-        "The new phone has a better camera.",
-        "no",
-        "Rain fell all night on the tin roof, and by the morning the river had come up to the second step.",
-        "서울의 봄은 짧지만 아름답다.",
-        "Ünïcödé, naïve café, e\u0301 and ﬁ 🎬: the tokenizer must keep its footing.",
-    )
-
-
 class _Shared:
     """The parts that do not depend on the kind of model."""
 
@@ -149,7 +154,7 @@ class _Shared:
 
     def least_response_bytes(self, request: ZeroShotRequest) -> int:
         """Returns a lower bound of the size of the response, which repeats the labels for each text."""
-        return len(_texts(request)) * sum([tasks.LEAST_ITEM_BYTES + len(label) for label in _labels(request)])
+        return len(_texts(request)) * sum([LEAST_ITEM_BYTES + len(label) for label in request.parameters.labels])
 
     def split(self, request: ZeroShotRequest) -> list[ZeroShotRequest]:
         """Returns one request for each text.
@@ -173,18 +178,18 @@ class _Shared:
         """
         texts, labels = _checked(request)
         for i, (label, tokens) in enumerate(zip(labels, self.tokenizer.tokenize(labels), strict=True)):
-            if tasks.is_blank(label) or not len(tokens):
+            if is_blank(label) or not len(tokens):
                 place = f"{LABELS}/{i}" if isinstance(request.parameters.candidate_labels, list) else LABELS
                 raise invalid_value(place, "empty", "A label is empty. Send labels that are not blank.")
         return texts, labels
 
     def _too_long(self, request: ZeroShotRequest, index: int) -> Unprocessable:
         """Returns the error of a text, or of a hypothesis, whose indices follow those of the texts."""
-        pointers = tasks.pointers(request.inputs)
-        if index < len(pointers):
-            return tasks.too_many_tokens(pointers[index], self.max_tokens)
+        places = pointers(request.inputs)
+        if index < len(places):
+            return too_many_tokens(places[index], self.max_tokens)
         detail = f"A hypothesis has too many of the model's {self.max_tokens} tokens. Shorten the label."
-        return tasks.input_too_long(LABELS, detail, self.max_tokens)
+        return input_too_long(LABELS, detail, self.max_tokens)
 
 
 class ZeroShot(_Shared):
@@ -214,14 +219,14 @@ class ZeroShot(_Shared):
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         del encodings
-        labels = _labels(request)
-        # fp64, so that scores near 1 differ.
+        labels = request.parameters.labels
+        # In fp64, scores near 1 differ.
         logits = np.array([row[0] for row in rows], np.float64).reshape(-1, len(labels), rows[0].shape[-1])
         if request.parameters.multi_label or len(labels) == 1:
-            scores = tasks.softmax(logits[..., [self._contradiction, self.entailment]])[..., 1]
+            scores = softmax(logits[..., [self._contradiction, self.entailment]])[..., 1]
         else:
-            scores = tasks.softmax(logits[..., self.entailment])
-        return _answer(request, labels, scores)
+            scores = softmax(logits[..., self.entailment])
+        return answer(request, labels, scores)
 
 
 class EmbeddingZeroShot(_Shared):
@@ -260,14 +265,14 @@ class EmbeddingZeroShot(_Shared):
     def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
         """Returns the labels of each text, or of the only one if `inputs` is a text, best first."""
         del encodings
-        labels = _labels(request)
+        labels = request.parameters.labels
         vectors = np.array([normalized(row[0].astype(np.float64)) for row in rows])
         logits = SCALE * (vectors[: -len(labels)] @ vectors[-len(labels) :].T - THRESHOLD)
         if request.parameters.multi_label or len(labels) == 1:
-            scores = tasks.softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
+            scores = softmax(np.stack([np.zeros_like(logits), logits], axis=-1))[..., 1]
         else:
-            scores = tasks.softmax(logits)
-        return _answer(request, labels, scores)
+            scores = softmax(logits)
+        return answer(request, labels, scores)
 
 
 def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:
@@ -277,30 +282,30 @@ def _checked(request: ZeroShotRequest) -> tuple[list[str], list[str]]:
         Unprocessable: a text is empty, or there are no labels or too many, or their hypotheses are too long.
     """
     texts = _texts(request)
-    for text, pointer in zip(texts, tasks.pointers(request.inputs), strict=True):
+    for text, pointer in zip(texts, pointers(request.inputs), strict=True):
         if not text.strip():
-            raise tasks.empty_input(pointer)
+            raise empty_input(pointer)
     return texts, _check_labels(request, len(texts), times=1)
 
 
 def _check_labels(request: ZeroShotRequest, texts: int, *, times: int) -> list[str]:
-    """Returns the labels, which this number of texts has, and whose hypotheses are tokenised so many times.
+    """Returns the labels of this number of texts. Their hypotheses are tokenised `times` times.
 
     Raises:
         Unprocessable: there are no labels or too many, or their hypotheses are too long.
     """
-    labels = _labels(request)
+    labels = request.parameters.labels
     if not labels:
         raise invalid_value(LABELS, "too_short", "There are no labels. Name one in candidate_labels.", 1)
     if texts * len(labels) > MAX_PAIRS:
         detail = f"The texts and labels make more than {MAX_PAIRS} pairs. Send fewer of them in one request."
         raise invalid_value(LABELS, "too_many_pairs", detail, MAX_PAIRS)
     template = request.parameters.hypothesis_template or DEFAULT_TEMPLATE
-    # An upper bound, so that they need not be made.
+    # An upper bound, for which no hypothesis is made.
     characters = sum(len(template) + template.count("{") * len(label) for label in labels)
     if times * characters > MAX_CHARACTERS:
         detail = f"The hypotheses have more than {MAX_CHARACTERS} characters in total. Shorten the labels."
-        raise tasks.input_too_long(LABELS, detail, MAX_CHARACTERS)
+        raise input_too_long(LABELS, detail, MAX_CHARACTERS)
     return labels
 
 
@@ -326,14 +331,9 @@ def _texts(request: ZeroShotRequest) -> list[str]:
     return request.inputs if isinstance(request.inputs, list) else [request.inputs]
 
 
-def _labels(request: ZeroShotRequest) -> list[str]:
-    labels = request.parameters.candidate_labels
-    return labels if isinstance(labels, list) else [label.strip() for label in labels.split(",") if label.strip()]
-
-
-def _answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:
+def answer(request: ZeroShotRequest, labels: Sequence[str], scores: NDArray[np.float64]) -> Any:
     """Returns the ranking of each text from scores (N, labels); that of the only text if `inputs` is a text."""
-    rankings = [_ranking(labels, each) for each in scores]
+    rankings = [_ranking(labels, row) for row in scores]
     return rankings if isinstance(request.inputs, list) else rankings[0]
 
 
@@ -341,71 +341,6 @@ def _ranking(labels: Sequence[str], scores: NDArray[np.float64]) -> list[dict[st
     """Returns the labels, best first. Of equal scores, the last label is first, as in the pipeline."""
     order = np.argsort(scores, kind="stable")[::-1]
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
-
-
-class Relations(ZeroShot):
-    """A task that ranks the relations of a text to one hypothesis, and not the labels."""
-
-    def decode(self, request: ZeroShotRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> Any:
-        """Returns the relations with their probabilities, the most probable one first."""
-        del encodings
-        scores = tasks.softmax(np.array([row[0] for row in rows], np.float64))
-        return _answer(request, self.manifest.labels, scores)
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures accuracy on texts with the names of their labels, or on premises with hypotheses.
-
-    Candidates are all labels of the file, or the right one and nine others if there are more than ten. A hypothesis is
-    the only candidate, and its relation to the premise is the answer.
-    """
-
-    def __init__(self, task: ZeroShot | EmbeddingZeroShot):
-        self._task = task
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        try:
-            pairs = datasets.inferences(data)[skip:stop]
-        except DatasetError:
-            yield from _named_cases(data, skip, stop)
-            return
-        if not isinstance(self._task, ZeroShot):
-            raise DatasetError(f"{data.name} holds premises and hypotheses, and an embedding model reads no pairs.")
-        labels = self._task.manifest.labels
-        for pair in pairs:
-            right = tuple(labels[i] for i in find_relations(pair.label, labels))
-            yield _case(pair.premise, right, [pair.hypothesis], hypothesis_template="{}")
-
-    def task(self, cases: Sequence[Case]) -> Any:
-        has_hypotheses = "hypothesis_template" in cases[0].body["parameters"]
-        if not has_hypotheses or not isinstance(self._task, ZeroShot):
-            return None
-        return Relations(self._task.tokenizer, self._task.manifest, self._task.entailment)
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        counts = Counter(label for case in cases for label in case.expected)
-        ((commonest, _),) = counts.most_common(1)
-        return {"always the commonest label": metrics.mean([float(commonest in case.expected) for case in cases])}
-
-    def best(self, response: Any) -> str:
-        return str(response[0]["label"])
-
-
-def _named_cases(data: Path, skip: int, stop: int | None) -> Iterator[Case]:
-    examples = [(one.text, datasets.label_words(one.label)) for one in datasets.named(data) if one.text.strip()]
-    labels = sorted({label for _, label in examples})
-    for number, (text, label) in list(enumerate(examples))[skip:stop]:
-        others = np.array([other for other in labels if other != label])
-        chosen = np.random.default_rng(number).permutation(len(others))[: MAX_CANDIDATES - 1]
-        yield _case(text, (label,), sorted([label, *others[chosen].tolist()]))
-
-
-def _case(text: str, right: tuple[str, ...], candidates: Sequence[str], **parameters: str) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        best = response[0]["label"]
-        return [Grade({"accuracy": float(best in right)}, best)]
-
-    return Case({"inputs": text, "parameters": {"candidate_labels": list(candidates), **parameters}}, right, grade)
 
 
 TASK: Final = ZeroShot

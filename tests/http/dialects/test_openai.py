@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from tests.support.apps import SECRET
 from tests.support.artifacts import make_tokenizer
 

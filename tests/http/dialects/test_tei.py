@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from tests.support.apps import SECRET
 
 TEXT, PAIR = "A warm film.", ["서울의 봄", "🎬"]

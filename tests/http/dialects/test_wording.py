@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from tests.support.apps import SECRET
 
 LONG = "film " * 200

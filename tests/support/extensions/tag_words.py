@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from swiftlet_models import datasets, metrics
 from swiftlet_models.artifact import Manifest
-from swiftlet_models.metrics import Score
+from swiftlet_models.probabilities import softmax
 from swiftlet_models.tokenizer import Encoding, Tokenizer
-from swiftlet_serve import tasks
-from swiftlet_serve.tasks import MAX_INPUTS, Case, Failure, Grade, softmax
+from swiftlet_serve.tasks._requests import MAX_INPUTS, Failure, Request, empty_input, pointers
 from swiftlet_serve.types import Row
 
 HEAD: Final = "token"
 OUTPUTS: Final = "labels"
 
 
-class TagWordsRequest(tasks.Request):
+class TagWordsRequest(Request):
     """A request to label the words of a text."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "Clara lives in Bern."}]})
@@ -49,11 +45,6 @@ def create(tokenizer: Tokenizer, manifest: Manifest) -> TagWords:
     return TagWords(tokenizer, manifest)
 
 
-def golden_inputs(tokenizer: Tokenizer) -> Sequence[str]:
-    """Returns two texts."""
-    return ["Clara lives in Bern.", "no"]
-
-
 class TagWords:
     """One sequence for each text. Its row holds the logits of the labels for each token, (L - 2, labels)."""
 
@@ -66,11 +57,11 @@ class TagWords:
     def encode(self, request: TagWordsRequest) -> list[Encoding]:
         """Encodes each text. Raises Unprocessable if one is empty."""
         texts = _texts(request)
-        for text, pointer in zip(texts, tasks.pointers(request.inputs), strict=True):
+        for text, pointer in zip(texts, pointers(request.inputs), strict=True):
             if not text.strip():
-                raise tasks.empty_input(pointer)
+                raise empty_input(pointer)
         encodings = self.tokenizer.encode(texts, self.max_tokens)
-        return [replace(one, focus=np.arange(1, len(one.input_ids) - 1)) for one in encodings]
+        return [replace(encoding, focus=np.arange(1, len(encoding.input_ids) - 1)) for encoding in encodings]
 
     def decode(self, request: TagWordsRequest, encodings: Sequence[Encoding], rows: Sequence[Row]) -> object:
         """Returns the label of each word of each text, taken from its first token."""
@@ -99,31 +90,6 @@ class TagWords:
 
 def _texts(request: TagWordsRequest) -> list[str]:
     return request.inputs if isinstance(request.inputs, list) else [request.inputs]
-
-
-class Evaluator(tasks.Evaluator):
-    """Measures the share of texts whose first word has the right label, on tab-separated texts with labels."""
-
-    def __init__(self, task: TagWords):
-        self._labels = task.labels
-
-    def cases(self, data: Path, skip: int, stop: int | None) -> Iterable[Case]:
-        return [_case(one.text, self._labels[one.label]) for one in datasets.labelled(data)[skip:stop]]
-
-    def baselines(self, cases: Sequence[Case]) -> dict[str, Score]:
-        ((_, count),) = Counter(case.expected[0] for case in cases).most_common(1)
-        return {"always the commonest label": metrics.mean([1.0] * count + [0.0] * (len(cases) - count))}
-
-    def best(self, response: Any) -> str:
-        return str(response[0][0]["label"])
-
-
-def _case(text: str, label: str) -> Case:
-    def grade(response: Any) -> list[Grade]:
-        best = response[0][0]["label"]
-        return [Grade({"first_word_accuracy": float(best == label)}, best)]
-
-    return Case({"inputs": text}, (label,), grade)
 
 
 TASK: Final = TagWords

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import ConfigDict
 from starlette.responses import Response
 
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import SwiftletError, Unprocessable
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translation
@@ -16,7 +15,8 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import NullIsDefault
+from swiftlet_serve.tasks._requests import NullIsDefault
+from swiftlet_serve.tasks._requests import Request as TaskRequest
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types.body_model import BodyModel
 
@@ -77,7 +77,7 @@ def translation(
     render: Callable[[Any, RequestRecord], TaskResponse],
     wording: Wording,
     timeout_s: float | None = None,
-    model: type[tasks.Request] | None = None,
+    model: type[TaskRequest] | None = None,
 ) -> Translation:
     """Returns a translation with a request of the pipeline's task.
 
@@ -93,7 +93,7 @@ def translation(
         Unprocessable: the fields do not fit the task.
     """
     try:
-        request: tasks.Request = bodies.validate(model or pipeline.model.task.Request, fields)
+        request: TaskRequest = bodies.validate(model or pipeline.model.task.Request, fields)
     except Unprocessable as error:
         wording.apply(error)
         raise

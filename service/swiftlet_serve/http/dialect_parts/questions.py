@@ -18,7 +18,7 @@ from swiftlet_models.artifact import Decisions, Manifest
 from swiftlet_serve.errors import NotFound, Unprocessable, invalid_value
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import MAX_SEQUENCES, Pipeline
-from swiftlet_serve.tasks import is_blank
+from swiftlet_serve.tasks._requests import is_blank
 
 
 class Option(NamedTuple):

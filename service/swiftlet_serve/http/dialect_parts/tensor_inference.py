@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from swiftlet_serve import tasks
 from swiftlet_serve.errors import NotFound, invalid_value
 from swiftlet_serve.http.dialect_parts.dialect import translation
 from swiftlet_serve.http.dialect_parts.tensors import Tensor
@@ -30,6 +29,7 @@ from swiftlet_serve.inference.catalog import ANY, VersionChoice
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.tasks._forms import answer_fields, forms, parameter_names
+from swiftlet_serve.tasks._requests import Request
 from swiftlet_serve.telemetry.request_record import RequestRecord
 from swiftlet_serve.types.body_model import BodyModel
 
@@ -87,7 +87,7 @@ def find(runtime: Runtime, name: str, version: str = "", choice: VersionChoice =
 
 def inputs_of(pipeline: Pipeline) -> list[Slot]:
     """Returns the inputs of a model."""
-    request: type[tasks.Request] = pipeline.model.task.Request
+    request: type[Request] = pipeline.model.task.Request
     return [Slot(name, "BYTES", [-1]) for name in forms(request)[0].names]
 
 
@@ -138,7 +138,7 @@ def _body(pipeline: Pipeline, inputs: Sequence[Tensor], parameters: Mapping[str,
     Raises:
         Unprocessable: inputs or parameters do not fit the task.
     """
-    model: type[tasks.Request] = pipeline.model.task.Request
+    model: type[Request] = pipeline.model.task.Request
     found, others = _split(model, inputs)
     if not found:
         _refuse("too_short", "The input has no text.")
@@ -162,7 +162,7 @@ def _place(inputs: Sequence[Tensor], pointer: str) -> str:
     return pointer
 
 
-def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
+def _split(model: type[Request], inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
     """Returns the inputs of the task, and the remaining tensors.
 
     Raises:
@@ -186,9 +186,7 @@ def _split(model: type[tasks.Request], inputs: Sequence[Tensor]) -> tuple[Sequen
     return texts[chosen], [tensor for tensor in inputs if tensor.name != chosen]
 
 
-def _arguments(
-    model: type[tasks.Request], parameters: Mapping[str, Scalar], others: Sequence[Tensor]
-) -> dict[str, Any]:
+def _arguments(model: type[Request], parameters: Mapping[str, Scalar], others: Sequence[Tensor]) -> dict[str, Any]:
     """Returns the fields of the task's request beside its inputs.
 
     Raises:

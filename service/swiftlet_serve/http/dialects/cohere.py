@@ -18,7 +18,7 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import empty_input
+from swiftlet_serve.tasks._requests import empty_input
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from swiftlet_serve import tasks
 from swiftlet_serve.http import problem_details
 from swiftlet_serve.http.dialect_parts.dialect import Operation, Page
 from swiftlet_serve.http.endpoints import bodies
 from swiftlet_serve.http.endpoints.model_endpoint import Translation, renderer
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._requests import Request as TaskRequest
 
 
 def infer(runtime: Runtime, request: Request) -> Translation:
@@ -26,5 +26,5 @@ def infer(runtime: Runtime, request: Request) -> Translation:
 
 render_error = problem_details.render
 
-OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, tasks.Request, Any),)
+OPERATIONS: Final = (Operation("/models/{model}", "The task of a model", infer, TaskRequest, Any),)
 PAGES: Final[tuple[Page, ...]] = ()

@@ -19,7 +19,7 @@ from swiftlet_serve.http.endpoints.model_endpoint import TaskResponse, Translati
 from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 

@@ -17,7 +17,7 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import Texts
+from swiftlet_serve.tasks._requests import Texts
 from swiftlet_serve.telemetry.request_record import RequestRecord
 
 WORDING: Final = Wording(renamed({"/inputs": "/input", "/parameters": ""}), TRUNCATION)

@@ -23,7 +23,7 @@ from swiftlet_serve.http.gate.request import Request
 from swiftlet_serve.http.wording import Wording, renamed, sentence
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
-from swiftlet_serve.tasks import MAX_INPUTS
+from swiftlet_serve.tasks._requests import MAX_INPUTS
 from swiftlet_serve.tasks.embed import MAX_ITEMS, Inputs, TokenIdsRequest, has_ids
 from swiftlet_serve.tasks.rerank import MAX_TEXTS
 from swiftlet_serve.telemetry.request_record import RequestRecord

@@ -17,6 +17,8 @@ from swiftlet_serve.http.wording import OWN, Wording
 from swiftlet_serve.inference.catalog import ModelLoading
 from swiftlet_serve.inference.pipeline import Pipeline
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._requests import Request as TaskRequest
+from swiftlet_serve.tasks._requests import characters
 from swiftlet_serve.telemetry.request_record import RequestRecord, Stage
 
 MAX_RESPONSE_RATIO: Final = 16
@@ -46,7 +48,7 @@ class Translation(NamedTuple):
     """A request in the terms of the tasks."""
 
     pipeline: Pipeline
-    request: tasks.Request
+    request: TaskRequest
     render: Callable[[Any, RequestRecord], TaskResponse]
     """Returns the response, given the task's answer and the request's record."""
     timeout_s: float | None = None
@@ -84,7 +86,7 @@ class ModelEndpoint:
         record.add_stage("parse", started, time.monotonic())
         record.task, record.model = pipeline.model.task_name, pipeline.model.manifest.name
         record.version = pipeline.version
-        record.characters = tasks.characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
+        record.characters = characters(task_request.inputs)  # type: ignore[attr-defined]  # every task has them
         if timeout_s is not None:
             record.timeout_s = timeout_s
             request.deadline = min(request.deadline, request.head.received + timeout_s)
@@ -114,7 +116,7 @@ class ModelEndpoint:
         record, left_s = request.record, request.response_deadline - now
         self._runtime.admission.reserve(record, left_s, request.priority, complete=True, client=record.account)
 
-    def _max_response_bytes(self, pipeline: Pipeline, request: tasks.Request, body_bytes: int) -> int:
+    def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
         """Returns the size up to which responses are allowed.
 
         Raises:
@@ -152,7 +154,7 @@ def task_translation(runtime: Runtime, task: str) -> Translate:
     return translate
 
 
-def renderer(request: tasks.Request) -> Callable[[Any, RequestRecord], TaskResponse]:
+def renderer(request: TaskRequest) -> Callable[[Any, RequestRecord], TaskResponse]:
     """Returns the function that renders the answer to a request in our own format."""
     return TaskResponse.detailed if request.details else TaskResponse.of
 
@@ -174,7 +176,7 @@ class TaskResponse(Response):
 
     @classmethod
     def detailed(cls, answer: object, record: RequestRecord) -> TaskResponse:
-        """Returns an answer with `tasks.Details` as JSON."""
+        """Returns an answer with `Details` as JSON."""
         details = {"input_tokens": record.input_tokens, "tokens_read": record.tokens, "truncated": record.truncated}
         return cls(b'{"answer":%b,"details":%b}' % (dump(answer), to_json(details)))
 

@@ -15,6 +15,7 @@ from swiftlet_serve.http.endpoints.models import ModelInfo
 from swiftlet_serve.http.endpoints.status import Status
 from swiftlet_serve.http.problem_details import MEDIA_TYPE, Problem
 from swiftlet_serve.inference.runtime import Runtime
+from swiftlet_serve.tasks._requests import Details
 
 SCHEMAS: Final = "#/components/schemas/"
 
@@ -121,7 +122,7 @@ def _response(served: Any) -> dict[str, Any]:
     detailed = {
         "type": "object",
         "description": "The response to a request with details.",
-        "properties": {"answer": schema, "details": {"$ref": SCHEMAS + tasks.Details.__name__}},
+        "properties": {"answer": schema, "details": {"$ref": SCHEMAS + Details.__name__}},
         "required": ["answer", "details"],
     }
     return {"anyOf": [schema, detailed]}
@@ -149,7 +150,7 @@ def install(app: FastAPI, runtime: Runtime, others: Iterable[Mapping[str, Any]] 
         others: the schemas of routes other than the tasks' and the server's own.
     """
     served = [tasks.load(name).TASK for name in runtime.task_names]
-    shown: list[Any] = [*(task.Request for task in served), tasks.Details, Problem, ModelInfo, Live, Ready, Status]
+    shown: list[Any] = [*(task.Request for task in served), Details, Problem, ModelInfo, Live, Ready, Status]
     answers: list[Any] = [*(task.Response for task in served)]
     _, document = TypeAdapter.json_schemas(
         [

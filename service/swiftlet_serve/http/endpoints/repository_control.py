@@ -19,7 +19,7 @@ from swiftlet_serve.http.gate.request import Request, Respond, Route
 from swiftlet_serve.inference.runtime import Runtime
 from swiftlet_serve.repository.desired import Alias, Version
 from swiftlet_serve.repository.manager import LoadFailed, ModelManager
-from swiftlet_serve.tasks import NullIsDefault
+from swiftlet_serve.tasks._requests import NullIsDefault
 
 log = logging.getLogger(__name__)
 

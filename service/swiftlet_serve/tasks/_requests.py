@@ -1,0 +1,162 @@
+"""The parts that the requests and responses of the tasks share: models, the places of texts, and errors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Final
+from unicodedata import category
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from swiftlet_serve.errors import FieldError, SwiftletError, Unprocessable
+from swiftlet_serve.types.body_model import BodyModel
+
+LEAST_ITEM_BYTES: Final = 24  # of a label, token or answer with its score, in a response
+MAX_INPUTS: Final = 2048  # texts or questions in one request, as OpenAI allows: the work has limits of its own
+TRUNCATION: Final = "set truncation to true"
+"""What to do about a text that is too long, in errors. Other protocols have other words for it."""
+
+INVISIBLE: Final = ("Cc", "Cf")  # Unicode's categories of controls and formats
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+class NullIsDefault(BodyModel):
+    """A model in which null means the default, for every field that has one.
+
+    Fields whose type includes None give null a meaning of their own. Fields without a default refuse it.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = super().__get_pydantic_core_schema__(source, handler)
+        fields: Any = handler.resolve_ref_schema(schema)
+        while "fields" not in fields:
+            fields = fields["schema"]
+        for name, field in fields["fields"].items():
+            inner = field["schema"]
+            if inner["type"] == "default" and inner["schema"]["type"] != "nullable":
+                replace = partial(_replace_null, cls.model_fields[name])
+                inner["schema"] = core_schema.no_info_before_validator_function(replace, inner["schema"])
+        return schema
+
+
+def _replace_null(field: FieldInfo, value: Any) -> Any:
+    return field.get_default(call_default_factory=True, validated_data={}) if value is None else value
+
+
+class Strict(NullIsDefault):
+    """A model that converts no types and rejects unknown fields.
+
+    `cache_strings` is off for values: by default pydantic keeps up to 16,384 of the short strings that it parses.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True, cache_strings="keys")
+
+
+class Options(Strict):
+    """Options that Hugging Face clients send. They are accepted and have no effect."""
+
+    use_cache: Annotated[bool | None, Field(description="Has no effect.")] = None
+    use_gpu: Annotated[bool | None, Field(description="Has no effect.")] = None
+    wait_for_model: Annotated[bool | None, Field(description="Has no effect: models are loaded at start-up.")] = None
+
+
+class Request(Strict):
+    """The fields that the requests of all tasks share."""
+
+    model: Annotated[
+        str | None,
+        Field(description="Name of a served model. Default: the default model of this task.", max_length=64),
+    ] = None
+    options: Annotated[Options | None, Field(description="Options of Hugging Face clients.")] = None
+    partial: Annotated[
+        bool,
+        Field(
+            description="If true, an error in one of several inputs fails that input only. If false, it fails the "
+            "whole request. Has no effect on a request with one input."
+        ),
+    ] = False
+    details: Annotated[
+        bool,
+        Field(
+            description="If true, the response is an object: the answer, and details of how much of the texts was read."
+        ),
+    ] = False
+
+
+class Details(BaseModel):
+    """How much of the texts of a request was read."""
+
+    input_tokens: Annotated[
+        int, Field(description="Tokens of all sequences before they were cut, special tokens included.")
+    ]
+    tokens_read: Annotated[int, Field(description="Tokens of all sequences that the model read.")]
+    truncated: Annotated[
+        list[str], Field(description="JSON Pointer of each text that was cut, such as /inputs/0, in order.")
+    ]
+
+
+class Failure(BaseModel):
+    """The error of one input of a request with `partial`. It takes the place of the answer."""
+
+    error: Annotated[str, Field(description="A sentence that describes the error.")]
+    error_type: Annotated[str, Field(description="The same as code, for clients of text-embeddings-inference.")]
+    code: Annotated[str, Field(description="The error code, as in problem details.")]
+
+
+def failure(error: SwiftletError) -> Failure:
+    """Returns the error of an input in a partial response."""
+    return Failure(error=error.detail, error_type=error.code, code=error.code)
+
+
+def characters(inputs: object) -> int:
+    """Returns the total length of all texts of a request's inputs, in code points. A token id counts as one."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    if isinstance(inputs, BaseModel):
+        return sum([characters(value) for value in vars(inputs).values() if value])
+    return sum(map(characters, inputs)) if isinstance(inputs, list) else isinstance(inputs, int)
+
+
+def pointers(inputs: object) -> list[str]:
+    """Returns the JSON Pointer of each input. A list is several inputs, anything else is one."""
+    return [f"/inputs/{i}" for i in range(len(inputs))] if isinstance(inputs, list) else ["/inputs"]
+
+
+def is_blank(text: str) -> bool:
+    """Returns whether a text has nothing but spaces, control characters and invisible ones such as U+200B."""
+    text = text.lstrip()
+    if not all(map(_is_invisible, text[:64])):
+        return False
+    codes = np.frombuffer(text[64:].encode("utf-32-le", "surrogatepass"), np.uint32)
+    return all(_is_invisible(chr(code)) for code in np.flatnonzero(np.bincount(codes)))  # each different one once
+
+
+def _is_invisible(character: str) -> bool:
+    return character.isspace() or category(character) in INVISIBLE
+
+
+def text_pointers(request: Any) -> list[str]:
+    """Returns the JSON Pointer of each text that a task encodes, unless the task has a method of this name."""
+    return pointers(request.inputs)
+
+
+def empty_input(pointer: str) -> Unprocessable:
+    """Returns the error for a text without content."""
+    detail = "The text is empty. Send a text that is not blank."
+    return Unprocessable("empty_input", detail, field_errors=[FieldError(pointer, "empty_input")])
+
+
+def input_too_long(pointer: str, detail: str, limit: int) -> Unprocessable:
+    """Returns the error for an input that exceeds `limit`. `detail` names the unit of the limit."""
+    return Unprocessable("input_too_long", detail, field_errors=[FieldError(pointer, "input_too_long", limit)])
+
+
+def too_many_tokens(pointer: str, max_tokens: int) -> Unprocessable:
+    """Returns the error for a text that exceeds the model's token limit while truncation is off."""
+    detail = f"The text has more than {max_tokens} tokens. Shorten it, or {TRUNCATION}."
+    return input_too_long(pointer, detail, max_tokens)
