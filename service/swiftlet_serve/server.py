@@ -119,7 +119,7 @@ def serve(settings: Settings, announce: Announce) -> None:
                 listener,
                 settings,
                 app.state.refuse,
-                runtime.stats.refuse,
+                runtime.stats.count_refused,
                 app.state.task_routes,
                 runtime.stats.add_crowded,
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from swiftlet_serve.bulk.formats.parquet import chunk_of, with_outcomes
+from swiftlet_serve.bulk.formats.parquet import chunk_of, with_answers
 from swiftlet_serve.bulk.records import Layout
 from swiftlet_serve.bulk.requests import RequestMaker
 from swiftlet_serve.bulk.scorer import Scorer
@@ -71,5 +71,5 @@ class BatchScorer:
         if len(added) < 2 or added & set(batch.column_names):
             raise SetupError("The dataset has a column of the name of the answer or the error. Rename those.")
         chunk = chunk_of(batch, inputs, batch.column_names)
-        outcomes = [one for part in list(self._scorer.start(chunk)) for one in self._scorer.finish(part)]
-        return with_outcomes(batch, self._layout, outcomes)
+        answers = [answer for part in list(self._scorer.start(chunk)) for answer in self._scorer.finish(part)]
+        return with_answers(batch, self._layout, answers)

@@ -52,7 +52,7 @@ class Chunk:
         return [{name: record.values.get(name) for name in columns} for record in self.records]
 
 
-class Outcome(NamedTuple):
+class RowAnswer(NamedTuple):
     """The answer to a row, or its error code."""
 
     answer: Any

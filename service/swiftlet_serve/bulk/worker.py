@@ -15,15 +15,15 @@ from swiftlet_serve.bulk.durable import HashedStream, new_file
 from swiftlet_serve.bulk.leases import Leases
 from swiftlet_serve.bulk.manifest import Entry, Manifest
 from swiftlet_serve.bulk.plan import Plan, Shard
-from swiftlet_serve.bulk.records import Chunk, Outcome
+from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.scorer import Running, Scorer
 from swiftlet_serve.bulk.sources import reading
 from swiftlet_serve.errors import SetupError
 
 AHEAD: Final = 2  # chunks whose batches wait or run while a chunk is decoded and written
 
-Part = tuple[int | None, Chunk, Sequence[Outcome]]
-"""A shard, some of its rows and their outcomes. Without a shard: no more rows until other workers finish theirs."""
+Part = tuple[int | None, Chunk, Sequence[RowAnswer]]
+"""A shard, some of its rows and their answers. Without a shard: no more rows until other workers finish theirs."""
 
 NOTHING: Final[Part] = (None, Chunk(()), ())
 
@@ -99,12 +99,12 @@ class Worker:
         """Returns the number of rows, of bad rows and of cut rows."""
         writer = self._output.writer(stream, self._plan.layout)
         rows = bad = cut = 0
-        for _, chunk, outcomes in parts:
-            writer.write(chunk, outcomes)
-            rows += len(outcomes)
-            codes = [outcome.error for outcome in outcomes if outcome.error is not None]
+        for _, chunk, answers in parts:
+            writer.write(chunk, answers)
+            rows += len(answers)
+            codes = [answer.error for answer in answers if answer.error is not None]
             bad += len(codes)
-            cut += sum(outcome.cut for outcome in outcomes)
+            cut += sum(answer.cut for answer in answers)
             self._codes.update(codes)
             self._check_budget(bad)
             self._on_rows(rows)

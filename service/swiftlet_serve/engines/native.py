@@ -130,7 +130,7 @@ class Library:
         return bool(self.c.swiftlet_tiles())
 
     @property
-    def wrong_sums(self) -> int:
+    def kernel_faults(self) -> int:
         """The wrong sums that this process found in tiles."""
         count: int = self.c.swiftlet_wrong_sums()
         return count
@@ -211,12 +211,12 @@ class Native:
 
     @property
     def title(self) -> str:
-        wrong = self._library.wrong_sums
+        wrong = self._library.kernel_faults
         return f"native ({self._kernel}{'; without tiles, which computed a wrong sum' if wrong else ''})"
 
     @property
-    def wrong_sums(self) -> int:
-        return self._library.wrong_sums
+    def kernel_faults(self) -> int:
+        return self._library.kernel_faults
 
     @property
     def bytes(self) -> int:
@@ -359,7 +359,7 @@ def _obstacle(library: Library) -> str | None:
         return "an earlier worker process found a wrong sum"
     if library.tiles:
         _test_once(library.file)
-    if library.wrong_sums:
+    if library.kernel_faults:
         return "its self-test found a wrong sum"
     return None
 

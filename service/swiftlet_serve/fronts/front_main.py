@@ -63,7 +63,7 @@ class Front:
             self._listeners[config.index],
             runtime.settings,
             app.state.refuse,
-            runtime.stats.refuse,
+            runtime.stats.count_refused,
             app.state.task_routes,
             runtime.stats.add_crowded,
         )

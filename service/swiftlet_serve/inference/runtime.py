@@ -213,7 +213,7 @@ class Runtime:
             self._executor.size,
             self._executor.ready,
             self._executor.restarts,
-            self._executor.wrong_sums,
+            self._executor.kernel_faults,
             self._executor.workers,
             self.count_connections(),
             self._lag.largest_s,

@@ -105,8 +105,8 @@ class _OneByOne:
         self._runtime.admission.commit(record, self._model, lengths, deadline - time.monotonic(), priority)
         return [self._run(encoding, deadline, priority, record) for encoding in encodings]
 
-    def least_s(self, lengths: Sequence[int]) -> float:
-        return self._runtime.admission.least_s(self._model, lengths)
+    def minimum_s(self, lengths: Sequence[int]) -> float:
+        return self._runtime.admission.minimum_s(self._model, lengths)
 
     async def _run(
         self, encoding: Encoding, deadline: Deadline, priority: Priority, record: RequestRecord | None

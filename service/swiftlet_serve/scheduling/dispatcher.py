@@ -95,14 +95,14 @@ class Dispatcher:
         self._suspect_runs = False
         self._scheduled = False  # whether the event loop will call `_dispatch`
 
-    def add_model(self, name: str, counted_as: str | None = None) -> ModelQueue:
+    def add_model(self, name: str, stats_name: str | None = None) -> ModelQueue:
         """Adds the queues of a model.
 
         Args:
             name: the name under which the executor knows it.
-            counted_as: its name in the statistics. None: the same.
+            stats_name: its name in the statistics. None: the same.
         """
-        self.models[name] = model = ModelQueue(name, self.executor, self._times, counted_as)
+        self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_name)
         self._queues += model.by_priority.values()
         return model
 
@@ -253,8 +253,8 @@ class Dispatcher:
                 item.row.set_exception(deadline_exceeded())
         batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
         if not batch and (others := [item for item in startable if not item.suspect]):
-            left_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
-            chosen = plan([item.length for item in others], left_s, model.latency, token_budget)
+            remaining_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
+            chosen = plan([item.length for item in others], remaining_s, model.latency, token_budget)
             batch = [others[i] for i in chosen]
         if batch:
             queue.times.serve(batch[0].client)
@@ -343,7 +343,7 @@ class Dispatcher:
         lengths = [item.length for item in call.batch]
         call.model.latency.learn(lengths, seconds)
         padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
-        self._stats.add_batch(call.model.counted_as, len(lengths), sum(lengths), padding)
+        self._stats.add_batch(call.model.stats_name, len(lengths), sum(lengths), padding)
 
     def _update_busy_time(self) -> None:
         """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""

@@ -161,7 +161,7 @@ class ModelQueue:
     """One model's queues, its number of running calls and its latency model."""
 
     def __init__(
-        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], counted_as: str | None = None
+        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], stats_name: str | None = None
     ) -> None:
         """Creates the queues of a model, which are empty.
 
@@ -169,10 +169,10 @@ class ModelQueue:
             name: the name under which the executor knows the model.
             executor: knows the cost of its calls.
             times: the virtual times of the clients in each priority, which all models share.
-            counted_as: its name in the statistics. None: the same.
+            stats_name: its name in the statistics. None: the same.
         """
         self.name = name
-        self.counted_as = counted_as or name
+        self.stats_name = stats_name or name
         self.by_priority: dict[Priority, SequenceQueue] = {each: SequenceQueue(times[each]) for each in times}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations

@@ -253,7 +253,7 @@ class SnapshotCollector(Collector):
         yield total(
             "kernel_wrong_sums",
             "Total wrong sums that the engine found in its own work. The calls concerned were computed again.",
-            self._snapshot.wrong_sums,
+            self._snapshot.kernel_faults,
         )
         yield from self._workers()
         yield gauge("fronts", "Front processes that answer requests; 0 if the server has none.", self._snapshot.fronts)

@@ -63,7 +63,7 @@ class RequestRecord:
     body_bytes: int = 0
     bulk: bool = False  # whether the request has the priority bulk
     timeout_s: float | None = None  # timeout that the client asked for
-    least_s: float = 0.0  # predicted time of the engine for this request alone, if it is refused or late
+    minimum_s: float = 0.0  # predicted time of the engine for this request alone, if it is refused or late
     accepted: bool = False
     status: int | None = None  # of the response; None if the client disconnected before there was one
     code: str = ""  # of the error in the response

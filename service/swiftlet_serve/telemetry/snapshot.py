@@ -64,7 +64,7 @@ class Snapshot:
     cores: int
     ready: bool  # whether an engine is available
     restarts: int  # worker processes that were lost and replaced
-    wrong_sums: int  # that engines found in their own work
+    kernel_faults: int  # that engines found in their own work
     workers: Mapping[str, int]  # the worker processes' ids by their roles
     connections: int  # open ones, of clients
     loop_lag_s: float  # the largest delay of the event loop in the last minute

@@ -54,14 +54,14 @@ class WorkerProcess:
         module: str,
         environment: Mapping[str, str],
         on_lost: Callable[[WorkerProcess], None],
-        on_wrong_sums: Callable[[WorkerProcess], None],
+        on_kernel_faults: Callable[[WorkerProcess], None],
         *,
-        earlier_wrong_sums: int = 0,
+        earlier_kernel_faults: int = 0,
     ) -> None:
         """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
 
-        Calls `on_wrong_sums` when the connected process reports wrong sums. `earlier_wrong_sums` were found by other
-        processes: its engines are told. `environment` are its environment variables beside those of this process.
+        Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines are told of
+        the `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -70,9 +70,9 @@ class WorkerProcess:
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
         self._bytes = sum(_file_bytes(path) for path in models.values())
-        self.warned = earlier_wrong_sums > 0
-        self._wrong_sums_taken = 0
-        self._on_wrong_sums = on_wrong_sums
+        self.warned = earlier_kernel_faults > 0
+        self._kernel_faults_taken = 0
+        self._on_kernel_faults = on_kernel_faults
         self._received = b""  # the beginning of a line of JSON
         self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
         self._on_lost = on_lost
@@ -92,7 +92,7 @@ class WorkerProcess:
         config = WorkerConfig(os.getpid(), control_fd, connection_fds, engine, paths, log_level, log_format)
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | dict(environment)
         if self.warned:
-            variables[EARLIER_WRONG_SUMS] = str(earlier_wrong_sums)
+            variables[EARLIER_WRONG_SUMS] = str(earlier_kernel_faults)
         try:
             self._popen = subprocess.Popen(  # noqa: S603  # this interpreter, with arguments from the settings only
                 [sys.executable, "-P", "-m", module, json.dumps(asdict(config))],
@@ -212,12 +212,12 @@ class WorkerProcess:
         self._disconnect()
         self._on_lost(self)
 
-    def take_wrong_sums(self) -> int:
+    def take_kernel_faults(self) -> int:
         """Returns how many wrong sums the process has reported since the last call of this method."""
         # Each counts for the whole process.
-        found = max((report.wrong_sums for report in self.reports.values()), default=0)
-        new = max(0, found - self._wrong_sums_taken)
-        self._wrong_sums_taken += new
+        found = max((report.kernel_faults for report in self.reports.values()), default=0)
+        new = max(0, found - self._kernel_faults_taken)
+        self._kernel_faults_taken += new
         return new
 
     def reap(self, timeout_s: float) -> bool:
@@ -290,7 +290,7 @@ class WorkerProcess:
         self._unloading -= missing
         if loaded is not None and index in reports and not loaded.done():
             loaded.set_result(None)
-        self._on_wrong_sums(self)
+        self._on_kernel_faults(self)
 
     def _stop_watching(self) -> None:
         if self._loop is not None:

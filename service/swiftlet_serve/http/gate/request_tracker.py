@@ -88,9 +88,9 @@ class RequestTracker:
         if error.code not in TIMEOUT_CODES or not runs_model(scope):
             return error
         timeout_s = record.timeout_s or self._runtime.settings.timeout_ms / 1000
-        engine_s = record.least_s or self._runtime.admission.least_s()
-        least_s = engine_s + self._runtime.stats.least_overhead_s
-        return deadline_too_short(least_s) if least_s > timeout_s else error
+        engine_s = record.minimum_s or self._runtime.admission.minimum_s()
+        minimum_s = engine_s + self._runtime.stats.minimum_overhead_s
+        return deadline_too_short(minimum_s) if minimum_s > timeout_s else error
 
     def add_headers(self, record: RequestRecord, headers: list[tuple[bytes, bytes]]) -> None:
         """Adds the headers that all responses have."""
