@@ -1,7 +1,7 @@
 """The load generators: open loop, closed loop, and a list of requests. All load tests send through one of them.
 
 An open loop sends each request when it is due, whether or not earlier ones were answered. A closed loop slows down with
-the server and so hides the effects of an overload. Latency counts from the time a request was due.
+the server, which hides the effects of an overload. Latency counts from the time a request was due.
 """
 
 from __future__ import annotations

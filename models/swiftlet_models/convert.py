@@ -196,12 +196,12 @@ class _NoHead(Exception):  # `convert` says which task the checkpoint fits
 
 def _missing_head(settings: Mapping[str, Any], head: Head, outputs: Outputs) -> str:
     """Returns what to do with a checkpoint that has no head of this kind."""
-    found = sources.seems_for(settings)
-    if found:
+    task = sources.seems_for(settings)
+    if task:
         name = settings["architectures"][0]
-        if found in _TASKS[head] and (head != "token" or (found == "qa") == (outputs == 2)):
+        if task in _TASKS[head] and (head != "token" or (task == "qa") == (outputs == 2)):
             return f"the head of {name} is not in the checkpoint. Save the whole model, and import that."
-        return f"the checkpoint has no head for this task: config.json names {name}, which fits --task {found}."
+        return f"the checkpoint has no head for this task: config.json names {name}, which fits --task {task}."
     return (
         "the checkpoint has no trained head for this task. Fine-tune it for the task first, or make an embedding model "
         "of it: --task embed --pooling mean."
@@ -340,7 +340,7 @@ def _load(
     """Copies the tensors into the model. Returns the sorted names of the ignored ones.
 
     A model without memory, on the device `meta`, is only compared with the names and shapes of the tensors.
-    `own_names` are patterns of this head, which apply before those of the architecture.
+    `own_names` are patterns of this head. They apply before the architecture's patterns.
     """
     module = architectures.load(architecture)
     names = (*own_names, *module.NAMES)
@@ -358,8 +358,8 @@ def _load(
             if parameter in placed:
                 raise ConversionError(f"the tensors {placed[parameter]} and {name} name the same parameter.")
             if tensor.shape != state[parameter].shape:
-                expected, found = tuple(state[parameter].shape), tuple(tensor.shape)
-                raise ConversionError(f"the tensor {name} has shape {found}, not {expected}.")
+                expected, shape = tuple(state[parameter].shape), tuple(tensor.shape)
+                raise ConversionError(f"the tensor {name} has shape {shape}, not {expected}.")
             if not tensor.is_floating_point():
                 raise ConversionError(f"the tensor {name} holds {tensor.dtype}, not floating-point numbers.")
             if not state[parameter].is_meta:
@@ -397,7 +397,7 @@ def _split(tensors: Mapping[str, Tensor], fused: Sequence[tuple[str, Sequence[st
     parts: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         names = [
-            re.sub(pattern, one, name) for pattern, several in fused if re.search(pattern, name) for one in several
+            re.sub(pattern, part, name) for pattern, several in fused if re.search(pattern, name) for part in several
         ]
         if not names:
             parts[name] = tensor

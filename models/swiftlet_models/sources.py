@@ -1,4 +1,4 @@
-"""Tells what a path or name is that somebody wants to serve or import, and what to do with it.
+"""Identifies the path or name of a model to serve or import, and says what to do with it.
 
 Only names of files and `config.json` are read. Nothing here needs torch.
 """
@@ -114,8 +114,8 @@ def _directory(path: Path) -> Source:
     if steps:
         last = path / steps[-1][1]
         return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_import(last)}")
-    if (snapshots := path / "snapshots").is_dir() and (found := sorted(snapshots.iterdir())):
-        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(found[-1])}")
+    if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
+        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(commits[-1])}")
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
         command = f"swiftlet serve --models {shlex.quote(','.join(map(str, artifacts)))}"
         return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")

@@ -128,7 +128,7 @@ if not describing(__name__):
             return out
 
     class LayerStack(layers.Encoder):
-        """Embeddings, and L layers of which each has its own parameters."""
+        """Embeddings, and L layers with their own parameters."""
 
         def __init__(self, config: LayerConfig, embeddings: layers.Embeddings) -> None:
             super().__init__()

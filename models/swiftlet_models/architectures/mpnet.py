@@ -1,6 +1,6 @@
 """MPNet (Song et al. 2020, arXiv:2004.09297): BERT without token types and with a relative position bias.
 
-Follows `modeling_mpnet.py` of transformers. All layers share the bias. Its buckets are those of T5 (Raffel et al. 2019,
+Follows `modeling_mpnet.py` of transformers. All layers share the bias. Its buckets are T5's (Raffel et al. 2019,
 arXiv:1910.10683, section 2.1), in both directions. Shape letters: see `layers.py`.
 """
 

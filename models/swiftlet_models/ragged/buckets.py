@@ -49,6 +49,6 @@ def buckets(max_tokens: int, max_rows: int, head: Head) -> Iterator[Sizes]:
 
 
 def choose(sizes: Sizes, available: Sequence[Sizes]) -> Sizes | None:
-    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if there is none."""
-    fitting = [one for one in available if one.holds(sizes)]
-    return min(fitting, key=lambda one: (one.tokens, one.focus), default=None)
+    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if no bucket does."""
+    fitting = [bucket for bucket in available if bucket.holds(sizes)]
+    return min(fitting, key=lambda bucket: (bucket.tokens, bucket.focus), default=None)

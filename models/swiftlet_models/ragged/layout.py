@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Ragged(Protocol):
-    """The parts of `service.types.Batch` that a layout needs. Arrays are int64."""
+    """The parts of `swiftlet_serve.types.Batch` that a layout needs. Arrays are int64."""
 
     @property
     def input_ids(self) -> NDArray[np.int64]: ...

@@ -40,13 +40,13 @@ class Unsupported(Exception):
 
 
 class LoadedEngine(NamedTuple):
-    title: str  # the runtime, for people
+    title: str  # the title of the runtime
     call: Call
 
 
 class Load(Protocol):
     def __call__(self, network: Network, threads: int = 1) -> LoadedEngine:
-        """Loads a network. Raises Unsupported. `native` has one thread for a call, whatever it may use."""
+        """Loads a network. Raises Unsupported. `native` uses one thread for a call, even if it has more."""
         ...
 
 
@@ -159,7 +159,7 @@ def _untie(file: Path) -> None:
     model = onnx.load(file)
     tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
     multiplied = {name for node in model.graph.node if node.op_type == "Gemm" for name in node.input}
-    for tensor in [one for one in model.graph.initializer if one.name in tables & multiplied]:
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in tables & multiplied]:
         copy = model.graph.initializer.add()
         copy.CopyFrom(tensor)
         copy.name += ".table"

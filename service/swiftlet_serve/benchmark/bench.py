@@ -1,7 +1,7 @@
 """Compares CPU engines side by side on one core, in one run: `swiftlet bench`.
 
 A case is a network and its batches: random ids in one batch or of mixed lengths, or real texts, one by one and in
-batches. Every round runs each engine, in a random order, so that other work on the machine affects all alike. A round
+batches. Every round runs each engine, in a random order, so that other work on the machine affects all of them. A round
 runs as many passes over the batches as fit into a twentieth of a second, and at least one. Its result is the mean CPU
 time of a pass, which other work changes least. Engines are compared round by round: the speed-up is the median of the
 rounds' ratios, with the interval of its order statistics.
@@ -46,7 +46,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The calls of two cores relative to those of one, by wall-clock time."""
+    """The rate of calls on two cores relative to one core, by wall-clock time."""
 
     case: str
     engine: str

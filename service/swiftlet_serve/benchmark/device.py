@@ -43,7 +43,7 @@ SIZES: Final[Sequence[tuple[int, int]]] = ((1, 32), (1, 384), (64, 128), (42, 38
 MIXED_ROWS: Final = 8  # times the mixed lengths of a batch
 SUBJECT: Final = "swiftlet"
 IN_FLIGHT: Final = "two calls"
-REFERENCE: Final = "torch"  # the padded network in torch as it is, which `measure` compares the rows with
+REFERENCE: Final = "torch"  # the padded network in torch; `measure` compares the other rows with its rows
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DeviceBenchmark:
     setting: str  # the machine and the versions
     peak: float  # multiply-adds per second
     results: tuple[Result, ...]
-    joules: Mapping[str, float]  # of a sequence, by case; empty if the device does not tell
+    joules: Mapping[str, float]  # of a sequence, by case; empty if the device does not measure it
 
 
 def bench_device(
@@ -72,9 +72,9 @@ def bench_device(
         shapes: names of released shapes.
         runs: folder for exported graphs.
         seconds: time for each case.
-        progress: called with a line for people.
+        progress: called with a line about the progress.
         sizes: rows and tokens of the batches beside one of mixed lengths. None: `SIZES`.
-        peak_size: width of the matrices for the peak. None: `models.device_peak.SIZE`.
+        peak_size: width of the matrices for the peak. None: `swiftlet_models.device_peak.SIZE`.
 
     Raises:
         SetupError: there is no such device.
@@ -95,8 +95,8 @@ def bench_device(
         cases.append(Case(f"{shape} mixed lengths", network, [Batch.of(random_sequences(mixed))]))
         for case in cases:
             progress(case.name)
-            found = list(measure(case, engines, operations, seconds, clock=time.perf_counter))
-            results += [_in_flight(found[0], engines[SUBJECT].call, case, seconds / 4), *found]
+            measured = list(measure(case, engines, operations, seconds, clock=time.perf_counter))
+            results += [_in_flight(measured[0], engines[SUBJECT].call, case, seconds / 4), *measured]
             used = _energy_j(device, partial(engines[SUBJECT].call, case.batches[0]), seconds / 4)
             if used is not None:
                 joules[case.name] = used / case.rows
@@ -112,12 +112,12 @@ def report(
     Raises:
         SetupError: as `bench_device`.
     """
-    found = text(bench_device(torch.device(device), shapes or SHAPES, runs, seconds, progress))
+    report = text(bench_device(torch.device(device), shapes or SHAPES, runs, seconds, progress))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(found + "\n", "utf-8")
+        (out / f"{name}.md").write_text(report + "\n", "utf-8")
         progress(str(out / f"{name}.md"))
-    return found
+    return report
 
 
 def check_device(device: torch.device) -> None:
@@ -162,13 +162,13 @@ def _engines(network: Network, device: torch.device, progress: Progress) -> Iter
     yield SUBJECT, LoadedEngine("swiftlet", engine.run)
     for precision in [name for name in PRECISIONS if name != "bf16"]:
         try:
-            other = ragged_engine(artifact, load_network(artifact), device, precision)
-            assert other is not None  # noqa: S101  # for the type checker
-            other.run(batch_of(2, 8))
+            ragged = ragged_engine(artifact, load_network(artifact), device, precision)
+            assert ragged is not None  # noqa: S101  # for the type checker
+            ragged.run(batch_of(2, 8))
         except RuntimeError as error:  # the device has no such products
             progress(f"{precision} is left out: {error}")
         else:
-            yield precision, LoadedEngine(f"swiftlet, {precision}", other.run)
+            yield precision, LoadedEngine(f"swiftlet, {precision}", ragged.run)
     plain = RaggedTorch(engine.network, device, engine.longest)
     yield "without graphs", LoadedEngine("swiftlet, without graphs", plain.run)
     padded = PaddedTorch(load_network(artifact), device)
@@ -215,12 +215,12 @@ def _in_flight(alone: Result, call: Call, case: Case, seconds: float) -> Result:
 
 
 def _uuid(device: torch.device) -> str:
-    """Returns the name of a GPU in NVML. Raises an exception if the device is none."""
+    """Returns the name of a GPU in NVML. Raises an exception if the device is not a GPU of NVML."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _energy_j(device: torch.device, call: Callable[[], object], seconds: float) -> float | None:
-    """Returns the joules of a call as the device counts them, or None if it does not tell."""
+    """Returns the joules of a call as the device counts them, or None if it does not count them."""
     try:
         import pynvml  # of the package nvidia-ml-py
 

@@ -144,11 +144,11 @@ def cached_network(
 
 
 def batch_of(rows: int, length: int, seed: int = 0) -> Batch:
-    """Returns a batch of random ids, of which the head reads the first position of each row."""
+    """Returns a batch of random ids. The head reads the first position of each row."""
     return Batch.of(random_sequences([length] * rows, seed))
 
 
 def random_sequences(lengths: Iterable[int], seed: int = 0) -> list[Encoding]:
-    """Returns sequences of random ids, of which the head reads the first position."""
+    """Returns sequences of random ids. The head reads the first position of each."""
     draw, focus = np.random.default_rng(seed), np.zeros(1, np.int64)
     return [Encoding(draw.integers(FIRST_ID, VOCABULARY_SIZE, n), np.zeros(n, np.int64), focus) for n in lengths]

@@ -60,7 +60,7 @@ class Plan:
 
     @classmethod
     def of(cls, engines: Sequence[str], shapes: Sequence[str], models: Sequence[str], **settings: Any) -> Plan:
-        """Returns the plan of the named networks and engines. By default, it has those of the class.
+        """Returns the plan of the named networks and engines. Default: all networks and engines of the class.
 
         sentence-transformers runs only with a checkpoint, or if it is named.
         """
@@ -147,8 +147,8 @@ def texts_of(model: ServedModel, data: Path) -> list[Encoding]:
     """Returns texts of the data, or built-in ones. All of a row is read, because some engines cannot rank."""
     task = model.manifest.task
     if data.is_dir():
-        found = encodings(model, data / DATA[task], REQUESTS[task])
-        return [Encoding(one.input_ids, one.token_type_ids, one.focus) for one in found]
+        sequences = encodings(model, data / DATA[task], REQUESTS[task])
+        return [Encoding(sequence.input_ids, sequence.token_type_ids, sequence.focus) for sequence in sequences]
     return golden_encodings(model.tokenizer, model.manifest)
 
 

@@ -20,7 +20,7 @@ MIB: Final = 1 << 20
 
 
 def subject(benchmark: Benchmark) -> str:
-    """Returns the engine that the others are compared with: `native`, or the first one."""
+    """Returns the engine to compare the others with: `native`, or the first one."""
     names = [result.engine for result in benchmark.results]
     return SUBJECT if SUBJECT in names else next(iter(names), "")
 
@@ -34,7 +34,7 @@ def best_of_others(results: Sequence[Result], name: str) -> tuple[Result, Result
     """Returns an engine's result in a case, and the best of the others; None if either is missing."""
     mine = next((result for result in results if result.engine == name), None)
     others = [result for result in results if result.engine != name]
-    return None if mine is None or not others else (mine, min(others, key=lambda one: statistics.median(one.rounds)))
+    return None if mine is None or not others else (mine, min(others, key=lambda peer: statistics.median(peer.rounds)))
 
 
 def by_case(benchmark: Benchmark) -> dict[str, list[Result]]:
@@ -94,20 +94,20 @@ def _speed_ups(benchmark: Benchmark) -> str:
     for case, results in by_case(benchmark).items():
         work = f"{results[0].multiply_adds / results[0].rows / 1e6:.0f}"
         if pair := best_of_others(results, name):
-            mine, other = pair
-            rows.append([case, work, f"{len(mine.rounds)}", other.title, _ratio(speed_up(mine, other))])
+            mine, theirs = pair
+            rows.append([case, work, f"{len(mine.rounds)}", theirs.title, _ratio(speed_up(mine, theirs))])
     return _table(header, rows)
 
 
 def _scaling(benchmark: Benchmark) -> str:
-    rows = [[one.case, one.engine, _ratio(one.ratio)] for one in benchmark.scaling]
+    rows = [[scaling.case, scaling.engine, _ratio(scaling.ratio)] for scaling in benchmark.scaling]
     return _table(["case", "engine", "two cores against one"], rows)
 
 
 def _memory(benchmark: Benchmark) -> str:
     rows = [
-        [one.network, one.engine, f"{one.file_bytes / MIB:.1f}", f"{one.resident_bytes / MIB:.1f}"]
-        for one in benchmark.memory
+        [memory.network, memory.engine, f"{memory.file_bytes / MIB:.1f}", f"{memory.resident_bytes / MIB:.1f}"]
+        for memory in benchmark.memory
     ]
     return _table(["network", "engine", "file, MiB", "resident, MiB"], rows)
 

@@ -3,7 +3,7 @@
     dataset.map_batches(BatchScorer, fn_constructor_kwargs={"model": "mobilebert-sst2"}, batch_format="pyarrow",
                         batch_size=2048, concurrency=4, num_cpus=1)
 
-This module does not import Ray, and a batch needs nothing but pyarrow.
+This module does not import Ray. A batch needs only pyarrow.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BatchScorer:
         Args:
             model: artifact directory, which all nodes can read, or name of a bundled model.
             engine: name of the engine.
-            task: name of the task. Default: that of the model's manifest.
+            task: name of the task. Default: the task in the model's manifest.
             columns: columns by the fields of the task's inputs, as --column of `swiftlet score`.
             parameters: the parameters of all requests.
             answer_column: name of the column of the answers, which are JSON.

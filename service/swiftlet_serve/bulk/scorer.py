@@ -60,7 +60,7 @@ class Scorer:
         self._hosted = HostedModel(model.engine, model.manifest.width)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        gc.freeze()  # the garbage collector would pass through the objects of start-up again and again
+        gc.freeze()  # keeps the garbage collector from scanning the objects of start-up again and again
         self._threads = ThreadPoolExecutor(min(cores, self._cost.max_calls or cores), "core")
 
     def start(self, chunk: Chunk) -> Iterator[Running]:

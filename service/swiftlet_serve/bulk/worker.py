@@ -1,4 +1,4 @@
-"""A worker: takes leases on shards, and turns each into an output file and a line of the manifest."""
+"""A worker: leases shards, and writes an output file and a line of the manifest for each."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Worker:
         Args:
             directory: the output directory.
             plan: the job.
-            manifest: its finished shards.
-            leases: those of this worker.
+            manifest: the finished shards of the job.
+            leases: the leases of this worker.
             scorer: answers the rows.
-            budget: the bad rows that the job may have.
+            budget: the number of bad rows that the job may have.
             on_rows: called with the rows of the unfinished shard that have been written.
         """
         self._directory, self._plan, self._manifest, self._leases = directory, plan, manifest, leases
@@ -62,7 +62,7 @@ class Worker:
         """Works until all shards are finished, by this worker or others.
 
         Raises:
-            SetupError: the input has changed, the disk is full, or there are too many bad rows. What is finished stays.
+            SetupError: the input has changed, the disk is full, or there are too many bad rows. Finished shards stay.
         """
         self._check_budget(0)
         for index, parts in groupby(self._answered(), itemgetter(0)):

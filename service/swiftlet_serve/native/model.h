@@ -550,7 +550,7 @@ class Model {
     std::vector<PackedMatrix*> added_;  // of `matrices_`, in the order of their addition
     Buffer<std::int8_t, huge_page> weights_;
     std::map<std::string, Buffer<float>> vectors_;
-    std::vector<float> zeros_;  // in the place of token types, if there are none
+    std::vector<float> zeros_;  // used as token types if a batch has none
     std::size_t token_type_stride_ = 0;
     Buffer<std::int8_t> words_;
     Buffer<float> word_scale_;

@@ -4,10 +4,10 @@ A request is refused immediately and as a whole, before it costs work. Admission
 
     reserve   the request's head was read: refuse it if no request could meet its deadline
     commit    the request was encoded: decide by its true size
-    release   the request has ended, whatever its result
+    release   the request has ended, with any result
 
-Clients have equal shares of the engine, so that the wait of a request depends on its client: what others have queued
-counts up to the share that they get meanwhile.
+Clients have equal shares of the engine, so the wait of a request depends on its client: the sequences of other clients
+count up to the share that these clients get meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTRA_SHARE: Final = 1 / 8
 """Room beyond the limit on queued tokens, for clients that have few tokens in the queues."""
 
 SMALL_SHARE: Final = 1 / 16
-"""Share of the limit up to which a client has few."""
+"""A client has few tokens up to this share of the limit."""
 
 MIN_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
@@ -39,7 +39,7 @@ def admissible(wait_s: float, request_s: float, remaining_s: float, priority: Pr
     """Returns whether a request may be queued.
 
     Without a wait, every request with time left is admitted: an idle core costs other requests nothing, and its call
-    corrects a wrong estimate. Otherwise the limit on the wait applies to short and long requests alike. A limit on the
+    corrects a wrong estimate. Otherwise the same limit on the wait applies to short and long requests. A limit on the
     sum alone would let short requests fill every gap of a full queue, so that no long request is ever admitted.
 
     Args:

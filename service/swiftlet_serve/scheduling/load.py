@@ -117,7 +117,7 @@ def _drain_s(
     models: Collection[ModelQueue],
     cores: int,
 ) -> float:
-    """Predicts the seconds in which these cores finish the calls and all that goes before the request.
+    """Predicts the seconds until these cores have finished the calls and all that goes before the request.
 
     Bulk work gets the share of the cores that interactive work leaves free, and at least one batch in `BULK_EVERY`.
     """
@@ -153,7 +153,7 @@ def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahea
     """Predicts the work that goes before the last sequence of a request.
 
     Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
-    time is that at which the last sequence starts, or until it has no more work.
+    time reaches the start of the last sequence, or until it has no more work.
     """
     priority, client, _, request_s, reserved_s = request
     assert client is not None  # noqa: S101  # for the type checker

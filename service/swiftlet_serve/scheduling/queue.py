@@ -113,7 +113,7 @@ class SequenceQueue:
         return min([(self.times.of(client), lane.items[0].arrival) for client, lane in self.lanes.items()])
 
     def in_turn(self, cost_s: Callable[[int], float]) -> Iterator[QueuedSequence]:
-        """Yields the sequences in the order in which clients with fair shares have them served.
+        """Yields the sequences in the order of fair shares between clients.
 
         `cost_s` returns the engine time of a sequence of a length. The queue must not change meanwhile.
         """
@@ -166,14 +166,14 @@ class ModelQueue:
         """Creates the queues of a model, which are empty.
 
         Args:
-            name: the name under which the executor knows the model.
+            name: the name of the model in the executor.
             executor: knows the cost of its calls.
             times: the virtual times of the clients in each priority, which all models share.
             stats_name: its name in the statistics. None: the same.
         """
         self.name = name
         self.stats_name = stats_name or name
-        self.by_priority: dict[Priority, SequenceQueue] = {each: SequenceQueue(times[each]) for each in times}
+        self.by_priority: dict[Priority, SequenceQueue] = {key: SequenceQueue(times[key]) for key in times}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations
         self._executor = executor

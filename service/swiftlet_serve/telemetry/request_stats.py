@@ -246,15 +246,15 @@ class RequestStats:
 
     def copy(self) -> RequestStats:
         """Returns a copy that later requests do not change."""
-        other = RequestStats({})
-        other.models = {model: stats.copy() for model, stats in self.models.items()}
-        other.versions = {version: stats.copy() for version, stats in self.versions.items()}
-        other.refused, other.failed = self.refused.copy(), self.failed.copy()
-        other.dialects, other.responses = self.dialects.copy(), self.responses.copy()
-        other.crowded = self.crowded
-        other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
-        other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
-        return other
+        copy = RequestStats({})
+        copy.models = {model: stats.copy() for model, stats in self.models.items()}
+        copy.versions = {version: stats.copy() for version, stats in self.versions.items()}
+        copy.refused, copy.failed = self.refused.copy(), self.failed.copy()
+        copy.dialects, copy.responses = self.dialects.copy(), self.responses.copy()
+        copy.crowded = self.crowded
+        copy.bulk_shed, copy.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
+        copy.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
+        return copy
 
 
 def outcome_of(record: RequestRecord) -> RequestOutcome:

@@ -1,4 +1,4 @@
-"""CSV as RFC 4180 describes it, in UTF-8, with a header. Quoted fields may hold line ends. Blank lines are no rows.
+"""CSV as RFC 4180 describes it, in UTF-8, with a header. Quoted fields may hold line ends. Blank lines are skipped.
 
 One reader divides a file and reads its pieces: Python's, which takes exactly the lines of a row before it returns the
 row. A piece therefore never begins within a quoted field.

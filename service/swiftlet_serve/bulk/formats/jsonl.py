@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object on each line. Blank lines are no rows."""
+"""JSON Lines: one JSON object on each line. Blank lines are skipped."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class JsonWriter:
 
 
 def _valid(value: Any) -> Any:
-    """Returns a text with U+FFFD in the place of bytes that are not UTF-8."""
+    """Returns a text with U+FFFD instead of bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value
 
 

@@ -20,10 +20,10 @@ GROUP_PIECES: Final = 100
 
 
 def header(stream: BinaryIO, name: str, delimiter: str) -> Header:  # noqa: ARG001  # all formats share one signature
-    found = _header(_open(stream, name))
-    if len(set(found.columns or ())) < len(found.columns or ()):
+    header = _header(_open(stream, name))
+    if len(set(header.columns or ())) < len(header.columns or ()):
         raise SetupError(f"{name} has two columns of the same name. Rename one.")
-    return found
+    return header
 
 
 def split(stream: BinaryIO, name: str, delimiter: str, shard_rows: int) -> Iterator[Piece]:  # noqa: ARG001  # as above
@@ -86,7 +86,7 @@ def _open(stream: BinaryIO, name: str) -> pq.ParquetFile:
 
 
 def chunk_of(table: pa.Table, inputs: Sequence[str], kept: Sequence[str]) -> Chunk:
-    """Returns the rows of a table, of which the kept columns stay as they are."""
+    """Returns the rows of a table. The kept columns stay as they are."""
     values = {name: _texts(table.column(name)) for name in inputs}
     records = []
     for i in range(table.num_rows):
@@ -99,7 +99,7 @@ INVALID: Final = object()
 
 
 def _texts(column: pa.ChunkedArray) -> list[Any]:
-    """Returns the values of a column, with `INVALID` in the place of texts that are not UTF-8."""
+    """Returns the values of a column, with `INVALID` instead of texts that are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
