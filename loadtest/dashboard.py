@@ -102,7 +102,7 @@ def series(source: Prometheus, query: str, began: float, ended: float) -> list[d
     """Returns the series of a query over time.
 
     Raises:
-        SystemExit: there is none, and the panel would be empty.
+        SystemExit: there is no series, and the panel would be empty.
     """
     lines = source.get("query_range", query=query, start=began, end=ended, step=STEP_S)["result"]
     if not lines:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 Item = TypeVar("Item")
-Send: TypeAlias = Callable[[float], Awaitable[None]]  # gets the time at which its request is due, of time.monotonic()
+Send: TypeAlias = Callable[[float], Awaitable[None]]  # gets the due time of its request, of time.monotonic()
 
 
 async def open_loop(times: Iterable[float], send: Send) -> float:

@@ -221,7 +221,7 @@ class Generators:
 
 
 def meter_of(setting: Setting) -> Meter | None:
-    """Returns the meter, or says why there is none."""
+    """Returns the meter, or the reason why it is missing."""
     if setting.device == "cpu":
         setting.say("Joules are left out: there is no GPU.\n")
         return None
@@ -359,7 +359,7 @@ class Repository:
     key: str
 
     async def load(self, version: int) -> int:
-        """Switches to a version. Returns the status of the answer, or 0 if there was none in time."""
+        """Switches to a version. Returns the status of the answer, or 0 without an answer in time."""
         client, body = Client(f"http://127.0.0.1:{self.server.admin_port}"), {"parameters": {"version": version}}
         request = request_bytes(
             f"/v2/repository/models/{MODEL}/load", json.dumps(body).encode(), {"x-api-key": self.key}

@@ -1,4 +1,4 @@
-"""Finds the highest rate at which a server's p99 is within a target, and reaches a verdict: exit status 0 or 1.
+"""Finds the highest rate with a server's p99 within a target, and reaches a verdict: exit status 0 or 1.
 
     python -m loadtest.slo --p99-ms 250 --at-least 20           serves the bundled models, and searches from 20/s
     python -m loadtest.slo --p99-ms 250 --url http://host:8000 --start 5    searches on a running server from 5/s

@@ -95,7 +95,7 @@ class Embedding:
 class Reading:
     """How texts are read, beyond what `tokenizer.json` says."""
 
-    truncation_side: Side = "right"  # the side from which a long text loses tokens, and windows are counted
+    truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
 
 

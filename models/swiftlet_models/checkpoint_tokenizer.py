@@ -456,8 +456,8 @@ def _read_unigram(path: Path) -> Any:
 def _from_sentencepiece(source: _Source) -> tokenizers.Tokenizer:
     """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
 
-    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, with which
-    ALBERT was trained, keeps it.
+    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, which
+    trained ALBERT's vocabulary, keeps it.
     """
     proto = _read_unigram(source.path)
     pieces = [(piece.piece, _albert_score(piece.piece, piece.score)) for piece in proto.pieces]

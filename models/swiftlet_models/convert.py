@@ -163,7 +163,7 @@ def convert(
     if parameters:
         width = len(parameters["head.output.weight"])
     try:
-        with torch.device("meta"):  # takes no memory, whatever sizes the configuration claims
+        with torch.device("meta"):  # takes no memory, for any sizes in the configuration
             shapes = build(architecture, config, head, width, embedding)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None

@@ -64,7 +64,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its context and all reference answers. It has none if the context does not answer it."""
+    """A question with its context and all reference answers. Without answers, the context does not answer it."""
 
     id: str
     question: str

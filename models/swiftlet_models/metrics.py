@@ -151,8 +151,8 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
     """Returns the difference of the means of two lists for the same cases in order.
 
     The values lie between 0 and 1, or are the parts of a correlation. The interval is the normal approximation for
-    paired samples. Values between 0 and 1 get two more cases, one of which each list wins (Bonett and Price 2012): so
-    it holds with few cases, and has a width if no case differs. The difficulty of the cases does not widen it.
+    paired samples. For values between 0 and 1, each list wins one more case (Bonett and Price 2012). The interval
+    then holds with few cases, and has a width if no case differs. The difficulty of the cases does not widen it.
 
     Raises:
         ValueError: there are no values, or the lists differ in length.

@@ -175,7 +175,7 @@ def _command(source: Path | str, task: str | None) -> str:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if there is none, which others report."""
+    """Reads a JSON object, or returns an empty one. Other code reports that it is missing."""
     try:
         document = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -48,7 +48,7 @@ BOUNDED: Final = {
     ),
     "decoder": frozenset({"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Strip", "WordPiece"}),
 }
-"""The types of steps whose output is never longer than a small multiple of their input, whatever their options."""
+"""The types of steps whose output is at most a small multiple of their input, with any options."""
 
 
 def check(document: Mapping[str, Any]) -> None:

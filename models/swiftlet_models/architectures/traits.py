@@ -95,7 +95,7 @@ class PositionBias:
     """A number for each attention head that is added to the scores, chosen by the distance of the key from the query.
 
     Its table (2 * (K + 1), A) has a row for each bucket of distances: K + 1 for keys up to the query, then as many for
-    keys after it. `boundaries` are the K distances at which the next bucket begins, in ascending order.
+    keys after it. `boundaries` are the K distances where the next bucket begins, in ascending order.
     """
 
     boundaries: tuple[int, ...]

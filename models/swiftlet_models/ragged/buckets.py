@@ -11,8 +11,8 @@ from swiftlet_models.ragged.layout import Sizes
 STEP: Final = 16
 """Numbers of tokens are multiples of this: the height of a tile of the GPU's matrix units."""
 GROWTH: Final = 1.25
-"""A bucket has at most this many times as many tokens as the one before it, which bounds the work on places that no
-token fills, except among the smallest. Powers of two are among them: batches of as many tokens are common, and divide
+"""A bucket has at most this many times the tokens of the previous bucket. This bounds the work on places that no token
+fills, except among the smallest. Powers of two are among them: batches of as many tokens are common, and divide
 among multiprocessors."""
 TOKENS_OF_A_MASK: Final = 16
 """Tokens for each position that a head with a vocabulary reads, in the bucket for few positions. Its product is so wide

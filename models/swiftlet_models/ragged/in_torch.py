@@ -52,7 +52,7 @@ class Kernels(Protocol):
         Args:
             words: the word table, (V, E).
             input_ids: (T,).
-            before, after: the neighbours' places (T,); T where there is none, which gives zeros.
+            before, after: the neighbours' places (T,); T, which gives zeros, without a neighbour.
         """
         ...
 

@@ -80,7 +80,7 @@ def find_kept_windows(
 ) -> NDArray[np.int64]:
     """Returns the numbers of the windows to learn from.
 
-    Keeps about a `fraction` of the unlabelled windows in which the teacher finds no answer, and all other windows.
+    Keeps about a `fraction` of the unlabelled windows where the teacher finds no answer, and all other windows.
     `logits` are its predictions at the student's positions, (L, 2). It finds an answer if the likeliest start and the
     likeliest end together are likelier than [CLS]; that the end follows the start is not required.
     """

@@ -140,7 +140,7 @@ class BatchSampler:
         return join(batches)
 
     def held_out(self, number: int) -> Batch:
-        """Makes a held-out batch: the same sequences and masks, whatever the recipe's objectives are."""
+        """Makes a held-out batch: the same sequences and masks for all objectives of recipes."""
         generator = torch.Generator().manual_seed(number)
         rows, _ = self.held_out_plan.take(number)
         return self._mask(self._read(rows), generator, "tokens", MASK_PROBABILITY)

@@ -85,7 +85,7 @@ inline Floats find_largest(float* x, int n, int all, const float* bias) {
     return Isa::broadcast(Isa::max_lane(high));
 }
 
-// Replaces n scores, to which the bias is added, by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
+// Adds the bias to n scores and replaces them by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
 // `all` is a multiple of lanes.
 inline float softmax_numerators(float* x, int n, int all, const float* bias) {
     const Floats shift = find_largest(x, n, all, bias);

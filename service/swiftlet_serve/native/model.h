@@ -50,7 +50,7 @@ struct Shape {
 struct Batch {
     const std::int64_t *ids, *token_types, *offsets, *focus, *focus_offsets;
     // For `top_k`. If a sequence's top_k is 0, its candidates are one output for each position in focus, whose
-    // log-probabilities it asks for, or there are none and it asks for all outputs.
+    // log-probabilities it asks for. Without candidates, it asks for all outputs.
     const std::int64_t *top_k, *candidates, *candidate_offsets;
     int sequences, tokens, reads;
 };
