@@ -1,6 +1,6 @@
 """Configuration of the documentation site.
 
-The source folder is the repository, so that relative links work on the site and on a code host alike.
+The source folder is the repository, so that relative links work on the site and on a code host.
 """
 
 from __future__ import annotations

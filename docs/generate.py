@@ -146,7 +146,7 @@ def error_example() -> str:
 
 def dialect_routes(name: str) -> str:
     dialect = dialects.load(name)
-    rows = [[code(f"POST {one.path}"), one.summary] for one in dialect.OPERATIONS]
+    rows = [[code(f"POST {operation.path}"), operation.summary] for operation in dialect.OPERATIONS]
     rows += [[code(f"{page.method} {page.path}"), page.summary] for page in dialect.PAGES]
     return table(["Route", "Content"], rows)
 
@@ -154,15 +154,15 @@ def dialect_routes(name: str) -> str:
 def clients() -> str:
     """Returns what the tests of unmodified clients have shown, which `tests/http/dialects/test_clients.py` compares."""
     rows = []
-    for name, found in json.loads((ROOT / "tests/http/clients/shown.json").read_text("utf-8")).items():
+    for name, client in json.loads((ROOT / "tests/http/clients/shown.json").read_text("utf-8")).items():
         tasks_of = {
-            form: ", ".join(task for task, forms in found["tasks"].items() if form in forms)
+            form: ", ".join(task for task, forms in client["tasks"].items() if form in forms)
             for form in ("one", "batch")
         }
-        one, batch = tasks_of["one"], tasks_of["batch"] or "–"
-        kinds = [found.get(kind) for kind in ("error", "deadline", "rate limit", "full queue")]
+        single, batch = tasks_of["one"], tasks_of["batch"] or "–"
+        kinds = [client.get(kind) for kind in ("error", "deadline", "rate limit", "full queue")]
         errors = [code(kind) if kind not in (None, "retries") else "retries" if kind else "–" for kind in kinds]
-        rows.append([name, found["version"], one, "the same" if batch == one else batch, *errors])
+        rows.append([name, client["version"], single, "the same" if batch == single else batch, *errors])
     return table(
         ["Client", "Version", "One text", "Several texts", "Bad text", "Deadline", "Rate limit", "Full queue"], rows
     )
@@ -345,8 +345,8 @@ def metrics() -> str:
     for family in text_string_to_metric_families(asyncio.run(scrape()).body.decode()):
         if family.name.startswith(prometheus.PREFIX):
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            found = dict.fromkeys(key for one in family.samples for key in one.labels)
-            labels = found or LABELS_WITHOUT_SAMPLES.get(name, ())
+            names = dict.fromkeys(key for sample in family.samples for key in sample.labels)
+            labels = names or LABELS_WITHOUT_SAMPLES.get(name, ())
             shown = ", ".join(code(label) for label in labels if label != "le") or "–"
             rows.append([code(name), family.type, shown, family.documentation])
     return table(["Metric", "Type", "Labels", "Description"], rows)
@@ -388,7 +388,7 @@ def recipe(name: str) -> str:
     trees = [ast.parse(path.read_text("utf-8")) for path in sorted(RECIPE)]
     classes = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
     bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
-    rows = {key: row for one in [name, *bases] for key, row in _keys(classes[one])}
+    rows = {key: row for table in [name, *bases] for key, row in _keys(classes[table])}
     return table(["Key", "Default", "Description"], rows.values())
 
 
@@ -408,10 +408,10 @@ def _literal(value: ast.expr | None) -> str:
     if value is None:
         return "required"
     if isinstance(value, ast.Call):
-        found = {keyword.arg: keyword.value for keyword in value.keywords}
-        if "default" not in found:
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        if "default" not in keywords:
             return "–"
-        value = found["default"]
+        value = keywords["default"]
     default = ast.literal_eval(value)
     return "–" if default in ((), "", None) else code(str(default).lower() if isinstance(default, bool) else default)
 

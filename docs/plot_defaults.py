@@ -60,8 +60,8 @@ def read_rows(page: str, column: str) -> Iterator[Row]:
             return
         name, size, *_ = cells = _cells(line)
         if re.fullmatch(r"[\d.]+", cells[index]):
-            found = re.match(r"[\d.,]+(?= MB)", size)
-            megabytes = float(found[0].replace(",", "")) if found else None
+            match = re.match(r"[\d.,]+(?= MB)", size)
+            megabytes = float(match[0].replace(",", "")) if match else None
             yield Row(
                 re.split(r",| \(| after ", re.sub(r"[*`]", "", name))[0],
                 megabytes,

@@ -1,4 +1,4 @@
-"""Whether and when a client retries a failed request, as common HTTP clients do."""
+"""Decides whether and when a client retries a failed request, as common HTTP clients do."""
 
 from __future__ import annotations
 

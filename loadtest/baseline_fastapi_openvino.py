@@ -30,15 +30,15 @@ MULTIPLE: Final = 16
 
 def padded(batch: Batch, max_tokens: int) -> PaddedBatch:
     """Returns a batch of one sequence, padded to a multiple of some tokens."""
-    given = batch.padded()
-    length = given.input_ids.shape[1]
+    padded = batch.padded()
+    length = padded.input_ids.shape[1]
     more = (0, 0), (0, min(-length % MULTIPLE, max_tokens - length))
-    ids, types = (np.pad(array, more) for array in (given.input_ids, given.token_type_ids))
-    return given._replace(input_ids=ids, token_type_ids=types)
+    ids, types = (np.pad(array, more) for array in (padded.input_ids, padded.token_type_ids))
+    return padded._replace(input_ids=ids, token_type_ids=types)
 
 
 def load(network: Network) -> Call:
-    import openvino  # after `service.engines`, which prevents its telemetry
+    import openvino  # after `swiftlet_serve.engines`, which prevents its telemetry
 
     cores, own = Settings().cores, threading.local()
     hints = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores}

@@ -58,8 +58,8 @@ class TimedPipeline:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         started = time.time()
-        found = self._pipeline(batch["text"].to_pylist(), batch_size=32, truncation=True)
-        return _with_times(batch.append_column("answer", pa.array([str(one) for one in found])), started)
+        answers = self._pipeline(batch["text"].to_pylist(), batch_size=32, truncation=True)
+        return _with_times(batch.append_column("answer", pa.array([str(answer) for answer in answers])), started)
 
 
 def _with_times(table: pa.Table, started: float) -> pa.Table:
@@ -102,10 +102,10 @@ def score_rate(artifact: Path, texts: list[str], folder: Path) -> float:
     ]
     command += ["--cores", "1", "--out", str(folder / "out")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"([\d,]+) a second", printed.stdout + printed.stderr)
-    if found is None:
+    match = re.search(r"([\d,]+) a second", printed.stdout + printed.stderr)
+    if match is None:
         raise SystemExit("swiftlet score printed no rate.")
-    return float(found[1].replace(",", ""))
+    return float(match[1].replace(",", ""))
 
 
 def make_checkpoint(folder: Path, artifact: Path) -> Path:
@@ -147,7 +147,7 @@ def main() -> None:
     print("| scorer, one core | rows/s | of the pipeline's |\n|---|---|---|")
     pipeline = rates["Ray Data, pipeline"]
     for scorer, own in rates.items():
-        ratio = Interval.of([one / other for one, other in zip(own, pipeline, strict=True)])
+        ratio = Interval.of([own_rate / pipeline_rate for own_rate, pipeline_rate in zip(own, pipeline, strict=True)])
         print(f"| {scorer} | {Interval.of(own).value:,.0f} | {ratio.value:.1f} ({ratio.low:.1f} to {ratio.high:.1f}) |")
 
 

@@ -60,7 +60,7 @@ def main() -> None:
 def throughput(model: LoadedModel, texts: Sequence[str], cores: int) -> str:
     """Returns a sentence with rows per second of both, and their ratio."""
     request = model.task.Request
-    encodings = [one for text in texts for one in model.task.encode(request.model_validate({"inputs": text}))]
+    encodings = [encoding for text in texts for encoding in model.task.encode(request.model_validate({"inputs": text}))]
     batches = [Batch.of(group) for group in batches_of_similar_length(encodings)]
     rounds: list[tuple[float, float, float, float]] = []
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(cores) as threads:
@@ -72,9 +72,9 @@ def throughput(model: LoadedModel, texts: Sequence[str], cores: int) -> str:
             score_s, score_cpu_s = score(model, source, Path(directory) / str(number), cores)
             rounds.append((engine_s, score_s, engine_cpu_s, score_cpu_s))
     del rounds[0]  # it warms up
-    engine, scored = (Interval.of([len(texts) / one[i] for one in rounds]).value for i in (0, 1))
-    wall, cpu_share = (Interval.of([100 * one[i] / one[i + 1] for one in rounds]) for i in (0, 2))
-    tokens = sum(len(one.input_ids) for one in encodings) / len(texts)
+    engine, scored = (Interval.of([len(texts) / times[i] for times in rounds]).value for i in (0, 1))
+    wall, cpu_share = (Interval.of([100 * times[i] / times[i + 1] for times in rounds]) for i in (0, 2))
+    tokens = sum(len(encoding.input_ids) for encoding in encodings) / len(texts)
     return (
         f"{model.manifest.name}, {cores} threads, {len(texts):,} texts of {tokens:.1f} tokens: "
         f"engine {engine:,.0f} rows/s, swiftlet score {scored:,.0f} rows/s; {_shown(wall)} of its rate, and "
@@ -102,11 +102,11 @@ def memory(model: LoadedModel, texts: Sequence[str], rows: int, cores: int) -> s
         started = time.monotonic()
         score(model, source, Path(directory) / "out", cores, on_rows)
         seconds = time.monotonic() - started
-    found = np.array([sample for sample in samples if sample[0] >= rows / 5], float)
-    slope = np.polyfit(found[:, 0], 1024 * found[:, 1], 1)[0]
+    late = np.array([sample for sample in samples if sample[0] >= rows / 5], float)
+    slope = np.polyfit(late[:, 0], 1024 * late[:, 1], 1)[0]
     return (
         f"{model.manifest.name}, {cores} threads, {rows:,} rows in {seconds:,.0f} s: resident memory "
-        f"{found[0, 1] / 1024:.1f} MiB after a fifth, {found[-1, 1] / 1024:.1f} MiB at the end, "
+        f"{late[0, 1] / 1024:.1f} MiB after a fifth, {late[-1, 1] / 1024:.1f} MiB at the end, "
         f"slope {slope:+.4f} bytes a row"
     )
 
@@ -122,7 +122,7 @@ def write(path: Path, texts: Iterable[str]) -> Path:
 def score(
     model: LoadedModel, source: Path, out: Path, cores: int, on_rows: Callable[[int], None] = lambda _: None
 ) -> tuple[float, float]:
-    """Runs a job with a loaded model. Returns its seconds and those of the CPU, from the plan to the last shard."""
+    """Runs a job with a loaded model. Returns its wall-clock and CPU seconds, from the plan to the last shard."""
     options = Options(str(source), str(model.artifact.path), out, model.engine_name, cores, key="id")
     job = open_job(options)
     out.mkdir()

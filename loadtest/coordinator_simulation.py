@@ -5,7 +5,7 @@ Each iteration of the loop reads what has arrived, and writes once to each front
     iteration + reads * channel + requests * request + calls * call
 
 A channel costs one read of what a front has sent and one write of what it gets. The more requests arrive in one read,
-the less each costs: a coordinator that falls behind so becomes faster, up to a limit.
+the less each costs: a coordinator that falls behind becomes faster, up to a limit.
 """
 
 from __future__ import annotations

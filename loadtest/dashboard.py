@@ -102,21 +102,21 @@ def series(source: Prometheus, query: str, began: float, ended: float) -> list[d
     """Returns the series of a query over time.
 
     Raises:
-        SystemExit: there is none, and the panel would be empty.
+        SystemExit: there is no series, and the panel would be empty.
     """
-    found = source.get("query_range", query=query, start=began, end=ended, step=STEP_S)["result"]
-    if not found:
+    lines = source.get("query_range", query=query, start=began, end=ended, step=STEP_S)["result"]
+    if not lines:
         raise SystemExit(f"No data: {query}")
-    return list(found)
+    return list(lines)
 
 
 def lines(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     scale, suffix = {"s": (1000, " ms"), "percentunit": (100, " %"), "bytes": (1e-6, " MB")}.get(unit, (1, ""))
     for query, legend in queries:
-        for one in series(source, query, began, ended):
-            points = [(float(at) - began, scale * float(value)) for at, value in one["values"]]
+        for line in series(source, query, began, ended):
+            points = [(float(at) - began, scale * float(value)) for at, value in line["values"]]
             if "{{" not in legend or any(value for _, value in points if not math.isnan(value)):
-                axes.plot(*zip(*points, strict=True), linewidth=1, label=fill_legend(legend, one["metric"]))
+                axes.plot(*zip(*points, strict=True), linewidth=1, label=fill_legend(legend, line["metric"]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{suffix}")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, ended - began)
@@ -134,7 +134,7 @@ def stat(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: 
 
 def heatmap(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     ((query, _),) = queries
-    buckets = sorted(series(source, query, began, ended), key=lambda one: float(one["metric"]["le"]))
+    buckets = sorted(series(source, query, began, ended), key=lambda bucket: float(bucket["metric"]["le"]))
     times = sorted({at for bucket in buckets for at, _ in bucket["values"]})
     counts = [[float(dict(bucket["values"]).get(at, 0)) for at in times] for bucket in buckets]
     below = [[0.0] * len(times), *counts]
@@ -147,7 +147,7 @@ def heatmap(axes: Axes, source: Prometheus, queries: Queries, began: float, ende
 def table(axes: Axes, source: Prometheus, queries: Queries, began: float, ended: float, unit: str) -> None:
     ((query, _),) = queries
     names = ("model", "architecture", "precision", "engine")
-    rows = [[one["metric"][name] for name in names] for one in series(source, query, began, ended)]
+    rows = [[line["metric"][name] for name in names] for line in series(source, query, began, ended)]
     axes.table(rows, colLabels=names, loc="center").scale(1, 1.2)
     axes.axis("off")
     axes.set_xlabel(unit)

@@ -56,7 +56,7 @@ def tensor(texts: list[str]) -> dict[str, object]:
 
 def pack(texts: list[str]) -> bytes:
     encoded = [text.encode() for text in texts]
-    return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
+    return b"".join(len(item).to_bytes(4, "little") + item for item in encoded)
 
 
 def binary(connection: Connection, texts: list[str]) -> Send:
@@ -127,7 +127,7 @@ def table(title: str, took: Mapping[str, list[float]]) -> str:
     lines = [f"| {title} | p50, µs | p99, µs | more than {base}, median of the differences (95 % interval) |"]
     lines.append("|---|---|---|---|")
     for name, own in took.items():
-        more = Interval.of([each - first for each, first in zip(own, took[base], strict=True)])
+        more = Interval.of([own_s - first for own_s, first in zip(own, took[base], strict=True)])
         difference = "" if name == base else f"{more.value:+.0f} ({more.low:+.0f} to {more.high:+.0f})"
         lines.append(f"| {name} | {statistics.median(own):.0f} | {np.percentile(own, 99):.0f} | {difference} |")
     return "\n".join(lines)

@@ -37,24 +37,24 @@ def vectors(engine: LoadedEngine, sequences: Sequence[Encoding]) -> NDArray[np.f
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i].input_ids))  # as the batches are
     groups = batches_of_similar_length([sequences[i] for i in order])
     rows = np.concatenate([row for group in groups for row in engine.call(Batch.of(group))]).astype(np.float64)
-    found = np.empty_like(rows)
-    found[order] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return found
+    unit = np.empty_like(rows)
+    unit[order] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
 
 
-def measured(found: NDArray[Any], reference: NDArray[Any], similarities: Sequence[float]) -> list[str]:
+def measured(embeddings: NDArray[Any], reference: NDArray[Any], similarities: Sequence[float]) -> list[str]:
     """Returns the cells of an engine. The vectors of a pair follow each other."""
-    scores = (found[::2] * found[1::2]).sum(1).tolist()
+    scores = (embeddings[::2] * embeddings[1::2]).sum(1).tolist()
     score = metrics.spearman(scores, similarities)
     expected = metrics.spearman_parts((reference[::2] * reference[1::2]).sum(1).tolist(), similarities)
     loss = metrics.difference(metrics.spearman_parts(scores, similarities), expected)
-    cosines = (found * reference).sum(1)
+    cosines = (embeddings * reference).sum(1)
     return [
         f"{score.value:.2f}",
         f"{loss.value:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})",
         f"{cosines.mean():.4f}",
         f"{cosines.min():.3f}",
-        f"{np.abs(found - reference).max():.1e}",
+        f"{np.abs(embeddings - reference).max():.1e}",
     ]
 
 
@@ -63,7 +63,7 @@ def table(artifact: str, checkpoint: Path, data: Path, runs: Path, limit: int | 
     model = open_model(locate([artifact])[0], "native")
     cases = list(evaluation.create("embed", model.task).cases(data, 0, limit))
     requests = [model.task.Request.model_validate(case.body) for case in cases]
-    sequences = [one for request in requests for one in model.task.encode(request)]
+    sequences = [sequence for request in requests for sequence in model.task.encode(request)]
     calibration = [Batch.of(group) for group in batches_of_similar_length(sequences[:CALIBRATION_TEXTS])]
     network = replace(artifact_network(model.artifact, runs, print), checkpoint=checkpoint, calibration=calibration)
     similarities = [case.expected[0] for case in cases]
@@ -78,8 +78,8 @@ def table(artifact: str, checkpoint: Path, data: Path, runs: Path, limit: int | 
             engine = compared.load(network)
         except Unsupported:
             continue
-        found = reference if name == REFERENCE else vectors(engine, sequences)
-        yield f"| {engine.title} | {' | '.join(measured(found, reference, similarities))} |"
+        embeddings = reference if name == REFERENCE else vectors(engine, sequences)
+        yield f"| {engine.title} | {' | '.join(measured(embeddings, reference, similarities))} |"
 
 
 def main() -> None:

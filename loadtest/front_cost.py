@@ -1,4 +1,4 @@
-"""Measures what the coordinator takes for a request, and simulates it for more fronts and requests than a machine has.
+"""Measures the coordinator's CPU time for a request, and simulates more fronts and requests than a machine has.
 
     python -m loadtest.front_cost [--out FILE]
 
@@ -137,13 +137,13 @@ def fit(cases: Sequence[tuple[list[float], float]]) -> tuple[Costs, float]:
     seconds = np.array([seconds for _, seconds in cases])
     weighted, ones = counts / seconds[:, None], np.ones(len(seconds))
     columns = list(range(counts.shape[1]))
-    while True:  # a cost that comes out negative is none
-        found, *_ = np.linalg.lstsq(weighted[:, columns], ones, rcond=None)
-        if (found >= 0).all():
+    while True:  # without costs that come out negative
+        solution, *_ = np.linalg.lstsq(weighted[:, columns], ones, rcond=None)
+        if (solution >= 0).all():
             break
-        del columns[int(found.argmin())]
+        del columns[int(solution.argmin())]
     costs = np.zeros(counts.shape[1])
-    costs[columns] = found
+    costs[columns] = solution
     return Costs(*costs.tolist()), float(np.abs(weighted @ costs - 1).max())
 
 
@@ -155,9 +155,9 @@ def main() -> None:
     measured: dict[tuple[int, int], tuple[list[float], float]] = {}
     for _ in range(arguments.rounds):
         for case in CASES:
-            found = measure(*case)
-            if case not in measured or found[1] < measured[case][1]:  # the least disturbed round
-                measured[case] = found
+            timing = measure(*case)
+            if case not in measured or timing[1] < measured[case][1]:  # the least disturbed round
+                measured[case] = timing
     costs, error = fit(list(measured.values()))
     lines = [
         f"{current_environment().description()}\n",
@@ -178,10 +178,10 @@ def main() -> None:
         for rate in (2_000, 5_000, 10_000, 20_000, 40_000, 100_000):
             if rate / fronts > 6_000 or rate / fronts < 200:  # more than a front can do, or next to nothing
                 continue
-            one = simulate(costs, fronts, rate, calls=16, call_s=1e-3, row_s=20e-6)
+            result = simulate(costs, fronts, rate, calls=16, call_s=1e-3, row_s=20e-6)
             lines.append(
-                f"| {fronts} | {rate:,} | {one.rate:,.0f} | {100 * one.busy:.0f} % "
-                f"| {1e3 * one.p50_s:.1f} ms | {1e3 * one.p99_s:.1f} ms | {one.per_call:.1f} |"
+                f"| {fronts} | {rate:,} | {result.rate:,.0f} | {100 * result.busy:.0f} % "
+                f"| {1e3 * result.p50_s:.1f} ms | {1e3 * result.p99_s:.1f} ms | {result.per_call:.1f} |"
             )
     text = "\n".join(lines)
     print(text)

@@ -53,12 +53,12 @@ class Server:
 def row(server: Server, connections: int) -> str:
     """Returns the row of a server with so many connections."""
     results, costs = server.rounds[connections], server.cost_us[connections]
-    low, middle, high = (percentile([one.rate for one in results], share) for share in (0.25, 0.5, 0.75))
-    p50, p99 = (percentile(sorted(getattr(one, name) for one in results), 0.5) for name in ("p50", "p99"))
+    low, middle, high = (percentile([run.rate for run in results], share) for share in (0.25, 0.5, 0.75))
+    p50, p99 = (percentile(sorted(getattr(run, name) for run in results), 0.5) for name in ("p50", "p99"))
     shown = [f"{percentile(costs[role], 0.5):.0f} us" for role in ("server", "fronts", "engine")]
     rate = f"{middle:.0f} ({low:.0f} to {high:.0f})"
     cells = [str(connections), server.name, rate, f"{p50:.1f} / {p99:.1f} ms", *shown]
-    return f"| {' | '.join([*cells, str(sum(one.failed for one in results))])} |"
+    return f"| {' | '.join([*cells, str(sum(run.failed for run in results))])} |"
 
 
 def _parse() -> argparse.Namespace:
@@ -83,8 +83,8 @@ def main() -> None:
         servers = []
         for fronts in arguments.fronts:
             options = ("--fronts", str(fronts), "--cores", str(arguments.cores), "--timeout-ms", "60000")
-            one = stack.enter_context(serving([arguments.model], arguments.engine, *options))
-            servers.append(Server(f"fronts: {fronts}", one.url, one.pid))
+            process = stack.enter_context(serving([arguments.model], arguments.engine, *options))
+            servers.append(Server(f"fronts: {fronts}", process.url, process.pid))
         for processes in arguments.peers:
             peer = module_server(PEER, "--processes", str(processes), arguments.model)
             servers.append(Server(f"FastAPI and OpenVINO, processes: {processes}", *stack.enter_context(peer)))

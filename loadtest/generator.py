@@ -1,7 +1,7 @@
 """The load generators: open loop, closed loop, and a list of requests. All load tests send through one of them.
 
 An open loop sends each request when it is due, whether or not earlier ones were answered. A closed loop slows down with
-the server and so hides the effects of an overload. Latency counts from the time a request was due.
+the server, which hides the effects of an overload. Latency counts from the time a request was due.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 Item = TypeVar("Item")
-Send: TypeAlias = Callable[[float], Awaitable[None]]  # gets the time at which its request is due, of time.monotonic()
+Send: TypeAlias = Callable[[float], Awaitable[None]]  # gets the due time of its request, of time.monotonic()
 
 
 async def open_loop(times: Iterable[float], send: Send) -> float:

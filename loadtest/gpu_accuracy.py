@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--models", nargs="*", default=(), help="default: all bundled models")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--limit", type=int, help="examples of each model; default: those of its card")
+    parser.add_argument("--limit", type=int, help="examples of each model; default: as many as its card has")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -44,13 +44,13 @@ def main() -> None:
         print(f"| {path.name} | fp32 | {main_score.value:.2f} | – | – | – |", flush=True)
         for precision in arguments.precisions:
             try:
-                found = score(path, precision, device, arguments.data, arguments.limit)
+                evaluation = score(path, precision, device, arguments.data, arguments.limit)
             except SwiftletError as error:
                 print(f"| {path.name} | {precision} | – | – | – | no: {error} |", flush=True)
                 continue
-            points, same = difference(reference, found), agreement(reference, found)
+            points, same = difference(reference, evaluation), agreement(reference, evaluation)
             cells = [
-                f"{next(iter(found.scores.values())).value:.2f}",
+                f"{next(iter(evaluation.scores.values())).value:.2f}",
                 f"{points.value:+.2f} ({points.low:+.2f} to {points.high:+.2f})",
                 f"{same.value:.2f} %",
                 "yes" if points.value <= MAX_LOSS else "no",

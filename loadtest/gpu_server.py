@@ -8,7 +8,7 @@
     memory      another process takes all memory of the GPU: no answer may be wrong, and the server must recover
 
 All servers start at once, and get requests in turn. `wrk` sends the closed loops if it is installed. The open loops
-come from `--generators` processes, and the table shows how late they were. Joules are those of NVML's counter for the
+come from `--generators` processes, and the table shows how late they were. Joules come from NVML's counter for the
 GPU: the CPU's are not among them. `--workloads` adds files of bodies, such as W1.jsonl, to the step `load`; questions
 and masks need a `--model` for their tasks. A switch loads a version twice, in the spare process and in the one that
 serves, with its CUDA graphs: `--switch-s` limits the time for all of them.
@@ -67,7 +67,7 @@ ONE_SENTENCE: Final = 120  # bytes of a short body, at most
 WORDS: Final = 126  # of one token each, between [CLS] and [SEP]
 LONGEST: Final = 510  # words
 UTILISATIONS: Final = (0.3, 0.9)
-LEAD_S: Final = 2.0  # in which the generators start
+LEAD_S: Final = 2.0  # for the start of the generators
 IDLE_S: Final = 1.5
 CALLERS: Final = 64  # at most, beside switches and while the memory is taken
 MODEL: Final = "switched"
@@ -221,7 +221,7 @@ class Generators:
 
 
 def meter_of(setting: Setting) -> Meter | None:
-    """Returns the meter, or says why there is none."""
+    """Returns the meter, or the reason why it is missing."""
     if setting.device == "cpu":
         setting.say("Joules are left out: there is no GPU.\n")
         return None
@@ -239,8 +239,8 @@ def closed(setting: Setting, generators: Generators, server: ServerProcess, bodi
     """Sends a closed loop, after a shorter one that warms the server up."""
     if shutil.which("wrk") is None:
         generators.send(server.url, bodies, setting.seconds / 4, callers=setting.connections)
-        found = generators.send(server.url, bodies, setting.seconds, callers=setting.connections).measurement
-        return wrk.WrkResult(found.rate, found.p50_ms, found.p99_ms, found.failed)
+        measurement = generators.send(server.url, bodies, setting.seconds, callers=setting.connections).measurement
+        return wrk.WrkResult(measurement.rate, measurement.p50_ms, measurement.p99_ms, measurement.failed)
     with tempfile.NamedTemporaryFile("wb") as file:
         file.writelines(b"%b %b\n" % (body.path.encode(), body.data) for body in bodies)
         file.flush()
@@ -250,7 +250,7 @@ def closed(setting: Setting, generators: Generators, server: ServerProcess, bodi
 
 def measure_fronts(setting: Setting, generators: Generators, servers: Mapping[int, ServerProcess]) -> Capacities:
     """Measures the own workloads with each number of fronts."""
-    found: Capacities = {}
+    capacities: Capacities = {}
     setting.say("| workload | fronts | requests/s | p50 / p99 ms | failed | CPU us: server | fronts | engine |")
     setting.say("|---|---|---|---|---|---|---|---|")
     for name, (fronts, server) in itertools.product(OWN, servers.items()):
@@ -259,17 +259,17 @@ def measure_fronts(setting: Setting, generators: Generators, servers: Mapping[in
         sending_s = time.monotonic() - started - (0 if shutil.which("wrk") else 2 * LEAD_S)
         answered = max(1.0, result.rate * sending_s)  # the warm-up's rate is about the same
         costs = [f"{1e6 * (cpu - before[role]) / answered:.0f}" for role, cpu in cpu_by_role(server.pid).items()]
-        found.setdefault(name, {})[fronts] = result.rate
+        capacities.setdefault(name, {})[fronts] = result.rate
         latency = f"{result.p50:.1f} / {result.p99:.1f}"
         setting.say(f"| {name} | {fronts} | {result.rate:,.0f} | {latency} | {result.failed} | {' | '.join(costs)} |")
-    return found
+    return capacities
 
 
 def measure_load(
-    setting: Setting, generators: Generators, servers: Mapping[int, ServerProcess], found: Capacities
+    setting: Setting, generators: Generators, servers: Mapping[int, ServerProcess], capacities: Capacities
 ) -> None:
     """Sends each workload at shares of its capacity, to the server with the fronts that answered the most."""
-    rates = found.get(OWN[0], {})
+    rates = capacities.get(OWN[0], {})
     fronts = max(servers, key=lambda fronts: rates.get(fronts, 0.0))
     setting.say(f"Open loop, {fronts} fronts\n")
     setting.say(
@@ -277,22 +277,22 @@ def measure_load(
     )
     setting.say("| joules | W |\n|---|---|---|---|---|---|---|---|---|---|---|")
     for name, bodies in setting.workloads.items():
-        known = found.get(name, {}).get(fronts)
+        known = capacities.get(name, {}).get(fronts)
         capacity = known or closed(setting, generators, servers[fronts], bodies).rate
         for share in UTILISATIONS:
             sent = generators.send(servers[fronts].url, bodies, setting.seconds, rate=share * capacity)
-            one, joules = sent.measurement, sent.joules
+            measurement, joules = sent.measurement, sent.joules
             cells = [
                 name,
                 f"{share:.0%} of {capacity:,.0f}",
-                f"{one.offered_rate:,.0f}",
-                f"{one.p50_ms:.1f}",
-                f"{one.p99_ms:.1f}",
+                f"{measurement.offered_rate:,.0f}",
+                f"{measurement.p50_ms:.1f}",
+                f"{measurement.p99_ms:.1f}",
                 "–" if sent.short_p99_ms is None else f"{sent.short_p99_ms:.1f}",
-                str(one.failed),
-                f"{one.lateness_p99_ms:.1f}",
-                f"{one.generator_cpu_share:.2f}",
-                "–" if joules is None else f"{joules / (one.offered_rate * setting.seconds):.5f}",
+                str(measurement.failed),
+                f"{measurement.lateness_p99_ms:.1f}",
+                f"{measurement.generator_cpu_share:.2f}",
+                "–" if joules is None else f"{joules / (measurement.offered_rate * setting.seconds):.5f}",
                 "–" if joules is None else f"{joules / setting.seconds:.0f}",
             ]
             setting.say(f"| {' | '.join(cells)} |")
@@ -327,8 +327,8 @@ class Traffic:
         if response.status != 200:
             self.counts[f"status {response.status}"] += 1
             return
-        found, right = scores(response.body, response.headers["x-model-version"]), self._right[number]
-        same = found.keys() == right.keys() and all(abs(found[label] - right[label]) < TOLERANCE for label in right)
+        scored, right = scores(response.body, response.headers["x-model-version"]), self._right[number]
+        same = scored.keys() == right.keys() and all(abs(scored[label] - right[label]) < TOLERANCE for label in right)
         self.counts["right" if same else "wrong"] += 1
 
     async def run(self, seconds: float) -> tuple[Counter[str], float]:
@@ -339,8 +339,8 @@ class Traffic:
 
 
 def scores(answer: bytes, version: str) -> dict[str, float]:
-    """Returns the scores by label. A label of another version than the answer's stays as it is, and so is wrong."""
-    return {one["label"].removeprefix(f"v{version}-"): one["score"] for one in json.loads(answer)[0]}
+    """Returns the scores by label. A label of another version than the answer's stays as it is, and counts as wrong."""
+    return {entry["label"].removeprefix(f"v{version}-"): entry["score"] for entry in json.loads(answer)[0]}
 
 
 def add_version(root: Path, model: str, number: int) -> None:
@@ -359,7 +359,7 @@ class Repository:
     key: str
 
     async def load(self, version: int) -> int:
-        """Switches to a version. Returns the status of the answer, or 0 if there was none in time."""
+        """Switches to a version. Returns the status of the answer, or 0 without an answer in time."""
         client, body = Client(f"http://127.0.0.1:{self.server.admin_port}"), {"parameters": {"version": version}}
         request = request_bytes(
             f"/v2/repository/models/{MODEL}/load", json.dumps(body).encode(), {"x-api-key": self.key}
@@ -489,12 +489,12 @@ def run_steps(setting: Setting, steps: Sequence[str], stack: ExitStack) -> None:
     setting.say(f"{len(servers)} servers started in {time.monotonic() - started:.1f} s\n")
     repository = Repository(servers.pop(REPOSITORY), key) if REPOSITORY in servers else None
     pool = stack.enter_context(ProcessPoolExecutor(setting.generators, multiprocessing.get_context("spawn")))
-    found: Capacities = {}
+    capacities: Capacities = {}
     actions: dict[str, Callable[[], None]] = {}
     if servers:
         generators = Generators(pool, setting.generators, meter_of(setting))
-        actions["fronts"] = lambda: found.update(measure_fronts(setting, generators, servers))
-        actions["load"] = lambda: measure_load(setting, generators, servers, found)
+        actions["fronts"] = lambda: capacities.update(measure_fronts(setting, generators, servers))
+        actions["load"] = lambda: measure_load(setting, generators, servers, capacities)
     if repository:
         actions["switches"] = lambda: uvloop.run(measure_switches(setting, repository))
         actions["memory"] = lambda: uvloop.run(measure_memory(setting, repository))
@@ -544,10 +544,10 @@ def _parse() -> tuple[Setting, Sequence[str]]:
     files = [file for file in files if not options.only or file.stem in options.only]
     workloads = dict(zip(OWN, own, strict=True)) | {file.stem: read_workload([file]) for file in files}
     names = ("device", "fronts", "connections", "seconds", "generators", "switches", "switch_s")
-    given = {name: getattr(options, name) for name in names}
+    values = {name: getattr(options, name) for name in names}
     models = options.model or ["mobilebert-sst2"]
     ends = time.monotonic() + options.budget_s
-    return Setting(models=models, workloads=workloads, ends=ends, out=options.out, **given), options.steps
+    return Setting(models=models, workloads=workloads, ends=ends, out=options.out, **values), options.steps
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ class Response:
 
     @property
     def retry_after(self) -> float:
-        """The seconds of the Retry-After header, or 0 if there are none."""
+        """The seconds of the Retry-After header, or 0 without it."""
         value = self.headers.get("retry-after", "")
         return float(value) if value.isdecimal() else 0.0
 

@@ -73,8 +73,8 @@ def ragged_call(network: Network, outputs: Sequence[str] = ("rows",)) -> Callabl
 
     def call(batch: Batch) -> list[Array]:
         arrays = ragged_inputs(batch)
-        found: list[Array] = onnx_session.run(list(outputs), {name: arrays[name] for name in names})
-        return found
+        results: list[Array] = onnx_session.run(list(outputs), {name: arrays[name] for name in names})
+        return results
 
     return call
 
@@ -114,12 +114,12 @@ def _signed(graph: Graph, name: str, product: Product) -> tuple[str, str, str]:
 def in_signed(graph: Graph, name: str, product: Product, x: str, zeros: str) -> str:
     """Multiplies as `in_int8`, but with signed weights, which saturate on AVX2."""
     weight, scale, bias = _signed(graph, name, product)
-    last, one = graph.array("last", np.array([-1])), graph.array("one", np.array(1, np.float32))
+    last, unit = graph.array("last", np.array([-1])), graph.array("one", np.array(1, np.float32))
     largest = graph.add("ReduceMax", [graph.add("Abs", [x]), last], keepdims=0)
     step = graph.add("Mul", [largest, graph.array("step.127", np.array(1 / 127, np.float32))])
     quantised = graph.add("QuantizeLinear", [x, step, zeros], axis=0)
     zero = graph.array("zero", np.array(128, np.uint8))
-    rows = graph.add("MatMulIntegerToFloat", [quantised, weight, one, scale, zero], domain=CONTRIB)
+    rows = graph.add("MatMulIntegerToFloat", [quantised, weight, unit, scale, zero], domain=CONTRIB)
     return graph.add("Add", [graph.add("Mul", [rows, graph.add("Unsqueeze", [step, last])]), bias])
 
 

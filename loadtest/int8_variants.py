@@ -4,7 +4,7 @@
     python -m loadtest.int8_variants --part albert --shape 1x16 --variant "ragged, fp32" --variant served
 
 Speed: milliseconds of CPU time for a batch on one core, on MobileBERT and ALBERT-base in their released shapes with
-random weights. Every round runs each variant once, so that other work on the machine affects all alike. The table shows
+random weights. Every round runs each variant once, so other work on the machine affects all of them. The table shows
 the median, and the speed-up over fp32 as the median of the rounds' ratios. Accuracy: the bundled models on a part of
 SST-2, SQuAD 1.1 and masked Wikipedia, each variant against the same weights in fp32. OpenVINO is left out if it is not
 installed.
@@ -136,21 +136,21 @@ def accuracy(data: Path, variants: Sequence[str], share: float) -> Iterator[str]
         with tempfile.TemporaryDirectory() as directory:
             folded = fold(manifest.architecture, manifest.config, weights)
             subject = Subject(folded, model.eval(), Path(directory), calibrate, graph)
-            found: dict[str, Evaluation] = {}
-            for variant, engine in engines(subject, [one for one in variants if one not in EQUIVALENT]):
+            scored: dict[str, Evaluation] = {}
+            for variant, engine in engines(subject, [name for name in variants if name not in EQUIVALENT]):
                 try:
                     measured = replace(loaded, engine=engine)
-                    found[variant] = evaluate(measured, data / file, skip=skip, limit=max(1, round(share * count)))
+                    scored[variant] = evaluate(measured, data / file, skip=skip, limit=max(1, round(share * count)))
                 except Internal as error:  # its rows have another shape, or are missing
                     print(f"{name}: {variant} fails: {error}")
 
-        score = next(iter(found[FP32].scores))
-        yield f"\n### {name}, {Path(file).name}: {score} and agreement with fp32, n = {found[FP32].main.n}\n"
+        score = next(iter(scored[FP32].scores))
+        yield f"\n### {name}, {Path(file).name}: {score} and agreement with fp32, n = {scored[FP32].main.n}\n"
         yield from table(
             ["variant", score, "agreement"],
             (
-                [variant, f"{one.main.value:.2f}", f"{agreement(found[FP32], one).value:.2f}"]
-                for variant, one in found.items()
+                [variant, f"{evaluation.main.value:.2f}", f"{agreement(scored[FP32], evaluation).value:.2f}"]
+                for variant, evaluation in scored.items()
             ),
         )
 

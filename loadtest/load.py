@@ -1,4 +1,4 @@
-"""A load: the requests of a workload to one server, sent as a client with retries sends them.
+"""A load: the requests of a workload to one server, sent like a client that retries.
 
 Locust's users (`locustfile.py`) and the verdict (`slo.py`) both send through it, with the same command-line options.
 """

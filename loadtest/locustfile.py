@@ -34,7 +34,7 @@ DEFAULT_S: Final = 60.0
 
 
 class RequestFailed(Exception):
-    """The failure under which Locust counts a request without a valid response."""
+    """The failure that Locust counts for a request without a valid response."""
 
 
 class BackgroundLoop:

@@ -43,18 +43,18 @@ def run(
     manifest = network.artifact.manifest
     operations = Operations.of(manifest.architecture, manifest.config, network.shapes(), manifest.embedding)
     cases = [Case(f"{shape} 1×{tokens}", network, [batch_of(1, tokens)]) for tokens in lengths]
-    return [one for case in cases for one in measure(case, loaded, operations, seconds, clock=time.perf_counter)]
+    return [result for case in cases for result in measure(case, loaded, operations, seconds, clock=time.perf_counter)]
 
 
 def row(case: str, cores: int, results: Sequence[Result]) -> str:
     """Returns a row: milliseconds by engine, and how much longer than `native` the fastest other engine takes."""
-    found = {result.engine: Interval.of(result.rounds) for result in results if result.case == case}
+    times = {result.engine: Interval.of(result.rounds) for result in results if result.case == case}
     cells = [case, str(cores)]
     for name in COMPARED:
-        time_s = found.get(name)
+        time_s = times.get(name)
         cells.append("–" if time_s is None else f"{1e3 * time_s.value:.2f} ({_range_ms(time_s)})")
-    others = [time_s.value for name, time_s in found.items() if name != SUBJECT]
-    cells.append(f"{min(others) / found[SUBJECT].value:.2f}" if others and SUBJECT in found else "–")
+    others = [time_s.value for name, time_s in times.items() if name != SUBJECT]
+    cells.append(f"{min(others) / times[SUBJECT].value:.2f}" if others and SUBJECT in times else "–")
     return f"| {' | '.join(cells)} |"
 
 

@@ -37,7 +37,7 @@ class RequestResult:
 
     @property
     def lateness_s(self) -> float:
-        """Seconds by which the generator sent the request late."""
+        """Seconds between the due time of the request and its sending."""
         return self.sent - self.due
 
 
@@ -75,13 +75,13 @@ class Measurement:
 
 def generator_limited(measurements: Sequence[Measurement], rate: float) -> bool:
     """Whether every failed load above a rate was limited by the generator: the server may then hold more."""
-    failed = [one for one in measurements if one.rate > rate and one.bad_share > MAX_BAD_SHARE]
-    return bool(failed) and all(one.generator_limited for one in failed)
+    failed = [load for load in measurements if load.rate > rate and load.bad_share > MAX_BAD_SHARE]
+    return bool(failed) and all(load.generator_limited for load in failed)
 
 
 def histogram(latencies_ms: Sequence[float]) -> list[tuple[float, float, int]]:
     """Counts latencies between bounds that grow by a constant factor. Returns no empty bucket at either end."""
-    places = [math.floor(BUCKETS_PER_DECADE * math.log10(max(one, 1e-3))) for one in latencies_ms]
+    places = [math.floor(BUCKETS_PER_DECADE * math.log10(max(latency_ms, 1e-3))) for latency_ms in latencies_ms]
     if not places:
         return []
     counts = Counter(places)

@@ -265,13 +265,13 @@ def table(report: OverloadReport) -> str:
         + " | statuses | generator late |",
         "|" + "---|" * (9 + len(WORDS)),
     ]
-    for one in report.levels:
-        classes = " | ".join(f"{one.in_time[name]:.0%}" for name in WORDS)
-        statuses = ", ".join(f"{status}: {count}" for status, count in one.statuses.items())
+    for level in report.levels:
+        classes = " | ".join(f"{level.in_time[name]:.0%}" for name in WORDS)
+        statuses = ", ".join(f"{status}: {count}" for status, count in level.statuses.items())
         lines.append(
-            f"| {one.multiple:g} | {one.offered:.0f} | {one.goodput:.0f} | {one.goodput / report.peak:.0%} "
-            f"| {one.goodput_tokens:.0f} | {one.p99_accepted_ms:.0f} ms | {one.p99_refused_ms:.1f} ms | {classes} "
-            f"| {statuses} | {one.lateness_ms:.0f} ms |"
+            f"| {level.multiple:g} | {level.offered:.0f} | {level.goodput:.0f} | {level.goodput / report.peak:.0%} "
+            f"| {level.goodput_tokens:.0f} | {level.p99_accepted_ms:.0f} ms | {level.p99_refused_ms:.1f} ms "
+            f"| {classes} | {statuses} | {level.lateness_ms:.0f} ms |"
         )
     return "\n".join(lines) + "\n"
 
@@ -285,11 +285,11 @@ def draw(reports: Sequence[OverloadReport], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for report in reports:
-        x = [one.multiple for one in report.levels]
-        y = [one.goodput / report.capacity for one in report.levels]
+        x = [level.multiple for level in report.levels]
+        y = [level.goodput / report.capacity for level in report.levels]
         axes.plot(x, y, marker="o", label=title(report))
     axes.set_xscale("log")
-    axes.set_xticks(MULTIPLES, [f"{one:g}" for one in MULTIPLES])
+    axes.set_xticks(MULTIPLES, [f"{multiple:g}" for multiple in MULTIPLES])
     axes.set(xlabel="offered load / capacity", ylabel="goodput / capacity", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()

@@ -49,13 +49,13 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Returns the current series of an expression, each with its `metric` and its `value`."""
-        found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
-        return found
+        samples: list[dict[str, Any]] = self.get("query", query=expression)["result"]
+        return samples
 
     def alerts(self) -> dict[str, str]:
         """Returns the state of each active alert: `pending` or `firing`."""
-        found = sorted(self.get("alerts")["alerts"], key=lambda one: str(one["state"]), reverse=True)
-        return {one["labels"]["alertname"]: one["state"] for one in found}
+        alerts = sorted(self.get("alerts")["alerts"], key=lambda alert: str(alert["state"]), reverse=True)
+        return {alert["labels"]["alertname"]: alert["state"] for alert in alerts}
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     """Waits until Prometheus is ready, and returns its port."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        found = re.search(r'"?Listening on"? address=\S+?:(\d+)', log.read_text())
-        if found and "Server is ready" in log.read_text():
-            return int(found[1])
+        match = re.search(r'"?Listening on"? address=\S+?:(\d+)', log.read_text())
+        if match and "Server is ready" in log.read_text():
+            return int(match[1])
         time.sleep(0.05)
     raise RuntimeError(f"Prometheus did not start:\n{log.read_text()}")
 

@@ -2,7 +2,7 @@
 
     python -m loadtest.ray_serve_cost [--rounds 5] [--seconds 4]
 
-The engine `echo` does nothing, so that all of the time is that of the servers. `wrk` sends short texts over kept
+The engine `echo` does nothing, so all of the time is the servers'. `wrk` sends short texts over kept
 connections, one and 32 at a time.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8123, help="port of Ray's proxy")
     arguments = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found: dict[tuple[str, int], list[wrk.WrkResult]] = {}
+    results_of: dict[tuple[str, int], list[wrk.WrkResult]] = {}
     with ExitStack() as stack:
         bodies = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bodies"
         bodies.write_text(json.dumps({"inputs": TEXT}) + "\n")
@@ -55,14 +55,14 @@ def main() -> None:
             for connections in CONNECTIONS:
                 for name, url in urls.items():
                     result = wrk.run(f"{url}/classify", bodies, connections, arguments.seconds)
-                    found.setdefault((name, connections), []).append(result)
+                    results_of.setdefault((name, connections), []).append(result)
     print(f"{current_environment('ray').description()}\n")
     print("| server | connections | requests/s (quartiles) | p50 / p99 | failed |")
     print("|---|---|---|---|---|")
-    for (name, connections), results in found.items():
-        low, middle, high = (percentile(sorted(one.rate for one in results), share) for share in (0.25, 0.5, 0.75))
-        p50, p99 = (percentile(sorted(getattr(one, part) for one in results), 0.5) for part in ("p50", "p99"))
-        failed = sum(one.failed for one in results)
+    for (name, connections), results in results_of.items():
+        low, middle, high = (percentile(sorted(run.rate for run in results), share) for share in (0.25, 0.5, 0.75))
+        p50, p99 = (percentile(sorted(getattr(run, part) for run in results), 0.5) for part in ("p50", "p99"))
+        failed = sum(run.failed for run in results)
         print(
             f"| {name} | {connections} | {middle:.0f} ({low:.0f} to {high:.0f}) | {p50:.1f} / {p99:.1f} ms | {failed} |"
         )

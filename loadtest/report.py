@@ -87,25 +87,25 @@ def distribution(measurements: Sequence[Mapping[str, Any]]) -> str:
     names = list(measurements[0]["percentiles_ms"])
     titles = ["max" if name == "100" else f"p{name}" for name in names]
     lines = [f"| {' | '.join(['rate', *titles])} |", f"|{'---|' * (len(names) + 1)}"]
-    for one in measurements:
-        cells = [f"{one['percentiles_ms'][name]:.0f}" for name in names]
-        lines.append(f"| {' | '.join([format(one['rate'], '.1f'), *cells])} |")
+    for load in measurements:
+        cells = [f"{load['percentiles_ms'][name]:.0f}" for name in names]
+        lines.append(f"| {' | '.join([format(load['rate'], '.1f'), *cells])} |")
     return "\n".join(lines)
 
 
-def typical(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the only measurement, or that of the highest measured rate that a search found to hold."""
-    measurements: Sequence[Mapping[str, Any]] = found["measurements"]
-    held = [one for one in measurements if "maximum" in found and one["rate"] <= found["maximum"]["rate"]]
-    return max(held, key=lambda one: float(one["rate"]), default=measurements[0])
+def typical(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the only measurement, or the one with the highest rate that a search found to hold."""
+    measurements: Sequence[Mapping[str, Any]] = results["measurements"]
+    held = [load for load in measurements if "maximum" in results and load["rate"] <= results["maximum"]["rate"]]
+    return max(held, key=lambda load: float(load["rate"]), default=measurements[0])
 
 
 def generators(rates: Mapping[str, Mapping[str, float | None]]) -> str:
     """Returns the closed-loop rates of both generators, and whether this one is fast enough for the server."""
     lines = ["| closed loop, requests/s | this generator | wrk | quotient |", "|---|---|---|---|"]
     for title, name in {"a server that does nothing": "null_server", "this server": "server"}.items():
-        own, other = rates[name]["python"] or 0.0, rates[name]["wrk"]
-        compared = f"{other:.0f} | {own / other:.2f}" if other else "not installed | –"
+        own, wrk = rates[name]["python"] or 0.0, rates[name]["wrk"]
+        compared = f"{wrk:.0f} | {own / wrk:.2f}" if wrk else "not installed | –"
         lines.append(f"| {title} | {own:.0f} | {compared} |")
     own, ceiling = rates["server"]["python"] or 0.0, rates["null_server"]["python"] or 0.0
     if own > ceiling / 2:
@@ -115,42 +115,42 @@ def generators(rates: Mapping[str, Mapping[str, float | None]]) -> str:
     return "\n".join(lines)
 
 
-def conclusion(found: Mapping[str, Any]) -> str:
+def conclusion(results: Mapping[str, Any]) -> str:
     """Returns the verdict in a few sentences."""
     lines = []
-    if maximum := found.get("maximum"):
+    if maximum := results.get("maximum"):
         more = " or more: no rate failed" if maximum["unbounded"] else ""
         lines.append(
-            f"Highest rate with p99 ≤ {found['target_p99_ms']:g} ms: {maximum['rate']:.1f} requests/s "
+            f"Highest rate with p99 ≤ {results['target_p99_ms']:g} ms: {maximum['rate']:.1f} requests/s "
             f"(95 % interval {maximum['low']:.1f} to {maximum['high']:.1f}){more}."
         )
-        if not found["complete"]:
+        if not results["complete"]:
             lines.append("The search ran out of time: some rates were not repeated as often as requested.")
         if maximum["generator_limited"]:
             lines.append("The generator was the limit, not the server. The server may hold a higher rate.")
     else:
-        (one,) = found["measurements"]
-        lines.append(f"p99 {one['p99_ms']:.0f} ms at {one['offered_rate']:.1f} requests/s, {one['bad_share']:.1%} bad.")
-        first, *_, last = one["p99_ms_by_slice"]
+        (run,) = results["measurements"]
+        lines.append(f"p99 {run['p99_ms']:.0f} ms at {run['offered_rate']:.1f} requests/s, {run['bad_share']:.1%} bad.")
+        first, *_, last = run["p99_ms_by_slice"]
         lines.append(f"From the first to the last tenth of the time, p99 went from {first:.0f} to {last:.0f} ms.")
-        if one["generator_limited"]:
+        if run["generator_limited"]:
             lines.append("The generator was the limit, not the server.")
-    lines += load_warnings(found["setting"]["load"], found["setting"]["cores"])
-    if comparison := found.get("comparison"):
+    lines += load_warnings(results["setting"]["load"], results["setting"]["cores"])
+    if comparison := results.get("comparison"):
         lines.append(comparison)
-    required = f" at {found['at_least']:g} requests/s" if found["at_least"] else ""
-    return "\n".join([*lines, f"SLO{required}: {found['verdict'].upper()}"])
+    required = f" at {results['at_least']:g} requests/s" if results["at_least"] else ""
+    return "\n".join([*lines, f"SLO{required}: {results['verdict'].upper()}"])
 
 
-def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+def compare(results: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """Returns the change since an earlier result. Overlapping intervals show no difference."""
-    now, then = found.get("maximum"), before.get("maximum")
+    now, then = results.get("maximum"), before.get("maximum")
     when = f"{before['setting']['date']} (commit {before['setting']['commit']})"
     load = ("target_p99_ms", "arrivals", "workload", "server")
-    if not (now and then) or any(found[name] != before[name] for name in load):
+    if not (now and then) or any(results[name] != before[name] for name in load):
         return f"The result of {when} is of another load, and not compared."
     figures = f"{then['rate']:.1f} ({then['low']:.1f} to {then['high']:.1f}) on {when}"
-    machine = "" if found["setting"]["machine"] == before["setting"]["machine"] else ", on another machine"
+    machine = "" if results["setting"]["machine"] == before["setting"]["machine"] else ", on another machine"
     if now["low"] > then["high"]:
         change = "higher than"
     elif now["high"] < then["low"]:
@@ -161,81 +161,81 @@ def compare(found: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     return f"This is {change} {figures}{machine}{quotient}."
 
 
-def write_summary(found: Mapping[str, Any], path: Path) -> None:
+def write_summary(results: Mapping[str, Any], path: Path) -> None:
     """Writes the result without its measurements: small enough to commit."""
-    summary = {name: value for name, value in found.items() if name not in ("measurements", "comparison")}
+    summary = {name: value for name, value in results.items() if name not in ("measurements", "comparison")}
     path.write_text(json.dumps(_finite(summary), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def write(found: Mapping[str, Any], path: Path) -> None:
+def write(results: Mapping[str, Any], path: Path) -> None:
     """Writes the data, the picture and the page under one name."""
-    path.with_suffix(".json").write_text(json.dumps(_finite(found), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    draw(found, path.with_suffix(".png"))
-    path.with_suffix(".html").write_text(page(found, path.with_suffix(".png").read_bytes()), "utf-8")
+    path.with_suffix(".json").write_text(json.dumps(_finite(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    draw(results, path.with_suffix(".png"))
+    path.with_suffix(".html").write_text(page(results, path.with_suffix(".png").read_bytes()), "utf-8")
 
 
 def _finite(value: Any) -> Any:
-    """Replaces infinity by None, because JSON has none."""
+    """Replaces infinity by None, because JSON has no infinity."""
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
+def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draws a search over its rates, or one load over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    panels = 3 if "maximum" in found else 2
+    panels = 3 if "maximum" in results else 2
     figure, (*others, last) = pyplot.subplots(1, panels, figsize=(5 * panels, 4), layout="constrained")
-    if "maximum" in found:
-        _draw_search(found, *others)
+    if "maximum" in results:
+        _draw_search(results, *others)
     else:
-        _draw_slices(found, *others)
-    _draw_distribution(typical(found), found["target_p99_ms"], last)
-    where = found["setting"]
+        _draw_slices(results, *others)
+    _draw_distribution(typical(results), results["target_p99_ms"], last)
+    where = results["setting"]
     figure.suptitle(f"{where['date']}, {where['commit']}, {where['machine']}", fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def _draw_slices(found: Mapping[str, Any], axes: Axes) -> None:
-    (one,) = found["measurements"]
-    slices = one["p99_ms_by_slice"]
-    axes.plot([(n + 0.5) * one["seconds"] / len(slices) for n in range(len(slices))], slices, marker="o")
-    axes.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
+def _draw_slices(results: Mapping[str, Any], axes: Axes) -> None:
+    (load,) = results["measurements"]
+    slices = load["p99_ms_by_slice"]
+    axes.plot([(n + 0.5) * load["seconds"] / len(slices) for n in range(len(slices))], slices, marker="o")
+    axes.axhline(results["target_p99_ms"], color="grey", linestyle="--", label="target")
     axes.set(xlabel="seconds", ylabel="p99, ms", yscale="log")
     axes.legend(fontsize=8)
 
 
-def _draw_distribution(one: Mapping[str, Any], target_ms: float, axes: Axes) -> None:
+def _draw_distribution(load: Mapping[str, Any], target_ms: float, axes: Axes) -> None:
     """Draws the histogram of a load's latencies. The heights are shares, because the buckets differ in width."""
-    total = sum(one["statuses"].values())
-    for low, high, count in one["histogram"]:
+    total = sum(load["statuses"].values())
+    for low, high, count in load["histogram"]:
         axes.bar(low, 100 * count / total, width=high - low, align="edge", color="C0", edgecolor="white", linewidth=0.5)
     for name, style in {"50": ":", "99": "-."}.items():
-        if math.isfinite(one["percentiles_ms"][name]):
-            axes.axvline(one["percentiles_ms"][name], color="C1", linestyle=style, label=f"p{name}")
+        if math.isfinite(load["percentiles_ms"][name]):
+            axes.axvline(load["percentiles_ms"][name], color="C1", linestyle=style, label=f"p{name}")
     axes.axvline(target_ms, color="grey", linestyle="--", label="target")
-    axes.set(xlabel=f"latency at {one['rate']:.1f} requests/s, ms", ylabel="requests, %", xscale="log")
+    axes.set(xlabel=f"latency at {load['rate']:.1f} requests/s, ms", ylabel="requests, %", xscale="log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8)
 
 
-def _draw_search(found: Mapping[str, Any], latencies: Axes, shares: Axes) -> None:
-    measurements, maximum = found["measurements"], found["maximum"]
-    rates = [one["rate"] for one in measurements]
+def _draw_search(results: Mapping[str, Any], latencies: Axes, shares: Axes) -> None:
+    measurements, maximum = results["measurements"], results["maximum"]
+    rates = [load["rate"] for load in measurements]
     for name in ("p50_ms", "p99_ms"):
-        values = [one[name] if math.isfinite(one[name]) else float("nan") for one in measurements]
+        values = [load[name] if math.isfinite(load[name]) else float("nan") for load in measurements]
         latencies.plot(rates, values, "o", label=name.removesuffix("_ms"))
-    latencies.axhline(found["target_p99_ms"], color="grey", linestyle="--", label="target")
+    latencies.axhline(results["target_p99_ms"], color="grey", linestyle="--", label="target")
     latencies.set(xlabel="requests/s", ylabel="ms", yscale="log")
-    curve = fit([Run(one["rate"], one["run"]["requests"], one["run"]["bad"]) for one in measurements])
-    shares.plot(rates, [100 * one["bad_share"] for one in measurements], "o", label="a load")
+    curve = fit([Run(load["rate"], load["run"]["requests"], load["run"]["bad"]) for load in measurements])
+    shares.plot(rates, [100 * load["bad_share"] for load in measurements], "o", label="a load")
     shares.plot([rate for rate, _ in curve], [100 * share for _, share in curve], label="fitted")
     shares.axhline(100 * MAX_BAD_SHARE, color="grey", linestyle="--", label="1 %")
     shares.set(xlabel="requests/s", ylabel="bad requests, %", yscale="symlog", ylim=(0, 100))
@@ -245,26 +245,26 @@ def _draw_search(found: Mapping[str, Any], latencies: Axes, shares: Axes) -> Non
         axes.legend(fontsize=8)
 
 
-def page(found: Mapping[str, Any], picture: bytes) -> str:
+def page(results: Mapping[str, Any], picture: bytes) -> str:
     """Returns the report as one HTML file with the picture inside."""
-    where = found["setting"]
+    where = results["setting"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     setting = f"{where['date']}, commit {where['commit']}. {where['machine']}, load {where['load']:.1f}. {versions}."
-    parts = [f"<h1>Load test: {html.escape(found['verdict'])}</h1>", f"<p>{html.escape(setting)}</p>"]
+    parts = [f"<h1>Load test: {html.escape(results['verdict'])}</h1>", f"<p>{html.escape(setting)}</p>"]
     parts.append(
-        f"<p>Server: {html.escape(found['server'])}. Workload: {html.escape(', '.join(found['workload']))}.</p>"
+        f"<p>Server: {html.escape(results['server'])}. Workload: {html.escape(', '.join(results['workload']))}.</p>"
     )
-    parts += [f"<p>{html.escape(line)}</p>" for line in conclusion(found).splitlines()]
+    parts += [f"<p>{html.escape(line)}</p>" for line in conclusion(results).splitlines()]
     picture_text = "The latency over the load, and the distribution of the latencies; the tables have the numbers."
     parts.append(f'<p><img alt="{picture_text}" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>')
-    rows = [HEAD, *(row(one, one["generator_limited"]) for one in found["measurements"])]
-    parts += ["<h2>Loads</h2>", f"<p>{TARGET.format(found['target_p99_ms'])}</p>", _table("\n".join(rows))]
+    rows = [HEAD, *(row(load, load["generator_limited"]) for load in results["measurements"])]
+    parts += ["<h2>Loads</h2>", f"<p>{TARGET.format(results['target_p99_ms'])}</p>", _table("\n".join(rows))]
     parts += [
         "<h2>Distribution of the latency</h2>",
         "<p>Percentiles in ms since a request was due. Failed requests count as infinite.</p>",
-        _table(distribution(found["measurements"])),
+        _table(distribution(results["measurements"])),
     ]
-    if rates := found.get("generators"):
+    if rates := results.get("generators"):
         parts += ["<h2>Generator</h2>", _table(generators(rates))]
     return "\n".join([HTML_HEAD, *parts, "</html>\n"])
 

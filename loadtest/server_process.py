@@ -35,13 +35,13 @@ def process_tree(pid: int) -> list[int]:
 
 def resident_kib(pid: int) -> int:
     """Returns the resident memory of a process and its descendants."""
-    texts = (Path(f"/proc/{one}/status").read_text() for one in process_tree(pid))
-    return sum(int(found[1]) for text in texts if (found := re.search(r"VmRSS:\s+(\d+)", text)))
+    texts = (Path(f"/proc/{process}/status").read_text() for process in process_tree(pid))
+    return sum(int(match[1]) for text in texts if (match := re.search(r"VmRSS:\s+(\d+)", text)))
 
 
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time that a process and its descendants have taken so far."""
-    fields = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in process_tree(pid))
+    fields = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in process_tree(pid))
     return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
@@ -105,11 +105,11 @@ class ServerProcess:
 
 def roles(pid: int) -> dict[str, list[int]]:
     """Returns the ids of a server's processes by their roles. Those of other servers are all `server`."""
-    found: dict[str, list[int]] = {"server": [pid], "fronts": [], "engine": []}
+    processes: dict[str, list[int]] = {"server": [pid], "fronts": [], "engine": []}
     for child in process_tree(pid)[1:]:
         command = Path(f"/proc/{child}/cmdline").read_text()
-        found[next((role for module, role in ROLES.items() if module in command), "server")].append(child)
-    return found
+        processes[next((role for module, role in ROLES.items() if module in command), "server")].append(child)
+    return processes
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -131,7 +131,7 @@ def serving(
     environment: Mapping[str, str] | None = None,
     port: int = 0,
 ) -> Iterator[ServerProcess]:
-    """Serves these models, or the bundled ones if there are none, on a free port. Kills the server at the end.
+    """Serves these models, or the bundled ones if the list is empty, on a free port. Kills the server at the end.
 
     The paths in PYTHONPATH come first, also for the server's own processes. A `sitecustomize.py` there hides the one
     that registers the engine `stand_in`.

@@ -1,4 +1,4 @@
-"""Finds the highest rate at which a server's p99 is within a target, and reaches a verdict: exit status 0 or 1.
+"""Finds the highest rate with a server's p99 within a target, and reaches a verdict: exit status 0 or 1.
 
     python -m loadtest.slo --p99-ms 250 --at-least 20           serves the bundled models, and searches from 20/s
     python -m loadtest.slo --p99-ms 250 --url http://host:8000 --start 5    searches on a running server from 5/s
@@ -66,17 +66,17 @@ def generator_rates(options: argparse.Namespace, url: str) -> dict[str, dict[str
     with module_server("loadtest.null_server") as (null_url, _), tempfile.TemporaryDirectory() as directory:
         for name, server_url in {"null_server": null_url, "server": url}.items():
             load = load_of(options, server_url)
-            own, other = closed_loop_rate(load, options.closed_s), None
+            own, wrk_rate = closed_loop_rate(load, options.closed_s), None
             if shutil.which("wrk"):
                 file = Path(directory, name)
                 file.write_bytes(b"".join(b"%b %b\n" % (load.path(body).encode(), body.data) for body in load.bodies))
-                other = wrk.run(server_url, file, CALLERS, options.closed_s, load.headers).rate
-            rates[name] = {"python": own, "wrk": other}
+                wrk_rate = wrk.run(server_url, file, CALLERS, options.closed_s, load.headers).rate
+            rates[name] = {"python": own, "wrk": wrk_rate}
     return rates
 
 
 def rate_to_try(options: argparse.Namespace, measurements: Sequence[Measurement], first: float) -> float | None:
-    runs = [one.run for one in measurements]
+    runs = [load.run for load in measurements]
     return next_rate(runs, first, options.resolution, options.repeats, options.most_rate)
 
 
@@ -129,7 +129,7 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     print(f"{report.TARGET.format(options.p99_ms)}\n")
     if options.calibrate:
         warm_up(options, url)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "target_p99_ms": options.p99_ms,
         "arrivals": str(options.trace or options.shape),
         "server": options.url or f"{options.models or 'the bundled models'} on the engine {options.engine}",
@@ -145,17 +145,17 @@ def measure(options: argparse.Namespace, url: str) -> dict[str, Any]:
     else:
         first = options.start or options.at_least
         if options.calibrate:
-            rates = found["generators"] = generator_rates(options, url)
+            rates = result["generators"] = generator_rates(options, url)
             print(report.generators(rates), "\n")
             first = options.start or (rates["server"]["python"] or 0.0) / 2
         print(report.HEAD)
         measurements = search(options, url, max(MIN_RATE, first))
-        best = estimate([one.run for one in measurements])
+        best = estimate([load.run for load in measurements])
         holds, text = verdict(best, options.at_least)
-        found["complete"] = rate_to_try(options, measurements, math.nan) is None
-        found["maximum"] = asdict(best) | {"generator_limited": generator_limited(measurements, best.rate)}
-    found["measurements"] = [asdict(one) | {"generator_limited": one.generator_limited} for one in measurements]
-    return found | {"holds": holds, "verdict": text}
+        result["complete"] = rate_to_try(options, measurements, math.nan) is None
+        result["maximum"] = asdict(best) | {"generator_limited": generator_limited(measurements, best.rate)}
+    result["measurements"] = [asdict(load) | {"generator_limited": load.generator_limited} for load in measurements]
+    return result | {"holds": holds, "verdict": text}
 
 
 @contextlib.contextmanager
@@ -213,16 +213,16 @@ def main() -> None:
     where = current_environment("httptools")
     print(where.description(), "\n")
     with measured_server(options) as url:
-        found = {"setting": asdict(where)} | measure(options, url)
+        result = {"setting": asdict(where)} | measure(options, url)
     if options.summary:
         before = last_committed(options.summary)
-        found["comparison"] = report.compare(found, before) if before else "There is no earlier result to compare with."
-        report.write_summary(found, options.summary)
+        result["comparison"] = report.compare(result, before) if before else "There is no earlier result."
+        report.write_summary(result, options.summary)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        report.write(found, options.out)
-    print(f"\n{report.conclusion(found)}")
-    sys.exit(not found["holds"])
+        report.write(result, options.out)
+    print(f"\n{report.conclusion(result)}")
+    sys.exit(not result["holds"])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Each bundled model is fine-tuned further on the training files of its recipe, with the recipe's batch size: in fp32 and
 bf16 with padding, then without, then with compiled layers, which is what `swiftlet train --device cuda` does in bf16.
-The last way is what it does on a CPU. Dropout is that of the recipe's student, which has none.
+The last way is what it does on a CPU. There is no dropout, as in the recipe's student.
 Tokens per second are real tokens, and the share is that of the rate of a large product in bf16. The median of the
 reports after the first one counts, since the first steps also compile.
 """
@@ -128,7 +128,7 @@ def measured(
             accelerate=False,
         )
         points = read_curve(Path(folder) / LOSSES_FILE)
-    tokens = [float(found[1].replace(",", "")) for report in reports if (found := TOKENS.search(report))]
+    tokens = [float(match[1].replace(",", "")) for report in reports if (match := TOKENS.search(report))]
     operations = [(b.flops - a.flops) / (b.seconds - a.seconds) for a, b in pairwise(points)]
     return percentile(sorted(tokens[1:]), 0.5), percentile(sorted(operations), 0.5) / peak
 

@@ -7,7 +7,7 @@ rate is where the curve crosses 1 %.
 
 The interval is a bootstrap: the calculation is repeated on runs drawn with replacement, and within them on whole
 seconds, because the requests of one second share a queue and are not independent. It reaches from the highest rate that
-holds to the lowest that does not, and so is never narrower than the distance between two tried rates.
+holds to the lowest that does not. It is never narrower than the distance between two tried rates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_RATE: Final = 0.1  # requests per second; a search tries no lower rate
 
 @dataclass(frozen=True)
 class Run:
-    """The requests of one rate, and the bad ones among them, by the second in which they were due."""
+    """The requests of one rate, and the bad ones among them, by the second when they were due."""
 
     rate: float
     requests: tuple[int, ...]
@@ -70,7 +70,7 @@ def fit(runs: Sequence[Run]) -> Curve:
 
 
 def crossing(curve: Curve) -> float:
-    """Returns the rate at which the curve crosses the maximum share.
+    """Returns the rate where the curve crosses the maximum share.
 
     The result is 0 if the whole curve is above it, and the highest rate if the whole curve is below it.
     """
@@ -83,7 +83,7 @@ def crossing(curve: Curve) -> float:
 
 
 def bracket(curve: Curve) -> tuple[float | None, float | None]:
-    """Returns the highest rate that holds and the lowest that does not; None where there is none."""
+    """Returns the highest rate that holds and the lowest that does not; None for a missing one."""
     below = max((rate for rate, share in curve if share <= MAX_BAD_SHARE), default=None)
     return below, min((rate for rate, share in curve if share > MAX_BAD_SHARE), default=None)
 
@@ -131,10 +131,10 @@ def next_rate(
     return next((rate for rate in (below, above) if sum(run.rate == rate for run in runs) < repeats), None)
 
 
-def verdict(found: Estimate, required: float | None) -> tuple[bool, str]:
+def verdict(estimated: Estimate, required: float | None) -> tuple[bool, str]:
     """Returns whether a required rate is shown to hold, and the verdict in words."""
     if required is None:
-        return found.rate > 0, "holds" if found.rate > 0 else "does not hold at any rate tried"
-    if found.low >= required:
+        return estimated.rate > 0, "holds" if estimated.rate > 0 else "does not hold at any rate tried"
+    if estimated.low >= required:
         return True, "holds"
-    return False, "does not hold" if found.high < required and not found.unbounded else "is not shown to hold"
+    return False, "does not hold" if estimated.high < required and not estimated.unbounded else "is not shown to hold"

@@ -38,8 +38,8 @@ def run(
         text=True,
         check=False,
     ).stdout
-    found = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
-    if found is None:
+    match = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
+    if match is None:
         raise SystemExit(f"wrk printed no result for {url}:\n{output}")
-    requests, microseconds, p50, p99, failed = map(float, found.groups())
+    requests, microseconds, p50, p99, failed = map(float, match.groups())
     return WrkResult(requests / microseconds * 1e6, p50, p99, int(failed))

@@ -27,7 +27,7 @@ def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000)
         def submit(self, encodings, deadline, priority, record):
             return [submit(encoding, deadline) for encoding in encodings]
 
-        def least_s(self, lengths):
+        def minimum_s(self, lengths):
             return 0.0
 
     model = load_model(artifact_dir / f"tiny-{task}", "echo")

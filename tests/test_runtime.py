@@ -58,11 +58,11 @@ def test_runtime_logs_the_engine_of_each_model_and_reports_the_current_one(artif
     caplog.set_level("INFO", runtime_module.__name__)
     settings = Settings(models=tuple(str(artifact_dir / f"tiny-{task}") for task in TASKS), engine="echo", cores=1)
     runtime = LocalRuntime.load(settings)
-    monkeypatch.setattr(Echo, "wrong_sums", 0, raising=False)
+    monkeypatch.setattr(Echo, "kernel_faults", 0, raising=False)
     with TestClient(create_app(runtime)) as client:
         before = client.get("/metrics").text
         monkeypatch.setattr(Echo, "title", "echo (slower)")
-        monkeypatch.setattr(Echo, "wrong_sums", 2)
+        monkeypatch.setattr(Echo, "kernel_faults", 2)
         titles = {model["runtime"] for model in client.get("/models").json()}
         after = client.get("/metrics").text
 

@@ -1,4 +1,4 @@
-"""Everything about the networks: architectures, tokenizers, artifacts, and the road from one to the next.
+"""The networks: architectures, tokenizers, artifacts, and the conversions between them.
 
 Nothing here imports `swiftlet_serve`.
 """

@@ -28,7 +28,7 @@ class TokenizerError(ModelError):
 class Declared:
     """The tokens that a checkpoint declares."""
 
-    named: Mapping[str, AddedToken]  # special tokens by their role: those of the class, and those that the files set
+    named: Mapping[str, AddedToken]  # special tokens by their role, set by the class or by the files
     more: Sequence[AddedToken]  # additional special tokens
     numbered: Mapping[int, AddedToken]  # tokens with an id, in the order of their ids
 
@@ -57,7 +57,7 @@ def declared(
         if (value := settings.get(f"{role}_token")) is not None:
             named[role] = _token(value, defaults.named.get(role))
     lists = [settings[name] for name in LISTS if settings.get(name) is not None]
-    values = [value for one in lists for value in (one.values() if isinstance(one, dict) else one)]
+    values = [value for tokens in lists for value in (tokens.values() if isinstance(tokens, dict) else tokens)]
     more = [_token(value) for value in values] if lists else list(defaults.more)
     special = {token.content for token in (*named.values(), *more)}
     numbered = {}
@@ -90,10 +90,10 @@ def add(tokenizer: tokenizers.Tokenizer, tokens: Declared) -> None:
     """
     tokenizer.add_tokens(list(tokens.numbered.values()))
     for number, token in tokens.numbered.items():
-        found = tokenizer.token_to_id(token.content)
-        if found != number:
+        vocabulary_id = tokenizer.token_to_id(token.content)
+        if vocabulary_id != number:
             raise TokenizerError(
-                f"the added token {token.content!r} has the id {number}, but the vocabulary gives {found}."
+                f"the added token {token.content!r} has the id {number}, but the vocabulary gives {vocabulary_id}."
             )
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     named = [token for token in tokens.named.values() if tokenizer.token_to_id(token.content) is not None]

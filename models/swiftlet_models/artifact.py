@@ -87,7 +87,7 @@ class Embedding:
     default_prompt: str | None = None  # the name of the prompt that a request without `prompt_name` uses
 
     def default_prompt_text(self) -> str:
-        """Returns the default prompt; empty if there is none."""
+        """Returns the default prompt, or an empty text."""
         return self.prompts[self.default_prompt] if self.default_prompt else ""
 
 
@@ -95,7 +95,7 @@ class Embedding:
 class Reading:
     """How texts are read, beyond what `tokenizer.json` says."""
 
-    truncation_side: Side = "right"  # the side from which a long text loses tokens, and windows are counted
+    truncation_side: Side = "right"  # the side where a long text loses tokens, and windows start
     special_tokens: tuple[str, ...] = ()  # that a text may contain. All others are read as common text
 
 
@@ -178,9 +178,9 @@ class Artifact:
 def _without_paths(value: Any) -> Any:
     """Returns a JSON value whose texts have the last name of an absolute path in its place, recursively."""
     if isinstance(value, dict):
-        return {_without_paths(key): _without_paths(one) for key, one in value.items()}
+        return {_without_paths(key): _without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_paths(one) for one in value]
+        return [_without_paths(item) for item in value]
     return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
@@ -226,7 +226,7 @@ def seal(path: Path, manifest: Manifest, card: Mapping[str, Any] | None = None) 
 
     Args:
         path: the directory.
-        manifest: the manifest, whose files may be those of before.
+        manifest: the manifest. Its `files` are replaced.
         card: the content of `card.json`, which is written first. None: the card stays as it is.
 
     Raises:
@@ -270,9 +270,9 @@ def _read_json(file: Path) -> object:
     document: object = json.loads(text, object_pairs_hook=_object_once, parse_constant=_refuse_constant)
     level: list[Any] = [document]
     for _ in range(MAX_DEPTH):
-        if any(isinstance(one, float) and not math.isfinite(one) for one in level):
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
             break
-        children = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        children = (sub.values() if isinstance(sub, dict) else sub for sub in level if isinstance(sub, dict | list))
         level = list(chain.from_iterable(children))
         if not level:
             return document
@@ -328,7 +328,7 @@ def _parse(document: object) -> Manifest:
     check(problem is None or (problem in get_args(Problem) and bool(labels)), "problem")
     languages = document["languages"]
     check(
-        isinstance(languages, list) and all(isinstance(one, str) and LANGUAGE.fullmatch(one) for one in languages),
+        isinstance(languages, list) and all(isinstance(tag, str) and LANGUAGE.fullmatch(tag) for tag in languages),
         "languages",
     )
     tolerance = document["tolerance"]
@@ -366,7 +366,7 @@ def _parse_embedding(document: object) -> Embedding | None:
     """Raises ValueError if the field `embedding` has a wrong value."""
     if document is None:
         return None
-    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Embedding)}:
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Embedding)}:
         raise ValueError("the field 'embedding' has a wrong value.")
     prompts, default = document["prompts"], document["default_prompt"]
     valid = {
@@ -386,7 +386,7 @@ def _parse_decisions(document: object, labels: Sequence[str]) -> Decisions | Non
     """Raises ValueError if the field `decisions` has a wrong value."""
     if document is None:
         return None
-    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Decisions)}:
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Decisions)}:
         raise ValueError("the field 'decisions' has a wrong value.")
     temperature, predicates, scores = (document[key] for key in ("temperature", "predicates", "scores"))
     valid = {
@@ -405,7 +405,7 @@ def _parse_reading(document: object) -> Reading:
     """Raises ValueError if the field `reading` has a wrong value."""
     if document is None:
         return Reading()
-    if not isinstance(document, dict) or set(document) != {one.name for one in fields(Reading)}:
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Reading)}:
         raise ValueError("the field 'reading' has a wrong value.")
     side, tokens = document["truncation_side"], document["special_tokens"]
     if side not in get_args(Side):

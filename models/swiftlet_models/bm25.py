@@ -27,9 +27,9 @@ class BM25:
 
     def score(self, query: str, text: str) -> float:
         """Returns the score of a text for a query. It is 0 if they share no word."""
-        found = words(text)
-        counts = Counter(found)
-        scale = K1 * (1 - B + B * len(found) / (self._mean_length or 1.0))
+        text_words = words(text)
+        counts = Counter(text_words)
+        scale = K1 * (1 - B + B * len(text_words) / (self._mean_length or 1.0))
         return sum(
             self._rarity(word) * counts[word] * (K1 + 1) / (counts[word] + scale)
             for word in set(words(query))

@@ -59,16 +59,16 @@ def fit_answers(log_odds: Sequence[float], correct: Sequence[bool]) -> tuple[flo
     The probability that an answer is right is sigmoid((log-odds + offset) / temperature).
 
     Args:
-        log_odds: those of each answer's score.
+        log_odds: the log-odds of each answer's score.
         correct: whether each answer is right.
 
     Raises:
         ValueError: there are no cases, or the lists differ in length.
     """
     odds, right = _as_arrays("log-odds", log_odds, correct)
-    candidates = [(float(one), _best_offset(odds, right, one)) for one in TEMPERATURES[::ANSWER_STRIDE]]
+    candidates = [(float(t), _best_offset(odds, right, t)) for t in TEMPERATURES[::ANSWER_STRIDE]]
     signs = 1 - 2 * right
-    losses = [np.logaddexp(0, signs * (odds + offset) / one).sum() for one, offset in candidates]
+    losses = [np.logaddexp(0, signs * (odds + offset) / t).sum() for t, offset in candidates]
     return candidates[int(np.argmin(losses))]
 
 

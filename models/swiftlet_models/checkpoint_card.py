@@ -23,8 +23,8 @@ def languages(directory: Path) -> tuple[str, ...]:
         metadata: dict[str, Any] = metadata_load(directory / MODEL_CARD) or {}
     except Exception:  # a card is text of any author, and its errors have several types
         return ()
-    found = metadata.get("language", [])
-    tags = [NORWEGIAN if tag is False else tag for tag in (found if isinstance(found, list) else [found])]
+    language = metadata.get("language", [])
+    tags = [NORWEGIAN if tag is False else tag for tag in (language if isinstance(language, list) else [language])]
     if MULTILINGUAL in tags:
         return ()
     return tuple(tag for tag in tags if isinstance(tag, str) and LANGUAGE.fullmatch(tag))

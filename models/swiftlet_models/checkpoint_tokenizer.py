@@ -1,6 +1,6 @@
 """Reads the tokenizer of a transformers checkpoint as a tokenizer of the `tokenizers` library.
 
-Ids and offsets equal those of `AutoTokenizer` in transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`,
+Ids and offsets equal `AutoTokenizer`'s in transformers 4.57.1 (`convert_slow_tokenizer.py`: `BertConverter`,
 `AlbertConverter`, `MPNetConverter`, `RobertaConverter`, `GPT2Converter`, `XLMRobertaConverter`, `CamembertConverter`).
 A class that is not reproduced exactly is refused by its name.
 """
@@ -80,7 +80,7 @@ _MODEL_TYPES: Final = {
     "xlm-roberta": "XLMRoberta",
 }  # the class of each `model_type`, for checkpoints that do not name it
 
-# Options with the values for which all forms and versions of a class in transformers read a text alike.
+# Options, with the values that make all forms and versions of a class in transformers read a text the same way.
 _SETTLED: Final[Mapping[str, tuple[object, ...]]] = {
     "add_bos_token": (None, False),
     "do_basic_tokenize": (None, True),
@@ -230,7 +230,7 @@ def _check_code(config: Mapping[str, Any], network: Mapping[str, Any]) -> None:
     classes = (config if {"tokenizer_class", "auto_map"} & config.keys() else network).get("auto_map")
     classes = classes.get("AutoTokenizer") if isinstance(classes, dict) else classes
     if classes:
-        names = ", ".join(str(one) for one in (classes if isinstance(classes, list) else [classes]) if one)
+        names = ", ".join(str(name) for name in (classes if isinstance(classes, list) else [classes]) if name)
         raise TokenizerError(
             f"auto_map names the tokenizer {names}, which is code of the checkpoint and is not run. {_OWN_FILE} "
             "Then remove auto_map."
@@ -249,10 +249,10 @@ def _check_options(config: Mapping[str, Any], name: str) -> None:
 
 def _class_name(config: Mapping[str, Any], network: Mapping[str, Any]) -> str | None:
     """Returns the name of the class without "Tokenizer", such as "Bert". None if no file tells it."""
-    found = config.get("tokenizer_class") or network.get("tokenizer_class")
-    if found is None:
+    name = config.get("tokenizer_class") or network.get("tokenizer_class")
+    if name is None:
         return _MODEL_TYPES.get(str(network.get("model_type")))
-    return _GENERIC if found == "TokenizersBackend" else str(found).removesuffix("Fast").removesuffix("Tokenizer")
+    return _GENERIC if name == "TokenizersBackend" else str(name).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _guess(path: Path) -> str:
@@ -456,8 +456,8 @@ def _read_unigram(path: Path) -> Any:
 def _from_sentencepiece(source: _Source) -> tokenizers.Tokenizer:
     """Reads a SentencePiece unigram model. Equals `AlbertConverter` of transformers 4.57.1.
 
-    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, with which
-    ALBERT was trained, keeps it.
+    The tokenizers of transformers 5.x drop a single `▁` before a user-defined symbol. SentencePiece itself, which
+    trained ALBERT's vocabulary, keeps it.
     """
     proto = _read_unigram(source.path)
     pieces = [(piece.piece, _albert_score(piece.piece, piece.score)) for piece in proto.pieces]

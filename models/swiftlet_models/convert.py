@@ -154,7 +154,7 @@ def convert(
     if parameters:
         width = len(parameters["head.output.weight"])
     try:
-        with torch.device("meta"):  # takes no memory, whatever sizes the configuration claims
+        with torch.device("meta"):  # takes no memory, for any sizes in the configuration
             shapes = build(architecture, config, head, width, embedding)
     except ValueError as error:
         raise ConversionError(f"config.json: {error}") from None
@@ -330,7 +330,7 @@ def _load(
     """Copies the tensors into the model. Returns the sorted names of the ignored ones.
 
     A model without memory, on the device `meta`, is only compared with the names and shapes of the tensors.
-    `own_names` are patterns of this head, which apply before those of the architecture.
+    `own_names` are patterns of this head. They apply before the architecture's patterns.
     """
     module = architectures.load(architecture)
     names = (*own_names, *module.NAMES)
@@ -348,8 +348,8 @@ def _load(
             if parameter in placed:
                 raise ConversionError(f"the tensors {placed[parameter]} and {name} name the same parameter.")
             if tensor.shape != state[parameter].shape:
-                expected, found = tuple(state[parameter].shape), tuple(tensor.shape)
-                raise ConversionError(f"the tensor {name} has shape {found}, not {expected}.")
+                expected, shape = tuple(state[parameter].shape), tuple(tensor.shape)
+                raise ConversionError(f"the tensor {name} has shape {shape}, not {expected}.")
             if not tensor.is_floating_point():
                 raise ConversionError(f"the tensor {name} holds {tensor.dtype}, not floating-point numbers.")
             if not state[parameter].is_meta:
@@ -387,7 +387,7 @@ def _split(tensors: Mapping[str, Tensor], fused: Sequence[tuple[str, Sequence[st
     parts: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         names = [
-            re.sub(pattern, one, name) for pattern, several in fused if re.search(pattern, name) for one in several
+            re.sub(pattern, part, name) for pattern, several in fused if re.search(pattern, name) for part in several
         ]
         if not names:
             parts[name] = tensor

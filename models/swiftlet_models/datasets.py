@@ -64,7 +64,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its context and all reference answers. It has none if the context does not answer it."""
+    """A question with its context and all reference answers. Without answers, the context does not answer it."""
 
     id: str
     question: str
@@ -84,7 +84,7 @@ class Similar:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A query and texts, of which some are relevant."""
+    """A query, and texts that are relevant to it or not."""
 
     query: str
     texts: tuple[str, ...]
@@ -165,15 +165,15 @@ def named(path: Path) -> list[Named]:
         DatasetError: the file is damaged, or a line is not of this form.
     """
     rows = _records(path, {"label": ("label",), "text": TEXT_COLUMNS})
-    found = []
+    texts = []
     for row in rows:
         labels = row.value("label")
         for label in labels if isinstance(labels, list) and len(labels) == 1 else [labels]:
             if not isinstance(label, str | list) or LABEL.fullmatch(str(label).strip()):
                 raise row.error("its label is a number and not a name")
             if isinstance(label, str):
-                found.append(Named(row.text("text"), label))
-    return found
+                texts.append(Named(row.text("text"), label))
+    return texts
 
 
 def label_words(label: str) -> str:
@@ -269,11 +269,11 @@ def _records(path: Path, fields: Mapping[str, Sequence[str]], columns: Sequence[
             _Record(path.name, number, {name: _first(line, known) for name, known in fields.items()}, expected)
             for number, line in _json_lines(path.name, content)
         ]
-    rows = _table(path, content, {one for known in fields.values() for one in known})
+    rows = _table(path, content, {column for known in fields.values() for column in known})
     if not rows:
         return []
     header = [name.strip().casefold() for name in rows[0][1]]
-    places = {name: next((header.index(one) for one in known if one in header), -1) for name, known in fields.items()}
+    places = {name: next((header.index(key) for key in known if key in header), -1) for name, known in fields.items()}
     if columns and next(iter(places.values())) < 0:
         places, width = {name: columns.index(name) for name in fields}, None
     else:
@@ -299,7 +299,7 @@ def _table(path: Path, content: str, names: Set[str]) -> list[tuple[int, list[st
     """Returns the lines of a table that are not blank, with their numbers. Raises DatasetError."""
     first = content.lstrip().partition("\n")[0]
     separators = (",", ";", "\t") if ".csv" in path.suffixes else ("\t", ",", ";")
-    named = (one for one in separators if names & {name.strip(' "\r').casefold() for name in first.split(one)})
+    named = (mark for mark in separators if names & {name.strip(' "\r').casefold() for name in first.split(mark)})
     is_tabular = separators[0] == "\t" and ("\t" in first or ".tsv" in path.suffixes)
     separator = next(named, "\t" if is_tabular else ",")
     if separator == "\t" and ".csv" not in path.suffixes:
@@ -322,12 +322,12 @@ def _json_lines(file: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             try:
-                found = json.loads(line)
+                row = json.loads(line)
             except (ValueError, RecursionError):
-                found = None
-            if not isinstance(found, dict):
+                row = None
+            if not isinstance(row, dict):
                 raise DatasetError(f"{file}: line {number} is not an object of JSON.")
-            yield number, found
+            yield number, row
 
 
 def _text(path: Path) -> str:
@@ -429,7 +429,7 @@ def documents(path: Path) -> Iterator[str]:
         yield from (text for row in rows if (text := row.text("text")).strip())
     elif path.suffix == ".json":
         asked = questions(path)
-        yield from dict.fromkeys(text for one in asked for text in (one.question, one.context) if text.strip())
+        yield from dict.fromkeys(text for item in asked for text in (item.question, item.context) if text.strip())
     elif ".jsonl" in path.suffixes:
         yield from _texts(path)
     elif path.name.endswith(".tar.xz"):

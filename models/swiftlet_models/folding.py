@@ -57,7 +57,7 @@ class FoldingError(ModelError):
 
 
 class Matrix(Protocol):
-    """An array, or what reads as one: `matrix[start:stop]` has some of its rows, and `np.asarray(matrix)` all."""
+    """An array, or an object that reads like one: `matrix[start:stop]` has some rows, and `np.asarray(matrix)` all."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -103,7 +103,7 @@ class Product:
 
 
 def blocks(matrix: Matrix) -> Iterator[slice]:
-    """Yields the spans of rows in which to read a matrix: few enough to take little memory."""
+    """Yields spans of a matrix's rows: few enough rows in each to take little memory."""
     step = max(1, BLOCK_NUMBERS // max(1, math.prod(matrix.shape[1:])))
     yield from (slice(start, min(start + step, len(matrix))) for start in range(0, len(matrix), step))
 
@@ -140,12 +140,12 @@ def fold(
 
     Raises:
         FoldingError: the network is not supported.
-        ParametersError: the configuration is invalid, or the parameters are not those of the configuration.
+        ParametersError: the configuration is invalid, or the parameters do not fit it.
     """
     if architecture not in architectures.names():
         raise FoldingError(f"the architecture {architecture!r} is unknown")
     own = configure(architecture, config)
-    sizes = check_parameters(own, {name: one.shape for name, one in weights.items()}, embedding=embedding)
+    sizes = check_parameters(own, {name: weight.shape for name, weight in weights.items()}, embedding=embedding)
     traits = own.traits()
     _check_traits(traits)
     folded = _fold_encoder(traits, sizes, weights)
@@ -159,9 +159,9 @@ def fold_artifact(artifact: Artifact, weights: Weights, multiple: int = MULTIPLE
 
     Raises:
         FoldingError: the network is not supported.
-        ArtifactError: the parameters are not those of the network that the manifest describes.
+        ArtifactError: the parameters do not fit the network that the manifest describes.
     """
-    check_artifact(artifact, {name: one.shape for name, one in weights.items()})
+    check_artifact(artifact, {name: weight.shape for name, weight in weights.items()})
     manifest = artifact.manifest
     return fold(manifest.architecture, manifest.config, weights, multiple, manifest.embedding)
 
@@ -178,8 +178,8 @@ def _check_traits(traits: Traits) -> None:
         and embedding.projection != "words",
         "the trigram is not projected": embedding.window > 1 and embedding.projection != "words",
     }
-    for reason, found in unsupported.items():
-        if found:
+    for reason, is_present in unsupported.items():
+        if is_present:
             raise FoldingError(reason)
 
 

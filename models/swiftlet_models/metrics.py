@@ -117,10 +117,10 @@ def spearman_parts(values: Sequence[float], others: Sequence[float]) -> list[flo
     """
     if len(values) != len(others):
         raise ValueError("the lists differ in length.")
-    one, other = _Ranks(values), _Ranks(others)
-    products = one.standard * other.standard
-    both = products + one.above(other.standard) + other.above(one.standard)
-    alone = sum(ranks.standard**2 + 2 * ranks.above(ranks.standard) for ranks in (one, other))
+    left, right = _Ranks(values), _Ranks(others)
+    products = left.standard * right.standard
+    both = products + left.above(right.standard) + right.above(left.standard)
+    alone = sum(ranks.standard**2 + 2 * ranks.above(ranks.standard) for ranks in (left, right))
     correlation = products.sum() / max(1, len(products))
     influence = both - correlation / 2 * alone
     return [float(part) for part in correlation + influence - influence.sum() / max(1, len(products))]
@@ -151,16 +151,16 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
     """Returns the difference of the means of two lists for the same cases in order.
 
     The values lie between 0 and 1, or are the parts of a correlation. The interval is the normal approximation for
-    paired samples. Values between 0 and 1 get two more cases, one of which each list wins (Bonett and Price 2012): so
-    it holds with few cases, and has a width if no case differs. The difficulty of the cases does not widen it.
+    paired samples. For values between 0 and 1, each list wins one more case (Bonett and Price 2012). The interval
+    then holds with few cases, and has a width if no case differs. The difficulty of the cases does not widen it.
 
     Raises:
         ValueError: there are no values, or the lists differ in length.
     """
     if not values:
         raise ValueError("there are no values to compare.")
-    differences = [one - other for one, other in zip(values, others, strict=True)]
-    are_shares = all(0 <= one <= 1 for one in (*values, *others))
+    differences = [left - right for left, right in zip(values, others, strict=True)]
+    are_shares = all(0 <= score <= 1 for score in (*values, *others))
     largest, more = (1.0, [*differences, 1.0, -1.0]) if are_shares else (2.0, differences)
     value, middle, margin = sum(differences) / len(differences), sum(more) / len(more), _margin(more)
     low, high = max(-largest, min(value, middle - margin)), min(largest, max(value, middle + margin))
@@ -170,7 +170,7 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Score:
 def _margin(values: Sequence[float]) -> float:
     """Returns half the width of the normal interval of the mean. It is 0 for a single value."""
     n, value = len(values), sum(values) / len(values)
-    return Z * math.sqrt(sum((one - value) ** 2 for one in values) / (n - 1) / n) if n > 1 else 0.0
+    return Z * math.sqrt(sum((held_out - value) ** 2 for held_out in values) / (n - 1) / n) if n > 1 else 0.0
 
 
 def matthews(predicted: Sequence[int], actual: Sequence[int]) -> Score:
@@ -214,7 +214,7 @@ def _of_table(score: Callable[[Tables], Any], predicted: Sequence[int], actual: 
 def _matthews(tables: Tables) -> Any:
     (tn, fp), (fn, tp) = np.moveaxis(tables, (-2, -1), (0, 1))
     spread = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    correlation = (tp * tn - fp * fn) / np.sqrt(np.where(spread > 0, spread, 1))  # if the spread is 0, so is the rest
+    correlation = (tp * tn - fp * fn) / np.sqrt(np.where(spread > 0, spread, 1))  # with a spread of 0, the rest is 0
     return np.clip(correlation, -1, 1)  # of rounding
 
 
@@ -224,7 +224,7 @@ def _f1(tables: Tables) -> Any:
     return 2 * tp / np.where(cases > 0, cases, 1)
 
 
-def span_f1(right: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> Score:
+def span_f1(right: Sequence[int], predicted: Sequence[int], expected: Sequence[int]) -> Score:
     """Returns the harmonic mean of precision and recall of the spans of n texts together, or 0 if there is no span.
 
     The interval holds two others: the normal approximation for a ratio of sums (Cochran 1977, Sampling Techniques,
@@ -232,13 +232,13 @@ def span_f1(right: Sequence[int], found: Sequence[int], expected: Sequence[int])
 
     Args:
         right: (n,) spans of each text that are found and expected.
-        found: (n,) spans that are found.
+        predicted: (n,) spans that are found.
         expected: (n,) spans that are expected.
 
     Raises:
         ValueError: there are no texts, or the arguments differ in length.
     """
-    counts = np.array(list(zip(right, found, expected, strict=True)), np.float64)
+    counts = np.array(list(zip(right, predicted, expected, strict=True)), np.float64)
     if not len(counts):
         raise ValueError("there are no texts to score.")
     n, both, sizes = len(counts), 2 * counts[:, 0], counts[:, 1] + counts[:, 2]
@@ -273,7 +273,7 @@ def answer_f1(predicted: str, answers: Sequence[str]) -> float:
 def best_threshold(margins: Sequence[float], scores: Sequence[float], answerable: Sequence[bool]) -> Threshold:
     """Returns the threshold for "no answer" with the best score, as SQuAD 2.0's official script does.
 
-    A question is answered if its margin, the score of "no answer" minus that of the best answer, is at most the
+    A question is answered if its margin, the score of "no answer" minus the best answer's, is at most the
     threshold. Otherwise the empty answer is given, which scores 1 if the question has no answer, and 0 if it has one.
     Of several best thresholds the lowest is returned. Reference: arXiv:1806.03822. There are two differences to the
     script: questions with equal margins are answered together or not at all, and the threshold is minus infinity

@@ -1,6 +1,6 @@
 """The multiply-adds of a network: the arithmetic that a batch needs, which the benchmark relates an engine's time to.
 
-The count is that of the network's definition on a ragged batch. Padding does not count. In the last layer, keys and
+The count follows the network's definition on a ragged batch. Padding does not count. In the last layer, keys and
 values count for every token, and everything else for the tokens that the head reads. Additional arithmetic of an engine
 does not count. Look-ups, norms and softmax multiply little and are left out. Shape letters: see
 `architectures/layers.py`.
@@ -25,7 +25,7 @@ class Operations:
     layers: int
     key_value: int  # per token and layer: keys and values, and the bottlenecks that they read
     after_key_value: int  # per token and layer: everything else except attention
-    attention: int  # per layer and pair of tokens of which one attends to the other
+    attention: int  # per layer, and per pair of a token and one that it attends to
     head: int  # per token that the head reads
     causal: bool = False  # whether a token attends only to itself and the tokens before it
     pools: bool = False  # whether the head reads the mean or the maximum of all tokens
@@ -70,8 +70,8 @@ class Operations:
         last_pairs = sum(map(self._pairs, lengths, counts))
         last = tokens * self.key_value + read * self.after_key_value + last_pairs * self.attention
         pairs = sum(map(self._pairs, lengths, lengths))
-        each = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
-        return tokens * self.embedding + (self.layers - 1) * each + last + sum(focus_counts) * self.head
+        inner = tokens * (self.key_value + self.after_key_value) + pairs * self.attention
+        return tokens * self.embedding + (self.layers - 1) * inner + last + sum(focus_counts) * self.head
 
     def _pairs(self, length: int, queries: int) -> int:
         """Returns the pairs of one of the last `queries` tokens and a token that it attends to."""

@@ -2,7 +2,7 @@
 
 An artifact may come from anywhere, and compiled code computes with its parameters. So every engine checks them before
 it folds or builds a network. Each size is read from one parameter, and no loop or memory depends on a size in the
-configuration alone. Parameters are named as in `architectures.traits`, and those of the heads as in `heads`.
+configuration alone. Parameters have the names in `architectures.traits`, and in `heads` for the heads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sizes:
 
     vocabulary: int
     embedding: int  # the width of the word table
-    positions: int  # from that of a sequence's first token on
+    positions: int  # counted from a sequence's first token
     token_types: int  # 0 if the network does not tell them apart
     hidden: int
     inner: int  # the width inside a layer
@@ -110,7 +110,7 @@ def token_types(manifest: Manifest) -> int | None:
 
 
 def check_artifact(artifact: Artifact, shapes: Shapes) -> None:
-    """Checks that an artifact's parameters are those of the network in its manifest.
+    """Checks that an artifact's parameters fit the network in its manifest.
 
     An artifact of an unknown architecture is not checked: only its graph describes its network.
 
@@ -125,12 +125,12 @@ def check_artifact(artifact: Artifact, shapes: Shapes) -> None:
         sizes = check_parameters(config, shapes, manifest.head, manifest.embedding)
     except ParametersError as error:
         raise ArtifactError(f"{name}: the weights do not match the manifest: {error}.") from None
-    for field, given, size in (
+    for field, stated, size in (
         ("vocab_size", manifest.vocab_size, sizes.vocabulary),
         ("width", manifest.width, sizes.outputs),
     ):
-        if given != size:
-            raise ArtifactError(f"{name}: the manifest's {field} is {given}, but the network has {size}.")
+        if stated != size:
+            raise ArtifactError(f"{name}: the manifest's {field} is {stated}, but the network has {size}.")
     if manifest.max_tokens > sizes.positions:
         raise ArtifactError(
             f"{name}: the manifest's max_tokens is {manifest.max_tokens}, but the network has "
@@ -202,9 +202,9 @@ class _Expected:
                 self._linear(layer + network.outer, c, self.intermediate)
                 self._norm(layer + network.norm, c)
             if bottleneck:
-                for one in {bottleneck.residual, bottleneck.query_key, bottleneck.value} - {None}:
-                    self._linear(f"{layer}{one}.dense", c, h)
-                    self._norm(f"{layer}{one}.norm", c)
+                for inner in {bottleneck.residual, bottleneck.query_key, bottleneck.value} - {None}:
+                    self._linear(f"{layer}{inner}.dense", c, h)
+                    self._norm(f"{layer}{inner}.norm", c)
                 self._linear(layer + "leave", h, c)
                 self._norm(layer + "leave_norm", h)
 

@@ -10,7 +10,7 @@ ENTAILED: Final = (ENTAILMENT, "support")  # the beginnings of this relation's n
 
 
 def find_entailment(labels: Sequence[str]) -> int | None:
-    """Returns the index of the label of hypotheses that follow from a text; None if there is none."""
+    """Returns the index of the label of hypotheses that follow from a text; None without such a label."""
     return next((i for i, label in enumerate(labels) if label.lower().startswith(ENTAILMENT)), None)
 
 

@@ -53,7 +53,7 @@ class SentenceEncoder:
 
     checkpoint: Path  # a directory of transformers
     embedding: Embedding
-    max_tokens: int | None = None  # the token limit of a text; None: that of the network
+    max_tokens: int | None = None  # the token limit of a text; None: the network's
     dense: Mapping[str, Tensor] = field(default_factory=dict)  # the parameters of the head
 
 
@@ -115,13 +115,13 @@ def cross_encoder_problem(directory: Path) -> Problem:
 def _modules(directory: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the directory of each module."""
     modules = read_object(directory / MODULES, list)
-    found = []
-    for one in modules:
-        kind, path = (one.get("type"), one.get("path")) if isinstance(one, dict) else (None, None)
+    directories = []
+    for module in modules:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str) or Path(path).name != path:
             raise ConversionError(f"{MODULES} does not list modules with a type and a path.")
-        found.append((kind.rpartition(".")[2], directory / path))
-    return found
+        directories.append((kind.rpartition(".")[2], directory / path))
+    return directories
 
 
 def _pooling(directory: Path, *, has_prompts: bool) -> Pooling:

@@ -1,4 +1,4 @@
-"""Tells what a path or name is that somebody wants to serve or import, and what to do with it.
+"""Identifies the path or name of a model to serve or import, and says what to do with it.
 
 Only names of files and `config.json` are read. Nothing here needs torch.
 """
@@ -119,8 +119,8 @@ def _directory(path: Path) -> Source:
     if steps:
         last = path / steps[-1][1]
         return Source("other", "the output directory of a Trainer", f"Name one of its checkpoints. {_import(last)}")
-    if (snapshots := path / "snapshots").is_dir() and (found := sorted(snapshots.iterdir())):
-        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(found[-1])}")
+    if (snapshots := path / "snapshots").is_dir() and (commits := sorted(snapshots.iterdir())):
+        return Source("other", "a repository in the cache of the hub", f"Name a snapshot of it. {_import(commits[-1])}")
     if artifacts := sorted(file.parent for file in path.glob(f"*/{MANIFEST}")):
         command = f"swiftlet serve --models {shlex.quote(','.join(map(str, artifacts)))}"
         return Source("other", "a folder of artifacts", f"Name the artifacts: {command}")
@@ -180,7 +180,7 @@ def _command(source: Path | str, task: str | None) -> str:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if there is none, which others report."""
+    """Reads a JSON object, or returns an empty one. Other code reports that it is missing."""
     try:
         document = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):

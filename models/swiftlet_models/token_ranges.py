@@ -7,7 +7,7 @@ def window_ranges(length: int, size: int, stride: int) -> list[tuple[int, int]]:
     """Splits `length` tokens into ranges of at most `size` tokens, which overlap by `stride` tokens.
 
     The ranges cover every token in order. Only the last range may be shorter than `size`. A length of 0 gives one empty
-    range. The result equals that of `tokenizers.Encoding.truncate`.
+    range. `tokenizers.Encoding.truncate` gives the same result.
 
     Raises:
         ValueError: `stride` is not less than `size`, so that the windows would not advance.
@@ -24,9 +24,9 @@ def mirrored(ranges: list[tuple[int, int]], length: int) -> list[tuple[int, int]
 
 
 def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
-    """Returns the lengths to which a pair of texts is truncated, so that both fit `limit` tokens.
+    """Returns the lengths of a pair of texts after truncation to `limit` tokens together.
 
-    The longer text is cut first, then both alike. This is `longest_first` of the tokenizers library (truncation.rs).
+    The longer text is cut first, then both in turn. This is `longest_first` of the tokenizers library (truncation.rs).
     """
     if first + second <= limit:
         return first, second
@@ -38,7 +38,7 @@ def pair_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def first_length(first: int, second: int, limit: int) -> int | None:
-    """Returns the length to which the first text of a pair is truncated, so that both fit `limit` tokens.
+    """Returns the length of a pair's first text after its truncation, so that both fit `limit` tokens.
 
     None if nothing would be left of it. This is `only_first` of the tokenizers library (truncation.rs).
     """

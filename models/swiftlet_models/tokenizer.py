@@ -52,7 +52,7 @@ class TextTooLong(Exception):  # tasks translate it into an error of the API
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """One sequence for a network, without padding: L tokens, of which the head reads F."""
+    """One sequence for a network, without padding: L tokens. The head reads F of them."""
 
     input_ids: Ids  # (L,)
     token_type_ids: Ids  # (L,)
@@ -184,7 +184,7 @@ class Tokenizer:
         return Tokenizer(tokenizer_json.with_separator(self._document, token), self.reading)
 
     def save(self, path: Path) -> None:
-        """Writes a `tokenizer.json`, from which `load` restores the same tokenizer."""
+        """Writes a `tokenizer.json`. `load` restores the same tokenizer from it."""
         path.write_text(json.dumps(self._document, ensure_ascii=False, separators=(",", ":")), "utf-8")
 
     def encode(
@@ -253,10 +253,10 @@ class Tokenizer:
         limit, encodings = max_tokens - self._special_counts[True], []
         ids = self._ids([*texts, *others], mask=False)
         for text, first in enumerate(ids[: len(texts)]):
-            for other, second in enumerate(ids[len(texts) :], start=len(texts)):
+            for number, second in enumerate(ids[len(texts) :], start=len(texts)):
                 length = first_length(len(first), len(second), limit)
                 if length is None:
-                    raise TextTooLong(other)
+                    raise TextTooLong(number)
                 if length < len(first) and not truncate:
                     raise TextTooLong(text)
                 encodings.append(self._encoding([self._cut(first, length), second], text, len(first) - length))
@@ -330,7 +330,7 @@ class Tokenizer:
         return number != self.pad_id and self._whole.id_to_token(number) is not None
 
     def token(self, number: int) -> str:
-        """Returns the token of an id, or an empty string if there is none."""
+        """Returns the token of an id, or an empty string for an unknown id."""
         return self._whole.id_to_token(number) or ""
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -374,8 +374,8 @@ class Tokenizer:
     def may_hold(self, number: int) -> bool:
         """Returns whether a sequence of a text may contain a token."""
         around = {slot.special for template in self._templates.values() for slot in template}
-        found = {self.mask_id, self.unknown_id, *map(self.token_to_id, self.reading.special_tokens), *around}
-        return number < self.vocab_size and (number not in self.special_ids or number in found)
+        allowed = {self.mask_id, self.unknown_id, *map(self.token_to_id, self.reading.special_tokens), *around}
+        return number < self.vocab_size and (number not in self.special_ids or number in allowed)
 
     def _ranges(self, length: int, size: int, stride: int) -> list[tuple[int, int]]:
         ranges = window_ranges(length, size, stride)
@@ -415,14 +415,14 @@ class Tokenizer:
         distinct = list(dict.fromkeys(texts)) if len(texts) > 1 else texts
         if len(distinct) == len(texts):
             return self._ids_of_each(texts, mask=mask)
-        found = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
-        return [found[text] for text in texts]
+        ids_of = dict(zip(distinct, self._ids_of_each(distinct, mask=mask), strict=True))
+        return [ids_of[text] for text in texts]
 
     def _ids_of_each(self, texts: Sequence[str], *, mask: bool) -> list[list[int]]:
         if self._word_pieces is not None and not mask:
-            found = [ids for text in texts if (ids := self._word_pieces.encode(text)) is not None]
-            if len(found) == len(texts):
-                return found
+            in_pieces = [ids for text in texts if (ids := self._word_pieces.encode(text)) is not None]
+            if len(in_pieces) == len(texts):
+                return in_pieces
         with library_calls():
             encoded = (self._masked if mask else self._text).encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]

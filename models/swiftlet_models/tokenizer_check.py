@@ -1,7 +1,7 @@
 """Checks the tokenizer of an imported checkpoint on built-in texts.
 
 A tokenizer that is read wrongly gives valid ids, and only the answers are wrong. Two signs tell it: its texts become
-unknown tokens, and its ids differ from those of transformers, where transformers is installed.
+unknown tokens, and its ids differ from transformers', where transformers is installed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def lost_share(tokenizer: Tokenizer, languages: Sequence[str] = ()) -> float:
         tokenizer: the tokenizer.
         languages: BCP 47 tags of the model's languages. Without a known one, all built-in texts count.
     """
-    own = [TEXTS[tag] for one in languages if (tag := one.partition("-")[0]) in TEXTS]
+    own = [TEXTS[tag] for language in languages if (tag := language.partition("-")[0]) in TEXTS]
     return min(_lost(tokenizer, text) for text in own or TEXTS.values())
 
 
@@ -87,7 +87,7 @@ def _lost(tokenizer: Tokenizer, text: str) -> float:
 
 
 def difference(tokenizer: Tokenizer, directory: Path) -> str | None:
-    """Compares ids with those of `AutoTokenizer`, offline and without code of the checkpoint.
+    """Compares ids with `AutoTokenizer`'s, offline and without code of the checkpoint.
 
     Returns what differs, or None. The texts hold no special tokens, which are text for `Tokenizer`.
 
@@ -115,11 +115,11 @@ def _difference(tokenizer: Tokenizer, theirs: Any, version: int) -> str | None:
         single = [] if type(theirs).__name__.startswith("Albert") else [*TEXTS.values(), *ODD]
     texts: list[Text] = [*single, *pairwise(filter(None, single))]
     whole, cut = tokenizer.encode(texts, 1 << 20), tokenizer.encode(texts, CUT)
-    for text, one, short in zip(texts, whole, cut, strict=True):
+    for text, full, short in zip(texts, whole, cut, strict=True):
         parts = (text,) if isinstance(text, str) else text
-        for found, options in ((one, {}), (short, {"truncation": True, "max_length": CUT})):
+        for ours, options in ((full, {}), (short, {"truncation": True, "max_length": CUT})):
             expected = theirs(*parts, **options)["input_ids"]
-            if found.input_ids.tolist() != expected:
+            if ours.input_ids.tolist() != expected:
                 kind = "pair" if len(parts) == 2 else "text"
-                return f"the {kind} {text!r:.60} gives {len(found.input_ids)} ids here and {len(expected)} others there"
+                return f"the {kind} {text!r:.60} gives {len(ours.input_ids)} ids here and {len(expected)} others there"
     return None

@@ -1,4 +1,4 @@
-"""The document of a `tokenizer.json`: tokenizers are built of it, also without a part of it."""
+"""Builds tokenizers from a `tokenizer.json`, whole or without a part of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tokenizers
 def unknown_id(model: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> int | None:
     """Returns the id that stands for text without a token of its own, or None if there is always one."""
     token, number = model.get("unk_token"), model.get("unk_id")  # Unigram has the id only
-    found: int | None = number if token is None else tokenizer.token_to_id(token)
-    return found
+    vocabulary_id: int | None = number if token is None else tokenizer.token_to_id(token)
+    return vocabulary_id
 
 
 def build(document: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -26,13 +26,13 @@ def build(document: dict[str, Any]) -> tokenizers.Tokenizer:
 
 def decoder(document: dict[str, Any]) -> tokenizers.decoders.Decoder | None:
     """Returns the decoder of tokens, without the removal of spaces that `checkpoint_tokenizer` adds to it."""
-    found = document["decoder"]
-    if found is not None and found["type"] == "Sequence":
-        first, *others = found["decoders"]
-        if [one["type"] for one in others[:2]] == ["Fuse", "Replace"]:
-            found = first
+    kept = document["decoder"]
+    if kept is not None and kept["type"] == "Sequence":
+        first, *others = kept["decoders"]
+        if [step["type"] for step in others[:2]] == ["Fuse", "Replace"]:
+            kept = first
     empty = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
-    parts = {"model": empty, "added_tokens": [], "post_processor": None, "decoder": found}
+    parts = {"model": empty, "added_tokens": [], "post_processor": None, "decoder": kept}
     decoder: tokenizers.decoders.Decoder | None = tokenizers.Tokenizer.from_str(json.dumps(document | parts)).decoder
     return decoder
 

@@ -1,7 +1,7 @@
 """Proves that a tokenizer takes linear time and memory, from its document alone: a `tokenizer.json` may be hostile.
 
-The steps of the tokenizers library are linear, but for what the document brings along: regular expressions, which may
-backtrack without end, replacements, which may multiply a text, and long words, pieces and prefixes of the model.
+The steps of the tokenizers library are linear, except for three parts of the document: regular expressions may
+backtrack without end, replacements may multiply a text, and the model may have long words, pieces and prefixes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from swiftlet_models.added_tokens import TokenizerError
 
 MAX_STEPS: Final = 64
 MAX_GROWTH: Final = 8.0
-"""The factor by which all replacements together may lengthen a text. Unicode's normal forms may add a factor of 18."""
-LONGEST_FORM: Final = 18  # characters of a normal form: that of U+FDFA
+"""The largest growth of a text by all replacements together. Unicode's normal forms may add a factor of 18."""
+LONGEST_FORM: Final = 18  # characters of the longest normal form, U+FDFA's
 MAX_PREFIX: Final = 64  # characters, that are put before a text, or at an end of each part of a word
 MAX_WORD: Final = 1000  # characters: the library tries all parts of a word, in WordPiece models
 MAX_PIECE: Final = 128  # characters: the library compares all pieces at each place, in Unigram models
@@ -48,7 +48,7 @@ BOUNDED: Final = {
     ),
     "decoder": frozenset({"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Strip", "WordPiece"}),
 }
-"""The types of steps whose output is never longer than a small multiple of their input, whatever their options."""
+"""The types of steps whose output is at most a small multiple of their input, with any options."""
 
 
 def check(document: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _growth(document: Mapping[str, Any], part: str) -> float:
-    """Returns the factor by which the replacements of all steps of a part may lengthen a text."""
+    """Returns the largest growth of a text by the replacements of all steps of a part, as a factor."""
     growth = 1.0
     seen: set[str] = set()
     for number, step in enumerate(_steps(document[part], part)):

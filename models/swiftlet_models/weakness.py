@@ -17,4 +17,4 @@ class Weakness:
     right: str
     """The correct label, answer, word or text."""
     texts: tuple[str, ...] = ()
-    """For an embedding model: texts, of which the nearest to the input is the answer."""
+    """For an embedding model: texts. The nearest one to the input is the answer."""

@@ -51,7 +51,7 @@ def score_checkpoints(
     Raises:
         DatasetError: a file of a task is not a table of labelled texts.
     """
-    found = []
+    scored = []
     for variant, recipe in study.variants.items():
         directory = runs / variant
         tokenizer = Tokenizer.load(directory / TOKENIZER_FILE)
@@ -67,8 +67,8 @@ def score_checkpoints(
                     scores.append(measure_accuracy(model, recipe.finetuning[task], tokenizer, data))
                     report(f"{variant}: {task}, step {step}, seed {seed}: {scores[-1]:.1f} %")
                 operations = last.flops * step / last.step
-                found.append(CheckpointScore(variant, task, step, operations, tuple(scores)))
-    return found
+                scored.append(CheckpointScore(variant, task, step, operations, tuple(scores)))
+    return scored
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
     names = work.labels if len(work.labels) > 1 else ()
     texts = datasets.labelled(data / work.evaluate, names)[work.evaluate_skip :][: work.evaluate_limit]
     encodings = tokenizer.encode([text.text for text in texts], work.max_tokens)
-    examples = [Example(one, (text.label,)) for one, text in zip(encodings, texts, strict=True)]
+    examples = [Example(encoding, (text.label,)) for encoding, text in zip(encodings, texts, strict=True)]
     right = 0
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
@@ -90,32 +90,32 @@ def measure_accuracy(model: Model, work: Finetuning, tokenizer: Tokenizer, data:
     return 100 * right / len(examples)
 
 
-def format_scores(found: Sequence[CheckpointScore]) -> str:
+def format_scores(scores: Sequence[CheckpointScore]) -> str:
     """Returns a Markdown table of the checkpoints' scores."""
     rows = [
         ["variant", "steps", "TFLOP", "task", "accuracy", "of each seed"],
         ["---", "---:", "---:", "---", "---:", "---:"],
     ]
-    for one in found:
-        each = ", ".join(f"{score:.1f}" for score in one.scores)
-        numbers = [str(one.step), f"{one.operations / 1e12:.2f}", one.task, f"{mean(one.scores):.1f} %", each]
-        rows.append([one.variant, *numbers])
+    for point in scores:
+        seeds = ", ".join(f"{score:.1f}" for score in point.scores)
+        numbers = [str(point.step), f"{point.operations / 1e12:.2f}", point.task, f"{mean(point.scores):.1f} %", seeds]
+        rows.append([point.variant, *numbers])
     return join_rows(rows)
 
 
-def plot_scores(found: Sequence[CheckpointScore], out: Path) -> None:
+def plot_scores(scores: Sequence[CheckpointScore], out: Path) -> None:
     """Writes an SVG with one panel per task: the mean score of each variant over its operations, and each seed's."""
     tasks, variants = (
-        list(dict.fromkeys(names)) for names in ([one.task for one in found], [one.variant for one in found])
+        list(dict.fromkeys(names)) for names in ([point.task for point in scores], [point.variant for point in scores])
     )
     figure = Figure(figsize=(6 * len(tasks), 4), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         for number, variant in enumerate(variants):
-            points = [one for one in found if (one.task, one.variant) == (task, variant)]
-            x, colour = [one.operations / 1e12 for one in points], f"C{number}"
-            axes.plot(x, [mean(one.scores) for one in points], label=variant, color=colour, marker="o")
-            for at, one in zip(x, points, strict=True):
-                axes.plot([at] * len(one.scores), one.scores, color=colour, marker=".", linestyle="none", alpha=0.5)
+            points = [point for point in scores if (point.task, point.variant) == (task, variant)]
+            x, colour = [point.operations / 1e12 for point in points], f"C{number}"
+            axes.plot(x, [mean(point.scores) for point in points], label=variant, color=colour, marker="o")
+            for at, point in zip(x, points, strict=True):
+                axes.plot([at] * len(point.scores), point.scores, color=colour, marker=".", linestyle="none", alpha=0.5)
         axes.set(title=task, xlabel="TFLOP of pre-training", ylabel="accuracy (%)")
         axes.legend()
     figure.savefig(out, format="svg", metadata={"Date": None})

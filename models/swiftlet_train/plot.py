@@ -30,10 +30,10 @@ def plot(runs: Mapping[str, Path], out: Path, against: XAxis = "step", losses: S
     for label, points in curves.items():
         if not points:
             raise PlotError(f"{label} has no losses to plot.")
-    found = list(dict.fromkeys(name for points in curves.values() for point in points for name in point.losses))
-    names = losses or found
-    for name in set(names) - set(found):
-        raise PlotError(f"no run has a loss {name!r}: the losses are {', '.join(found)}.")
+    known = list(dict.fromkeys(name for points in curves.values() for point in points for name in point.losses))
+    names = losses or known
+    for name in set(names) - set(known):
+        raise PlotError(f"no run has a loss {name!r}: the losses are {', '.join(known)}.")
     figure = Figure(figsize=(6 * len(names), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for label, points in curves.items():

@@ -37,7 +37,7 @@ from swiftlet_train.recipe import (
 from swiftlet_train.teachers.encoders import find_checkpoint, prune_embeddings
 
 RECIPES: Final = Path(__file__).parent / "recipes"
-TEACHERS: Final = "task-teachers"  # the folder of shared runs of task teachers, under that of the runs
+TEACHERS: Final = "task-teachers"  # the subfolder of the runs for shared runs of task teachers
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def pretrain_recipe(
     dependents: Sequence[str] = (),
     snapshots: Collection[int] = (),
 ) -> tuple[Model, Path]:
-    """Pre-trains a recipe's model, after those of the recipes that it continues or learns from.
+    """Pre-trains a recipe's model. First pre-trains the recipes that it continues or learns from.
 
     `dependents` are the recipes that need this one. `snapshots` are numbers of steps whose parameters are kept.
     Returns the model and the path of the tokenizer's file.
@@ -126,14 +126,14 @@ def pretrain_recipe(
     sources = {"teacher_recipe": plan.teacher_recipe, "init_from_recipe": recipe.pretraining.init_from_recipe}
     for role, name in sources.items():
         if name:
-            other = load_recipe(name)
-            if other.name in {recipe.name, *dependents}:
-                raise SetupError(f"The {role} {other.name!r} cannot be used: it needs this recipe itself.")
-            if not other.has_same_vocabulary(recipe):
-                raise SetupError(f"The {role} {other.name!r} cannot be used: it has another vocabulary.")
-            report_other = partial(report_with_prefix, report, other.name)
+            parent = load_recipe(name)
+            if parent.name in {recipe.name, *dependents}:
+                raise SetupError(f"The {role} {parent.name!r} cannot be used: it needs this recipe itself.")
+            if not parent.has_same_vocabulary(recipe):
+                raise SetupError(f"The {role} {parent.name!r} cannot be used: it has another vocabulary.")
+            report_other = partial(report_with_prefix, report, parent.name)
             models[role], _ = pretrain_recipe(
-                other, data, runs, report_other, progress, device, (*dependents, recipe.name)
+                parent, data, runs, report_other, progress, device, (*dependents, recipe.name)
             )
     teacher, pieces = models.get("teacher_recipe"), None
     if plan.teacher_model:
@@ -202,7 +202,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_named(kind: str, name: str, folder: Path, read: Callable[[Path], T]) -> T:
-    """Reads a file: that of the given path, or the shipped one of this name in `folder`.
+    """Reads a file: by its path, or the shipped file of this name in `folder`.
 
     Raises:
         SetupError: there is no such file, or its content is invalid.
@@ -231,7 +231,7 @@ def _stages(recipe: Recipe, name: str) -> tuple[str, ...]:
 
 
 def _trainings(recipe: Recipe, name: str) -> list[Finetuning]:
-    """Returns all trainings that make an artifact: those of each stage, the first stage first."""
+    """Returns all trainings that make an artifact, in the order of its stages."""
     return [training for stage in _stages(recipe, name) for training in recipe.finetuning[stage].trainings()]
 
 
@@ -291,13 +291,13 @@ def _manifest(recipe: Recipe, name: str, model: Model, tokenizer: Tokenizer) -> 
 
 
 def _compute(recipe: Recipe, name: str, runs: Path) -> dict[str, Any]:
-    """Returns the compute of each stage, with those of the recipes that this one builds on.
+    """Returns the compute of each stage, including the recipes that this one builds on.
 
     `name` is the artifact's, or empty for the pre-training only.
     """
     plan, compute = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), dict[str, Any]()
-    for other in filter(None, (recipe.pretraining.init_from_recipe, plan.teacher_recipe)):
-        compute |= _compute(load_recipe(other), "", runs)
+    for parent in filter(None, (recipe.pretraining.init_from_recipe, plan.teacher_recipe)):
+        compute |= _compute(load_recipe(parent), "", runs)
     stages = {recipe.name: runs / recipe.name}
     for stage in _stages(recipe, name) if name else ():
         run = runs / recipe.name / stage
@@ -322,9 +322,9 @@ def _card(recipe: Recipe, name: str) -> dict[str, Any]:
     plan, teacher = recipe.pretraining.knowledge_transfer or KnowledgeTransfer(), {}
     work = recipe.finetuning[name]
     works = _trainings(recipe, name)
-    files = {*recipe.pretraining.corpora, *(file for one in works for file in (*one.train, *one.unlabelled))}
-    if any(one.distillation is not None for one in works):
-        teachers = dict.fromkeys(teacher for one in works for teacher in _teachers(recipe, one))
+    files = {*recipe.pretraining.corpora, *(file for work in works for file in (*work.train, *work.unlabelled))}
+    if any(work.distillation is not None for work in works):
+        teachers = dict.fromkeys(teacher for work in works for teacher in _teachers(recipe, work))
         teacher = {"taught_by": ", and ".join(teachers)}
     elif work.method == "embedding":
         teacher = {"taught_by": f"{recipe.teacher}, whose vectors it imitates"}
@@ -337,7 +337,7 @@ def _card(recipe: Recipe, name: str) -> dict[str, Any]:
     return {
         "summary": recipe.summary,
         "trained_on": sorted(files),
-        "licences": list(dict.fromkeys(licence for one in works for licence in one.licences)),
+        "licences": list(dict.fromkeys(licence for work in works for licence in work.licences)),
         "pretraining": pretraining,
         "finetuning": {name: value for name, value in asdict(work).items() if name not in elsewhere},
     } | teacher

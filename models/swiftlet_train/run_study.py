@@ -44,21 +44,21 @@ def run_study(
         SetupError: the study or a data file is missing, or the study is invalid.
     """
     study = read_named("study", study_name, STUDIES, read_study)
-    needed = {file for one in study.variants.values() for file in data_files(one, tuple(one.finetuning))}
+    needed = {file for variant in study.variants.values() for file in data_files(variant, tuple(variant.finetuning))}
     check_files("study", needed, data)
     for name, recipe in study.variants.items():
         report_variant = partial(report_with_prefix, report, name)
-        for other in study.variants:
-            if study.variants[other].has_same_vocabulary(recipe):
-                copy_vocabulary(runs / study.name / other, runs / study.name / name)
+        for variant in study.variants:
+            if study.variants[variant].has_same_vocabulary(recipe):
+                copy_vocabulary(runs / study.name / variant, runs / study.name / name)
         snapshots = () if study.downstream is None else study.downstream.steps(recipe)
         pretrain_recipe(recipe, data, runs / study.name, report_variant, progress, device, snapshots=snapshots)
     out.mkdir(parents=True, exist_ok=True)
     if study.downstream is not None:
-        found = score_checkpoints(study, study.downstream, data, runs / study.name, report, find_device(device))
+        scores = score_checkpoints(study, study.downstream, data, runs / study.name, report, find_device(device))
         drawing = out / f"{study.name}.svg"
-        plot_scores(found, drawing)
-        return format_scores(found), drawing
+        plot_scores(scores, drawing)
+        return format_scores(scores), drawing
     path = out / f"{study.name}.png"
     directories = {name: runs / study.name / name for name in study.variants}
     losses = {loss for run in directories.values() for loss in held_out_losses(read_curve(run / LOSSES_FILE))}

@@ -91,10 +91,10 @@ def format_table(study: Study, runs: Path) -> str:
     losses = list(dict.fromkeys(loss for points in curves.values() for loss in held_out_losses(points)))
     rows = [["variant", "M parameters", "steps", "TFLOP", *(f"held-out {name}" for name in losses)]]
     for name, points in curves.items():
-        recipe, found = study.variants[name], held_out_losses(points)
+        recipe, final = study.variants[name], held_out_losses(points)
         encoder = build(recipe.architecture, {**recipe.config, "vocab_size": recipe.vocab_size}, "masked_lm").encoder
         size = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
-        cells = [f"{found[loss]:.3f}" if loss in found else "" for loss in losses]
+        cells = [f"{final[loss]:.3f}" if loss in final else "" for loss in losses]
         rows.append([name, f"{size:.2f}", str(points[-1].step), f"{points[-1].flops / 1e12:.0f}", *cells])
     rows.insert(1, ["---", *["---:"] * (len(rows[0]) - 1)])
     return join_rows(rows)

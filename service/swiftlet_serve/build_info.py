@@ -1,4 +1,4 @@
-"""Which Swiftlet runs: its version, and the revision of its source."""
+"""The version of Swiftlet, and the revision of its source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def version() -> str:
 
 @functools.cache
 def revision() -> str:
-    """Returns the Git commit of the source; "unknown" if nothing tells it.
+    """Returns the Git commit of the source, or "unknown".
 
     Images and released wheels have it in the file `REVISION` beside this module, installations by pip from a Git
     address in their metadata, and checkouts in Git.

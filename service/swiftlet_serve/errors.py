@@ -195,10 +195,10 @@ def deadline_exceeded() -> DeadlineExceeded:
     return DeadlineExceeded("deadline_exceeded", detail)
 
 
-def deadline_too_short(least_s: float) -> DeadlineTooShort:
-    """Returns the error of a request that takes `least_s` seconds even alone, which is more than its timeout."""
-    least_ms = math.ceil(1000 * least_s)
-    detail = f"The request takes at least {least_ms} ms on this server. Send it with a longer X-Request-Timeout-Ms."
+def deadline_too_short(minimum_s: float) -> DeadlineTooShort:
+    """Returns the error of a request that takes `minimum_s` seconds even alone, which is more than its timeout."""
+    minimum_ms = math.ceil(1000 * minimum_s)
+    detail = f"The request takes at least {minimum_ms} ms on this server. Send it with a longer X-Request-Timeout-Ms."
     return DeadlineTooShort("deadline_too_short", detail)
 
 

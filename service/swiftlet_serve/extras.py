@@ -1,6 +1,6 @@
-"""Extras: the sets of packages in pyproject.toml that some commands need beyond those of `swiftlet serve`.
+"""Extras: sets of packages in pyproject.toml that some commands need in addition to `swiftlet serve`.
 
-Messages name the packages themselves: Swiftlet is in no index, where anybody could claim its name.
+Messages name the packages, not Swiftlet's extras: Swiftlet is in no index, where anybody could claim its name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def packages(extra: str) -> dict[str, str]:
     Raises:
         ValueError: there is no such extra.
     """
-    found = {
+    extras = {
         name[0]: line.partition(";")[0].strip()
         for line in metadata.requires(DISTRIBUTION) or []
         if (name := NAME.match(line)) and (marker := EXTRA.search(line)) and marker[1] == extra
     }
-    if not found:
+    if not extras:
         raise ValueError(f"{DISTRIBUTION} has no extra {extra!r}.")
-    return found
+    return extras
 
 
 def installation(*extras: str) -> str:

@@ -11,8 +11,8 @@ from swiftlet_serve.errors import SetupError
 
 def names(package: ModuleType) -> list[str]:
     """Returns the sorted names of a package's plug-ins, without importing them."""
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def load(package: ModuleType, name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The settings of the server. Each has a default, and all are read once at start-up."""
+"""The settings of the server. Each has a default. The server reads them once, at start-up."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Settings(BaseSettings):
 
 
 def check_variables(names: Iterable[str]) -> None:
-    """Checks that each environment variable with our prefix is a setting. A misspelt one would silently have no effect.
+    """Checks that each environment variable with our prefix is a setting. A misspelt one would have no effect.
 
     Raises:
         SetupError: a variable is not a setting. The message has the most similar one.

@@ -200,7 +200,7 @@ def test_budget_of_bad_rows(model, tmp_path, out, budget, passes):
     else:
         sentence = refusal(*options, "--max-bad", budget)
         assert f"3 of 40 rows are bad, more than --max-bad {budget} allows: empty_input (3)." in sentence
-        assert "of which 30 are finished" in done(*options, "--max-bad", "3").stderr
+        assert "30 of them finished" in done(*options, "--max-bad", "3").stderr
 
 
 def test_rows_that_were_cut_are_counted(model, tmp_path, out):

@@ -146,7 +146,7 @@ def test_column_that_cannot_be_is_refused(source, model, out, options, sentence)
 def test_json_lines_need_named_columns_in_other_formats(model, out, tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
 
-    assert "Name those of the output with --key and --keep." in refusal(
+    assert "Name the output's columns with --key and --keep." in refusal(
         tmp_path / "in.jsonl", *model, "--out", out, "--format", "csv"
     )
 

@@ -135,7 +135,7 @@ def test_finished_shards_are_not_scored_again(options, expected, monkeypatch, tm
 
     assert 0 < left < ROWS // SHARD_ROWS
     assert written == list(range(left, ROWS // SHARD_ROWS))
-    assert f"{ROWS} rows in 5 shards, of which {left * SHARD_ROWS} are finished" in result.stderr
+    assert f"{ROWS} rows in 5 shards, {left * SHARD_ROWS} of them finished" in result.stderr
     assert content(tmp_path / "out") == expected
 
 
@@ -290,7 +290,7 @@ def test_worker_waits_for_the_lease_of_another(options, expected, tmp_path):
         command = [sys.executable, "-m", "swiftlet_serve", "score", *map(str, options)]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        while "of which" not in process.stderr.readline():
+        while "of them finished" not in process.stderr.readline():
             pass
         holder.kill()
         assert process.wait(PATIENCE_S) == 0

@@ -52,13 +52,13 @@ def test_self_test_passes_on_sound_tiles(sound):
     sound.test_tiles(0.01)
 
     assert sound.tiles
-    assert sound.wrong_sums == 0
+    assert sound.kernel_faults == 0
 
 
 def test_self_test_finds_wrong_sums(faulty):
     faulty.test_tiles(5)  # ends at the first wrong sum
 
-    assert faulty.wrong_sums > 0
+    assert faulty.kernel_faults > 0
 
 
 def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faulty, caplog):
@@ -66,29 +66,29 @@ def test_wrong_sum_is_counted_and_the_call_is_computed_without_tiles(sound, faul
     network = engines[1]
     for _ in range(100):
         rows = network.run(BATCH)
-        if faulty.wrong_sums:
+        if faulty.kernel_faults:
             break
     expected = np.concatenate(engines[0].run(BATCH))
 
-    assert faulty.wrong_sums == 1
+    assert faulty.kernel_faults == 1
     assert [(record.levelno, record.name) for record in caplog.records] == [(logging.ERROR, native.__name__)]
     # Attention on vectors adds in another order, and quantisation may amplify that by a step.
     assert np.abs(np.concatenate(rows) - expected).max() <= 0.05 * np.abs(expected).max()
     assert network.title == "native (plain; without tiles, which computed a wrong sum)"
     executor = ThreadExecutor({"bert": HostedModel(network, 2), "other": HostedModel(engines[0], 2)}, 1)
-    assert (executor.wrong_sums, executor.runtime("bert")) == (1, network.title)
+    assert (executor.kernel_faults, executor.runtime("bert")) == (1, network.title)
 
 
 def test_process_uses_no_tiles_after_a_wrong_sum(faulty):
     faulty.test_tiles(5)
-    found = faulty.wrong_sums
+    found = faulty.kernel_faults
     network = Native(faulty, folded("bert", "qa"))
     together = network.run(BATCH)
 
     for row, one in zip(together, BATCH.encodings(), strict=True):
         for _ in range(20):
             assert network.run(Batch.of([one]))[0].tobytes() == row.tobytes()
-    assert faulty.wrong_sums == found
+    assert faulty.kernel_faults == found
 
 
 def test_kernel_with_tiles_is_passed_over_after_a_wrong_sum_in_an_earlier_process(sound, monkeypatch):
@@ -122,7 +122,7 @@ def test_better_kernel_that_is_passed_over_is_logged_once(monkeypatch, caplog):
     ("found", "reason"),
     [
         ({"permitted": False}, "the operating system does not permit AMX tiles"),
-        ({"permitted": True, "wrong_sums": 1}, "its self-test found a wrong sum"),
+        ({"permitted": True, "kernel_faults": 1}, "its self-test found a wrong sum"),
     ],
 )
 def test_next_kernel_serves_if_the_cpu_lies_about_tiles(monkeypatch, found, reason):

@@ -42,7 +42,7 @@ def test_slo_holds_if_a_load_is_answered_in_time(url, tmp_path):
     assert measurement["statuses"] == {"200": sum(measurement["run"]["requests"])}
     assert measurement["p99_ms_by_route"].keys() == TASKS.keys()
     assert found["setting"]["versions"].keys() >= {"httptools", "uvloop", "swiftlet-serve", "Python"}
-    assert found["comparison"] == "There is no earlier result to compare with."
+    assert found["comparison"] == "There is no earlier result."
     assert "data:image/png;base64," in out.with_suffix(".html").read_text("utf-8")
     assert json.loads(summary.read_text("utf-8"))["verdict"] == "holds"
 

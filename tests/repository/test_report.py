@@ -48,6 +48,6 @@ def test_report_adds_up_servers():
         "flowers 2: may be promoted",
         "  agreement 99.91 % (99.49 to 99.98) of 1101 answers",
         "  mean difference of the scores 0.0100",
-        "  engine time 1.00 times that of the served version",
+        "  engine time 1.00 times the served version's",
         "  failed 0, dropped 6",
     ]

@@ -61,9 +61,9 @@ def test_least_time_is_that_of_the_longest_sequence_or_of_all_on_every_core():
     two, four = scheduler_of(2), scheduler_of(4)
     latency = two.dispatcher.models["model"].latency
 
-    assert two.admission.least_s() == two.admission.least_s("model", [1]) == latency.single_s(1)
-    assert two.admission.least_s("model", [9, 300]) >= latency.single_s(300)
-    assert two.admission.least_s("model", [300] * 64) == 2 * four.admission.least_s("model", [300] * 64)
+    assert two.admission.minimum_s() == two.admission.minimum_s("model", [1]) == latency.single_s(1)
+    assert two.admission.minimum_s("model", [9, 300]) >= latency.single_s(300)
+    assert two.admission.minimum_s("model", [300] * 64) == 2 * four.admission.minimum_s("model", [300] * 64)
 
 
 def test_admission_refuses_a_request_past_its_deadline():
@@ -117,13 +117,13 @@ def test_admission_counts_reservations_as_queued_work():
             for _ in range(2):  # the second call does nothing
                 scheduler.admission.reserve(request, 100.0, "interactive", complete=True)
             scheduler.admission.reserve(f"incomplete {request}", 100.0, "interactive", complete=False)
-        left_s = (wait_s(scheduler.dispatcher.load(), "interactive") + 9.5 * one_s) / MAX_WAIT_SHARE["interactive"]
+        remaining_s = (wait_s(scheduler.dispatcher.load(), "interactive") + 9.5 * one_s) / MAX_WAIT_SHARE["interactive"]
         with pytest.raises(Unavailable) as refusal:
-            scheduler.admission.reserve("another", left_s, "interactive", complete=False)
+            scheduler.admission.reserve("another", remaining_s, "interactive", complete=False)
         assert refusal.value.code == "overloaded"
         scheduler.admission.release(0)
         scheduler.admission.release("unknown")
-        scheduler.admission.reserve("another", left_s, "interactive", complete=True)
+        scheduler.admission.reserve("another", remaining_s, "interactive", complete=True)
         call.finish()
         await running
 

@@ -105,7 +105,7 @@ def test_times_of_many_clients_are_forgotten_once_they_have_no_effect():
 
 
 @given(st.lists(st.integers(1, LONG), max_size=9), st.sampled_from(["interactive", "bulk"]), st.floats(0, 3))
-def test_a_client_alone_waits_for_all_that_is_queued(lengths, priority, own_s):
+def test_a_client_alone_waits_for_all_that_is_queued(lengths, priority, request_s):
     """Admission control then needs no prediction of shares, which takes several times as long."""
 
     async def main() -> None:
@@ -115,8 +115,8 @@ def test_a_client_alone_waits_for_all_that_is_queued(lengths, priority, own_s):
         load = dispatcher.load()
         assert not load.has_others("one")
         assert load.has_others("two") == bool(lengths)
-        alone = wait_s(load, priority, model, own_s, "one")
-        assert alone == pytest.approx(wait_s(load, priority, model, own_s))
+        alone = wait_s(load, priority, model, request_s, "one")
+        assert alone == pytest.approx(wait_s(load, priority, model, request_s))
         for row in rows:
             row.cancel()
 

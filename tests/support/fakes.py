@@ -63,9 +63,9 @@ class Scheduler:
         record: RequestRecord | None = None,
     ) -> list[asyncio.Future[Row]]:
         """Queues all sequences of a request, or raises Unavailable."""
-        left_s = deadline - self.dispatcher.clock()
+        remaining_s = deadline - self.dispatcher.clock()
         lengths, client = [len(one.input_ids) for one in encodings], "" if record is None else record.account
-        self.admission.commit(None, self.queue.name, lengths, left_s, priority, client)
+        self.admission.commit(None, self.queue.name, lengths, remaining_s, priority, client)
         return self.dispatcher.submit(self.queue.name, encodings, deadline, priority, record)
 
     async def close(self, grace_s: float) -> bool:
@@ -154,7 +154,7 @@ class ManualExecutor:
 
     ready = True
     restarts = 0
-    wrong_sums = 0
+    kernel_faults = 0
     workers: dict[str, int] = {}  # noqa: RUF012  # no test changes it
 
     def __init__(self, size: int, cost: Cost = RAGGED):

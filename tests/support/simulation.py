@@ -44,7 +44,7 @@ class Executor:
     seed: int = 1
     ready: bool = True
     restarts: int = 0
-    wrong_sums: int = 0
+    kernel_faults: int = 0
     workers: dict[str, int] = field(default_factory=dict)
     golden: Sequence[int] = ()  # lengths of the calls that were timed while the engine was loaded
     busy_s: float = 0.0

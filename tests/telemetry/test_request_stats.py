@@ -60,7 +60,7 @@ def test_copy_does_not_change_with_the_original():
     record.status = 200
     record.add_stage("infer", 1.0, 2.0)
     stats.finish(record)
-    stats.refuse("overloaded")
+    stats.count_refused("overloaded")
     stats.add_batch("a", 2, 8, 1)
 
     model = copy.models["a"]
@@ -91,4 +91,4 @@ def test_least_overhead_is_the_shortest_time_outside_the_queue_and_the_engine():
         record.add_call(submitted=10.0, started=11.0, ended=12.0, engine_s=1.0, size=1)
         stats.finish(record)
 
-    assert stats.least_overhead_s == pytest.approx(0.0002)
+    assert stats.minimum_overhead_s == pytest.approx(0.0002)

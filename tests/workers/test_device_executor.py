@@ -27,7 +27,7 @@ class FakeDevice:
 
     def __init__(self, size: int = 4, max_calls: int | None = 2) -> None:
         self.size, self.ready, self.broken = size, True, False
-        self.restarts, self.wrong_sums, self.workers = 1, 2, {"serving": 7}
+        self.restarts, self.kernel_faults, self.workers = 1, 2, {"serving": 7}
         self.running: list[tuple[str, asyncio.Future[BatchResult]]] = []
         self.models: list[str] = []
         self.refuses: Exception | None = None
@@ -106,7 +106,7 @@ def test_batch_goes_to_the_device_with_the_fewest_tokens():
         assert [len(device.running) for device in devices] == [1, 2, 2]
         assert executor.cost("a").max_calls == 6
         assert executor.size == 12
-        assert (executor.restarts, executor.wrong_sums) == (3, 6)
+        assert (executor.restarts, executor.kernel_faults) == (3, 6)
         assert executor.workers == {"serving 1": 7, "serving 2": 7, "serving 3": 7}
         assert executor.runtime("a") == "fake on 3 devices"
 

@@ -18,9 +18,9 @@ from swiftlet_serve.types.topk import NOTHING, Ranked
 from swiftlet_serve.workers.hosted_model import (
     HostedModel,
     host_model,
+    kernel_faults,
     run_batch,
     runtime_title,
-    wrong_sums,
 )
 from tests.support.artifacts import make_artifact
 from tests.support.fakes import WIDTH, Engine, encoding, row_of
@@ -86,7 +86,7 @@ class Odd(Engine):
         return self._value
 
     title = property(_give)
-    wrong_sums = property(_give)
+    kernel_faults = property(_give)
 
 
 @pytest.mark.parametrize("title", [RuntimeError("no"), None, 3, b"a", "", "a\nb", "\ud800", "\x1b[2J", "a" * 501])
@@ -96,10 +96,10 @@ def test_invalid_title_is_replaced_by_the_name_of_the_class(title):
 
 @pytest.mark.parametrize("count", [RuntimeError("no"), None, "3", 1.0, math.nan, True, -1, 10**400, [1]])
 def test_invalid_number_of_wrong_sums_counts_as_none(count):
-    assert wrong_sums(Odd(count)) == 0
+    assert kernel_faults(Odd(count)) == 0
 
 
 def test_engine_without_the_property_finds_no_wrong_sums():
-    assert wrong_sums(Engine()) == 0
-    assert wrong_sums(Odd(3)) == 3
+    assert kernel_faults(Engine()) == 0
+    assert kernel_faults(Odd(3)) == 3
     assert runtime_title(Odd("kernel (1)")) == "kernel (1)"

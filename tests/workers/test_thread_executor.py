@@ -33,8 +33,8 @@ def test_thread_executor_counts_wrong_sums_once_and_never_backwards():
     counts = []
     for found in (0, 2, 1, 3):
         for engine in engines[1:]:  # each counts for the whole process
-            engine.wrong_sums = found
+            engine.kernel_faults = found
         engines[1].title = f"fake ({found})"
-        counts.append((executor.wrong_sums, executor.runtime("1")))
+        counts.append((executor.kernel_faults, executor.runtime("1")))
 
     assert counts == [(0, "fake (0)"), (2, "fake (2)"), (2, "fake (1)"), (3, "fake (3)")]

@@ -21,12 +21,12 @@ from tests.support.workers import MODEL, alive, ask, opened, pid, rows, start, u
 def test_wrong_sum_is_counted_and_changes_the_runtime(directory, caplog):
     async def scenario():
         async with opened(start(directory)) as executor:
-            assert (executor.wrong_sums, executor.runtime(MODEL)) == (0, "faulty")
+            assert (executor.kernel_faults, executor.runtime(MODEL)) == (0, "faulty")
             assert await ask(executor, WRONG, 1) == rows(WRONG, 1)
-            await until(lambda: executor.wrong_sums)
+            await until(lambda: executor.kernel_faults)
             assert await ask(executor, WRONG) == rows(WRONG)
 
-            assert (executor.wrong_sums, executor.runtime(MODEL)) == (1, "faulty (wrong)")
+            assert (executor.kernel_faults, executor.runtime(MODEL)) == (1, "faulty (wrong)")
             assert executor.restarts == 0
             assert [(record.name, record.levelno) for record in caplog.records] == [
                 (supervisor.__name__, logging.ERROR)
@@ -39,15 +39,15 @@ def test_process_that_replaces_another_is_told_of_wrong_sums(directory):
     async def scenario():
         async with opened(start(directory)) as executor:
             await ask(executor, WRONG)
-            await until(lambda: executor.wrong_sums)
+            await until(lambda: executor.kernel_faults)
             for _ in range(2):
                 os.kill(pid(executor), signal.SIGKILL)
                 await until(lambda: not executor.ready)
-                assert executor.wrong_sums == 1
+                assert executor.kernel_faults == 1
                 await until(lambda: executor.ready)
                 assert await ask(executor, WRONG) == rows(WRONG)
 
-                assert (executor.wrong_sums, executor.runtime(MODEL)) == (1, "faulty (told)")
+                assert (executor.kernel_faults, executor.runtime(MODEL)) == (1, "faulty (told)")
 
     asyncio.run(scenario())
 
@@ -77,7 +77,7 @@ def test_spare_that_was_not_told_is_replaced(directory):
             await until(lambda: not alive(spare.pid))
             serving.kill()
             assert executor.runtime(MODEL) == "faulty (told)"
-            assert executor.wrong_sums == 1
+            assert executor.kernel_faults == 1
 
     asyncio.run(scenario())
 
@@ -92,7 +92,7 @@ def test_process_that_was_starting_is_replaced(directory):
 
             assert executor.supervisor.spare.warned
             await until(lambda: not alive(first.pid))
-            assert executor.wrong_sums == 1
+            assert executor.kernel_faults == 1
 
     asyncio.run(scenario())
 
@@ -104,10 +104,10 @@ def test_wrong_sum_reported_before_the_process_is_killed_is_counted(directory):
             call = executor.run(MODEL, [encoding(WRONG)], PATIENCE_S)
             sockets = [one._transport.get_extra_info("socket") for one in lost._connections]
             assert select.select(sockets, [], [], PATIENCE_S)[0]  # blocks the event loop, so the report is not read
-            assert executor.wrong_sums == 0
+            assert executor.kernel_faults == 0
             lost.kill()
 
-            assert executor.wrong_sums == 1
+            assert executor.kernel_faults == 1
             await asyncio.gather(call, return_exceptions=True)
             await until(lambda: executor.ready)
             assert executor.runtime(MODEL) == "faulty (told)"
@@ -119,12 +119,12 @@ def test_wrong_sum_while_the_first_process_is_loaded_is_counted(directory):
     async def scenario():
         (directory / "wrong").touch()
         executor = start(directory, spare=True)
-        assert (executor.wrong_sums, executor.runtime(MODEL)) == (1, "faulty (wrong)")
+        assert (executor.kernel_faults, executor.runtime(MODEL)) == (1, "faulty (wrong)")
         async with opened(executor):
             await until(lambda: executor.supervisor.spare)
 
             assert executor.supervisor.spare.warned
-            assert (executor.wrong_sums, executor.restarts) == (1, 0)
+            assert (executor.kernel_faults, executor.restarts) == (1, 0)
 
     asyncio.run(scenario())
 
@@ -137,7 +137,7 @@ def test_wrong_sum_while_the_spare_is_loaded_is_counted(directory):
             await until(lambda: executor.supervisor.spare)
 
             assert executor.supervisor.spare.warned
-            assert (executor.wrong_sums, executor.runtime(MODEL)) == (1, "faulty")
+            assert (executor.kernel_faults, executor.runtime(MODEL)) == (1, "faulty")
 
     asyncio.run(scenario())
 
@@ -147,7 +147,7 @@ def test_engine_whose_count_raises_serves_without_a_count(directory):
         (directory / "nonsense").touch()
         async with opened(start(directory)) as executor:
             assert await ask(executor, WRONG, 1) == rows(WRONG, 1)
-            assert (executor.wrong_sums, executor.ready) == (0, True)
+            assert (executor.kernel_faults, executor.ready) == (0, True)
 
     asyncio.run(scenario())
 

@@ -41,8 +41,8 @@ class StandIn(Echo):
         kind = fault(encoding, self.faults)
         if kind == "raises":
             raise RuntimeError("injected fault")
-        found = super().numbers(encoding)
-        return np.full_like(found, np.nan) if kind == "nan" else found
+        numbers = super().numbers(encoding)
+        return np.full_like(numbers, np.nan) if kind == "nan" else numbers
 
 
 def fault(encoding: Encoding, fraction: float) -> str | None:

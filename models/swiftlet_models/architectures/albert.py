@@ -68,7 +68,7 @@ class Config(Settings):
     # Read by the heads, for every architecture.
     @property
     def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler, or None if it has none."""
+        """The activation of the classification head's pooler; None without a pooler."""
         return "tanh"
 
     @property

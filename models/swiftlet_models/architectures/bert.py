@@ -54,7 +54,7 @@ class Config(Settings):
     # Read by the heads, for every architecture.
     @property
     def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler, or None if it has none."""
+        """The activation of the classification head's pooler; None without a pooler."""
         return "tanh"
 
     @property
@@ -128,7 +128,7 @@ if not describing(__name__):
             return out
 
     class LayerStack(layers.Encoder):
-        """Embeddings, and L layers of which each has its own parameters."""
+        """Embeddings, and L layers with their own parameters."""
 
         def __init__(self, config: LayerConfig, embeddings: layers.Embeddings) -> None:
             super().__init__()

@@ -1,6 +1,6 @@
 """CamemBERT (Martin et al. 2019, arXiv:1911.03894): RoBERTa for French.
 
-The network, and the names of its parameters, are those of RoBERTa.
+The network and the names of its parameters are RoBERTa's.
 """
 
 from __future__ import annotations

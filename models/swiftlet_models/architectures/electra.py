@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT's layers, pre-trained to detect replaced tokens.
 
 The released discriminators are encoders for all tasks; a generator fills masks. The embedding is factorised like
-ALBERT's where its width differs from that of the layers (small models, section 3.2). The classification head has a GELU
+ALBERT's where its width differs from the layers' (small models, section 3.2). The classification head has a GELU
 where BERT's pooler has a tanh. Follows `modeling_electra.py` of transformers. Shape letters: see `layers.py`.
 """
 
@@ -62,7 +62,7 @@ class Config(Settings):
     # Read by the heads, for every architecture.
     @property
     def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler, or None if it has none."""
+        """The activation of the classification head's pooler; None without a pooler."""
         return "gelu"
 
     @property

@@ -31,7 +31,7 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 
 
 class AttentionMethod(ABC):
-    """Another way to compute the attention of a batch, in the place of a bias."""
+    """Another way to compute the attention of a batch, instead of a bias."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
@@ -145,8 +145,8 @@ class Encoder(nn.Module, ABC):
 
     def applied_layers(self) -> list[Layer]:
         """Returns the layers in the order of their application. A shared layer occurs once for each application."""
-        found = [self.get_submodule(name) for name in self.config.traits().layers]
-        return [layer for layer in found if isinstance(layer, Layer)]
+        modules = [self.get_submodule(name) for name in self.config.traits().layers]
+        return [layer for layer in modules if isinstance(layer, Layer)]
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor) -> Tensor:
         """Returns the last layer's output, (B, S, H)."""

@@ -1,6 +1,6 @@
 """MPNet (Song et al. 2020, arXiv:2004.09297): BERT without token types and with a relative position bias.
 
-Follows `modeling_mpnet.py` of transformers. All layers share the bias. Its buckets are those of T5 (Raffel et al. 2019,
+Follows `modeling_mpnet.py` of transformers. All layers share the bias. Its buckets are T5's (Raffel et al. 2019,
 arXiv:1910.10683, section 2.1), in both directions. Shape letters: see `layers.py`.
 """
 
@@ -23,8 +23,8 @@ from swiftlet_models.architectures.traits import (
 )
 
 OFFSET: Final = 2  # the first rows of the position table belong to padding
-# The distances at which the buckets 1 to 15 of a direction begin: of one distance each up to 8, and above in steps of
-# a factor 2^(1/2).
+# The first distances of the buckets 1 to 15 of a direction: every distance up to 8, and above in steps of a factor
+# 2^(1/2).
 BUCKETS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 
 
@@ -60,7 +60,7 @@ class Config(Settings):
     # Read by the heads, for every architecture.
     @property
     def pooler(self) -> Activation | None:
-        """The activation of the classification head's pooler, or None if it has none."""
+        """The activation of the classification head's pooler; None without a pooler."""
         return "tanh"
 
     @property
@@ -141,7 +141,7 @@ NAMES: Final = (
 )
 
 # Settings of transformers that change the computation, with the only values that are implemented here. The code of
-# transformers has 32 buckets whatever the setting says.
+# transformers has 32 buckets with any setting.
 FIXED: Final[Mapping[str, Any]] = {"relative_attention_num_buckets": 32, "tie_word_embeddings": True}
 
 # Defaults of transformers that differ from those above.

@@ -3,7 +3,7 @@
 Folding, the ONNX graph and the C++ engine build their layers from `Traits`. None of them knows an architecture by name.
 
 Parameters have the same names in every architecture. LAYER, BOTTLENECK and FEED_FORWARD stand for names in `Traits`;
-every `norm` has a weight and a bias, and so has every linear map:
+every `norm` and every linear map has a weight and a bias:
 
     encoder.embeddings.word.weight, .position.weight, .token_type.weight, .norm, .projection (as the traits say)
     encoder.position_bias.weight                of the scores of attention, in all layers
@@ -23,7 +23,7 @@ from types import UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 Norm = Literal["layer_norm", "no_norm"]
-"""NoNorm is an element-wise linear map in the place of LayerNorm (MobileBERT, section 3.3)."""
+"""NoNorm is an element-wise linear map instead of LayerNorm (MobileBERT, section 3.3)."""
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "tanh"]
 
 
@@ -67,7 +67,7 @@ def _is_a(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if isinstance(kind, UnionType):
-        return any(_is_a(value, one) for one in get_args(kind))
+        return any(_is_a(value, option) for option in get_args(kind))
     if kind not in (int, float):
         return type(value) is kind
     return type(value) in {kind, int} and allowed.least <= value <= allowed.most  # type: ignore[operator]  # a number
@@ -95,7 +95,7 @@ class PositionBias:
     """A number for each attention head that is added to the scores, chosen by the distance of the key from the query.
 
     Its table (2 * (K + 1), A) has a row for each bucket of distances: K + 1 for keys up to the query, then as many for
-    keys after it. `boundaries` are the K distances at which the next bucket begins, in ascending order.
+    keys after it. `boundaries` are the K distances where the next bucket begins, in ascending order.
     """
 
     boundaries: tuple[int, ...]

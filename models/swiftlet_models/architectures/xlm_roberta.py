@@ -1,6 +1,6 @@
 """XLM-RoBERTa (Conneau et al. 2019, arXiv:1911.02116): RoBERTa with a vocabulary of a hundred languages.
 
-The network, and the names of its parameters, are those of RoBERTa.
+The network and the names of its parameters are RoBERTa's.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def attend_with_kernel(
     """Returns the same as `attend` on a CUDA device since Ampere, with flash attention."""
     width = query.shape[2]
     if missing := -width % MULTIPLE:
-        query, key, value = (F.pad(one, (0, missing)) for one in (query, key, value))
+        query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
     out = query.new_empty(query.shape)  # without `out`, torch fills a state of random numbers in each call
     varlen_attn_out(
         out,
@@ -69,9 +69,9 @@ def attend_by_sequence(
         if max(last - first, end - begin) > longest:
             raise ValueError(f"a sequence has {end - begin} tokens, more than {longest}")
         if last > first:
-            q, k, v = (one.transpose(0, 1) for one in (query[first:last], key[begin:end], value[begin:end]))
-            found = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=causal)
-            out[first:last] = found.transpose(0, 1)
+            q, k, v = (x.transpose(0, 1) for x in (query[first:last], key[begin:end], value[begin:end]))
+            attended = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=causal)
+            out[first:last] = attended.transpose(0, 1)
     return out
 
 
@@ -86,7 +86,7 @@ def attend_with_bias(
         query, key, value: (T, A, D).
         ends: cumulative lengths of the B sequences, (B + 1,).
         longest: S, the length of the longest sequence.
-        table: `position_bias` of `models.folding`, (A, 2 P - 1).
+        table: `position_bias` of `swiftlet_models.folding`, (A, 2 P - 1).
         causal: whether a token attends only to itself and the tokens before it.
     """
     places = torch.arange(longest, device=query.device)
@@ -97,8 +97,8 @@ def attend_with_bias(
     allowed = (places < lengths)[:, None, None, :]  # (B, 1, 1, S)
     if causal:
         allowed = allowed & (distances <= 0)
-    q, k, v = (one[tokens].transpose(1, 2) for one in (query, key, value))  # (B, A, S, D)
+    q, k, v = (x[tokens].transpose(1, 2) for x in (query, key, value))  # (B, A, S, D)
     lowest = torch.finfo(query.dtype).min
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.where(allowed, lowest), scale=1.0)
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.where(allowed, lowest), scale=1.0)
     real = places < lengths  # (B, S)
-    return found.transpose(1, 2)[real]
+    return attended.transpose(1, 2)[real]

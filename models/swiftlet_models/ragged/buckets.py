@@ -11,8 +11,8 @@ from swiftlet_models.ragged.layout import Sizes
 STEP: Final = 16
 """Numbers of tokens are multiples of this: the height of a tile of the GPU's matrix units."""
 GROWTH: Final = 1.25
-"""A bucket has at most this many times as many tokens as the one before it, which bounds the work on places that no
-token fills, except among the smallest. Powers of two are among them: batches of as many tokens are common, and divide
+"""A bucket has at most this many times the tokens of the previous bucket. This bounds the work on places that no token
+fills, except among the smallest. Powers of two are among them: batches of as many tokens are common, and divide
 among multiprocessors."""
 TOKENS_OF_A_MASK: Final = 16
 """Tokens for each position that a head with a vocabulary reads, in the bucket for few positions. Its product is so wide
@@ -49,6 +49,6 @@ def buckets(max_tokens: int, max_rows: int, head: Head) -> Iterator[Sizes]:
 
 
 def choose(sizes: Sizes, available: Sequence[Sizes]) -> Sizes | None:
-    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if there is none."""
-    fitting = [one for one in available if one.holds(sizes)]
-    return min(fitting, key=lambda one: (one.tokens, one.focus), default=None)
+    """Returns the bucket with the fewest tokens, and then positions, that holds a batch; None if no bucket does."""
+    fitting = [bucket for bucket in available if bucket.holds(sizes)]
+    return min(fitting, key=lambda bucket: (bucket.tokens, bucket.focus), default=None)

@@ -1,7 +1,7 @@
 """The part of a layer with a bottleneck that follows its attention, as one kernel reads its weights.
 
 It is MobileBERT's: a product and a residual, J feed-forward networks with ReLU, and the product that leaves the layer,
-each with a gain for its residual in the place of a norm.
+each with a gain for its residual instead of a norm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swiftlet_models.folding import Array, Folded
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The weights of a layer, with inputs first. Shape letters: see `models.architectures.layers`."""
+    """The weights of a layer, with inputs first. Shape letters: see `swiftlet_models.architectures.layers`."""
 
     output: tuple[Tensor, Tensor, Tensor]  # (C, C), and bias and gain (C,)
     inner: tuple[Tensor, Tensor]  # (J, C, I), and bias (J, I)
@@ -64,10 +64,10 @@ class FeedForward:
 
         def part(names: list[str], *, gain: bool, stack: bool) -> list[Tensor]:
             products = [folded.products[layer + name] for name in names]
-            arrays = [[one.weight.T for one in products], [one.bias for one in products]]
+            arrays = [[product.weight.T for product in products], [product.bias for product in products]]
             if gain:
                 arrays.append([folded.vectors[f"{layer}{name}.gain"] for name in names])
-            return [to_device(np.stack(one) if stack else one[0]).contiguous() for one in arrays]
+            return [to_device(np.stack(layers) if stack else layers[0]).contiguous() for layers in arrays]
 
         networks = [f"feed_forward.{j}." for j in range(len(traits.feed_forward))]
         inner = part([name + "inner" for name in networks], gain=False, stack=True)

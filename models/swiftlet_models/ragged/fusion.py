@@ -1,4 +1,4 @@
-"""Chooses the kernels of a network: on a CUDA device those in Triton, if they work there, and else those of torch."""
+"""Chooses the kernels of a network: Triton's on a CUDA device, if they work there, and otherwise torch's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a network computes between its products and attentions, in torch. It runs on every device.
+"""The operations of a network between its products and attentions, in torch. They run on every device.
 
-`Kernels` also describes the same functions of `models.ragged.kernels`, which are in Triton.
+`Kernels` also describes the same functions of `swiftlet_models.ragged.kernels`, which are in Triton.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kernels(Protocol):
         Args:
             words: the word table, (V, E).
             input_ids: (T,).
-            before, after: the neighbours' places (T,); T where there is none, which gives zeros.
+            before, after: the neighbours' places (T,); T, which gives zeros, without a neighbour.
         """
         ...
 

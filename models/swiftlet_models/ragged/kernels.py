@@ -1,7 +1,7 @@
 """Kernels for CUDA devices in Triton: each does in one launch the work between two large products or attentions.
 
-A kernel reads its inputs once and writes its result once, and computes in fp32 between them. Shape letters are those of
-`models.architectures.layers`, and T is the number of tokens. `in_torch.Kernels` describes the public functions.
+A kernel reads its inputs once and writes its result once, and computes in fp32 between them. Shape letters: see
+`swiftlet_models.architectures.layers`; T is the number of tokens. `in_torch.Kernels` describes the public functions.
 
 A row's result depends on the row and on T alone, and not on its place in the batch.
 """
@@ -276,9 +276,9 @@ def _attend(
 ):
     dtype = out.dtype.element_ty
     log2_e: tl.constexpr = 1.4426950408889634
-    each = tl.arange(0, capacity)
-    exists = each < sequences
-    lengths = tl.load(ends + each + 1, mask=exists, other=0) - tl.load(ends + each, mask=exists, other=0)
+    index = tl.arange(0, capacity)
+    exists = index < sequences
+    lengths = tl.load(ends + index + 1, mask=exists, other=0) - tl.load(ends + index, mask=exists, other=0)
     blocks = (lengths + queries - 1) // queries
     up_to = tl.cumsum(blocks, 0)  # those of a sequence and of the ones before it
     row, column, d = tl.arange(0, queries)[:, None], tl.arange(0, keys)[None, :], tl.arange(0, width)
@@ -298,19 +298,19 @@ def _attend(
         if causal:
             last = tl.minimum(stop, first + queries)
         for n in range(start, last, keys):
-            other = (n + column).to(tl.int64)
-            at = key + other * key_stride + head * width + d[:, None]
-            scores = tl.dot(q, tl.load(at, mask=other < stop, other=0.0), input_precision="ieee") * log2_e
-            seen = other < stop
+            other_token = (n + column).to(tl.int64)
+            at = key + other_token * key_stride + head * width + d[:, None]
+            scores = tl.dot(q, tl.load(at, mask=other_token < stop, other=0.0), input_precision="ieee") * log2_e
+            seen = other_token < stop
             if causal:
-                seen = seen & (other <= token)
+                seen = seen & (other_token <= token)
             scores = tl.where(seen, scores, float("-inf"))
             larger = tl.maximum(largest, tl.max(scores, 1))
             shrink = tl.exp2(largest - larger)
             p = tl.exp2(scores - larger[:, None])
             total = total * shrink + tl.sum(p, 1)
-            other = (n + tl.arange(0, keys)[:, None]).to(tl.int64)
-            v = tl.load(value + other * value_stride + place, mask=other < stop, other=0.0)
+            other_token = (n + tl.arange(0, keys)[:, None]).to(tl.int64)
+            v = tl.load(value + other_token * value_stride + place, mask=other_token < stop, other=0.0)
             y = tl.dot(p.to(dtype), v, y * shrink[:, None], input_precision="ieee")
             largest = larger
         tl.store(out + token * heads * width + place, (y / total[:, None]).to(dtype), mask=token < stop)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Ragged(Protocol):
-    """The parts of `service.types.Batch` that a layout needs. Arrays are int64."""
+    """The parts of `swiftlet_serve.types.Batch` that a layout needs. Arrays are int64."""
 
     @property
     def input_ids(self) -> NDArray[np.int64]: ...
@@ -50,7 +50,7 @@ class Sizes:
 
 
 class Layout:
-    """Views of one buffer, in which a batch and its indices lie. Shape letters: see `Sizes`."""
+    """Views of one buffer that holds a batch and its indices. Shape letters: see `Sizes`."""
 
     def __init__(self, buffer: Tensor, sizes: Sizes, longest: int) -> None:
         """Divides a buffer of `sizes.numbers` numbers. `longest` bounds the length of a sequence."""

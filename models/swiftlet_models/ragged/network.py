@@ -1,8 +1,8 @@
 """A folded network in torch, over a ragged batch.
 
-The layers are those of `models.graphs.ragged`: query, residual, key and value are one product, and the last layer
-computes only the N positions that the head reads. A network that pools, or attends causally or with a position bias,
-computes all T tokens in every layer.
+It has the layers of `swiftlet_models.graphs.ragged`: query, residual, key and value are one product, and the last
+layer computes only the N positions that the head reads. A network that pools, or attends causally or with a position
+bias, computes all T tokens in every layer.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Network:
             products[name + "all"] = Product(
                 np.concatenate([query.weight, key_value.weight]), np.concatenate([query.bias, key_value.bias])
             )
-            if make_product is in_floats and (found := FeedForward.of(folded, name, self._tensor)) is not None:
-                self._feed_forward[name] = found
-                products = {key: one for key, one in products.items() if not found.holds(key.removeprefix(name))}
+            if make_product is in_floats and (fused := FeedForward.of(folded, name, self._tensor)) is not None:
+                self._feed_forward[name] = fused
+                products = {key: part for key, part in products.items() if not fused.holds(key.removeprefix(name))}
         inner = folded.traits.activation
         self._products: dict[str, Multiply] = {
-            name: make_product(one, device, dtype, inner if name.endswith(".inner") else None)
-            for name, one in products.items()
+            name: make_product(product, device, dtype, inner if name.endswith(".inner") else None)
+            for name, product in products.items()
         }
         if "head.output" in folded.vectors:
             output = Product(folded.vectors["head.output"], folded.vectors["head.output_bias"])
@@ -110,13 +110,13 @@ class Network:
         name, width = f"layers.{i}.", self.folded.inner
         entered, x = x, self._preceding_norm(f"{name}attention_norm", x)
         parts = torch.split(self._products[name + "all"](x), width, 1)  # query, residual with a bottleneck, key, value
-        query, key, value = (self._by_head(one) for one in (parts[0], parts[-2], parts[-1]))
+        query, key, value = (self._by_head(part) for part in (parts[0], parts[-2], parts[-1]))
         if self.traits.position_bias is None:
-            found = self.kernels.attend(query, key, value, at.ends, at.longest, causal=self.traits.causal)
+            heads = self.kernels.attend(query, key, value, at.ends, at.longest, causal=self.traits.causal)
         else:
             table = self._vectors["position_bias"]
-            found = attend_with_bias(query, key, value, at.ends, at.longest, table, causal=self.traits.causal)
-        return self._after_attention(name, found.flatten(1), parts[1] if self.traits.bottleneck else entered, entered)
+            heads = attend_with_bias(query, key, value, at.ends, at.longest, table, causal=self.traits.causal)
+        return self._after_attention(name, heads.flatten(1), parts[1] if self.traits.bottleneck else entered, entered)
 
     def _last_layer(self, i: int, x: Tensor, at: Layout) -> Tensor:
         """A layer that computes the N positions in focus."""
@@ -125,8 +125,8 @@ class Network:
         key, value = map(self._by_head, torch.split(self._products[name + "key_value"](x), width, 1))
         entered, x = entered[at.focus], x[at.focus]
         parts = torch.split(self._products[name + "query_residual"](x), width, 1)
-        found = attend(self._by_head(parts[0]), key, value, at.focus_ends, at.ends, at.longest)
-        return self._after_attention(name, found.flatten(1), parts[1] if self.traits.bottleneck else entered, entered)
+        heads = attend(self._by_head(parts[0]), key, value, at.focus_ends, at.ends, at.longest)
+        return self._after_attention(name, heads.flatten(1), parts[1] if self.traits.bottleneck else entered, entered)
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.traits.heads, -1)
@@ -165,8 +165,8 @@ class Network:
         """The mean or the maximum of the tokens of each position's sequence, (N, H)."""
         how = "max" if self.folded.pooling == "max" else "mean"
         # `unsafe` skips a check that would wait for the device.
-        found = torch.segment_reduce(x.float(), how, offsets=at.ends.long(), unsafe=True)
-        return found[at.owner].to(x.dtype)
+        pooled = torch.segment_reduce(x.float(), how, offsets=at.ends.long(), unsafe=True)
+        return pooled[at.owner].to(x.dtype)
 
     def _head(self, x: Tensor) -> Tensor:
         folded = self.folded

@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 
 
 class Reduced(Ragged, Protocol):
-    """The parts of `service.types.Batch` that say how rows are reduced: see `service.types.topk`."""
+    """The parts of `swiftlet_serve.types.Batch` that say how rows are reduced: see `swiftlet_serve.types.topk`."""
 
     @property
     def top_k(self) -> NDArray[np.int64]: ...
@@ -33,17 +33,17 @@ class Reduced(Ragged, Protocol):
 
 def rows_of(outputs: Tensor, batch: Reduced) -> list[Floats]:
     """Returns the row of each sequence from the outputs at the N positions of all, (N, O)."""
-    given = batch.candidate_offsets[1:] - batch.candidate_offsets[:-1]  # M of each sequence
-    if not (batch.top_k.any() or given.any()):
+    offers = batch.candidate_offsets[1:] - batch.candidate_offsets[:-1]  # M of each sequence
+    if not (batch.top_k.any() or offers.any()):
         return _split(_to_host(outputs.float()), batch.focus_offsets.tolist())
     counts = np.diff(batch.focus_offsets)
     owner = np.repeat(np.arange(len(counts)), counts)  # (N,)
-    ranked, restricted = batch.top_k[owner] > 0, given[owner] > 0
+    ranked, restricted = batch.top_k[owner] > 0, offers[owner] > 0
     whole, free, chosen, scored = (
         np.flatnonzero(mask)
         for mask in (~ranked & ~restricted, ranked & ~restricted, ranked & restricted, ~ranked & restricted)
     )
-    table = _candidates(batch, given, owner[chosen])  # (C, M)
+    table = _candidates(batch, offers, owner[chosen])  # (C, M)
     targets = batch.candidates[batch.candidate_offsets[owner[scored]] + _places(batch, owner)[scored]]
     parts = [whole, free, chosen, table[0].ravel(), table[1].ravel(), scored, targets]
     moved = torch.from_numpy(np.concatenate(parts)).to(outputs.device)
@@ -53,22 +53,22 @@ def rows_of(outputs: Tensor, batch: Reduced) -> list[Floats]:
     wide = outputs.float()
     total = _total(wide)
     largest = int(batch.top_k.max())
-    values, found = wide[at_free].topk(min(largest, wide.shape[1]), dim=1)
+    values, places = wide[at_free].topk(min(largest, wide.shape[1]), dim=1)
     columns, missing = columns.view(table[0].shape), missing.view(table[0].shape)
     offered = wide[at_chosen[:, None], columns].masked_fill(missing > 0, -torch.inf)
     offered_values, offered_found = offered.topk(min(largest, offered.shape[1]), dim=1)
     offered_columns = columns.gather(1, offered_found)
     log_probabilities = wide[at_scored, at_targets] - total[at_scored, 0]
-    results = [wide[at_whole], total, values, found, offered_values, offered_columns, log_probabilities]
+    results = [wide[at_whole], total, values, places, offered_values, offered_columns, log_probabilities]
     flat = _to_host(torch.cat([part.flatten().float() for part in results]))
     pieces = np.split(flat, np.cumsum([part.numel() for part in results])[:-1])
     host = [piece.reshape(tuple(part.shape)) for piece, part in zip(pieces, results, strict=True)]
-    return _assemble(batch, given.tolist(), host)
+    return _assemble(batch, offers.tolist(), host)
 
 
-def _assemble(batch: Reduced, given: list[int], host: list[Floats]) -> list[Floats]:
-    """Returns the rows from the parts that `rows_of` computes, each of which is in the order of the positions."""
-    whole, total, values, found, offered_values, offered_columns, log_probabilities = host
+def _assemble(batch: Reduced, offers: list[int], host: list[Floats]) -> list[Floats]:
+    """Returns the rows from the parts that `rows_of` computes. Each part is in the order of the positions."""
+    whole, total, values, places, offered_values, offered_columns, log_probabilities = host
     rows, done = [], dict.fromkeys(("whole", "free", "chosen", "scored"), 0)
 
     def take(kind: str, count: int) -> slice:
@@ -76,7 +76,7 @@ def _assemble(batch: Reduced, given: list[int], host: list[Floats]) -> list[Floa
         return slice(done[kind] - count, done[kind])
 
     for (start, end), k, candidates in zip(
-        pairwise(batch.focus_offsets.tolist()), batch.top_k.tolist(), given, strict=True
+        pairwise(batch.focus_offsets.tolist()), batch.top_k.tolist(), offers, strict=True
     ):
         count = end - start
         if k and candidates:
@@ -85,7 +85,7 @@ def _assemble(batch: Reduced, given: list[int], host: list[Floats]) -> list[Floa
             rows.append(np.concatenate(parts, axis=1))
         elif k:
             here = take("free", count)
-            rows.append(np.concatenate([total[start:end], values[here, :k], found[here, :k]], axis=1))
+            rows.append(np.concatenate([total[start:end], values[here, :k], places[here, :k]], axis=1))
         elif candidates:
             rows.append(log_probabilities[take("scored", count), None].copy())
         else:
@@ -93,18 +93,18 @@ def _assemble(batch: Reduced, given: list[int], host: list[Floats]) -> list[Floa
     return rows
 
 
-def _candidates(batch: Reduced, given: Ids, owners: Ids) -> tuple[Ids, Ids]:
+def _candidates(batch: Reduced, offers: Ids, owners: Ids) -> tuple[Ids, Ids]:
     """Returns the candidates of positions, and 1 where a sequence has fewer: both (C, M), M the most of all."""
-    most = int(given[owners].max(initial=0))
+    most = int(offers[owners].max(initial=0))
     places = np.arange(most)[None, :]
-    missing = places >= given[owners][:, None]
+    missing = places >= offers[owners][:, None]
     index = np.where(missing, 0, batch.candidate_offsets[owners][:, None] + places)
     columns = batch.candidates[index] if len(batch.candidates) else index
     return columns, missing.astype(np.int64)
 
 
 def _places(batch: Reduced, owner: Ids) -> Ids:
-    """Returns the number of each position among those of its sequence, (N,)."""
+    """Returns the number of each position within its sequence, (N,)."""
     return np.arange(len(owner)) - batch.focus_offsets[owner]
 
 
@@ -120,15 +120,15 @@ def _total(rows: Tensor) -> Tensor:
     return total.where(rows.isfinite().all(1, keepdim=True), torch.nan)
 
 
-def _split(found: Floats, bounds: list[int]) -> list[Floats]:
-    return [found[start:end].copy() for start, end in pairwise(bounds)]
+def _split(rows: Floats, bounds: list[int]) -> list[Floats]:
+    return [rows[start:end].copy() for start, end in pairwise(bounds)]
 
 
-def _to_host(found: Tensor) -> Floats:
+def _to_host(results: Tensor) -> Floats:
     """Copies rows to pinned memory of the host, which a device writes directly, and waits for the copy."""
-    if found.device.type != "cuda":
-        return found.numpy()
-    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)  # torch keeps such memory for later calls
-    host.copy_(found, non_blocking=True)
-    torch.cuda.current_stream(found.device).synchronize()
+    if results.device.type != "cuda":
+        return results.numpy()
+    host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)  # torch keeps such memory for later calls
+    host.copy_(results, non_blocking=True)
+    torch.cuda.current_stream(results.device).synchronize()
     return host.numpy()

@@ -1,4 +1,4 @@
-"""Runs a network on static batches: each bucket has buffers of its own, and a CUDA graph where there is a GPU.
+"""Runs a network on static batches: each bucket has its own buffers, and on a GPU a CUDA graph.
 
 A CUDA graph launches all kernels of a network at once. Launches one by one take longer than the kernels themselves if
 the hidden states are narrow: MobileBERT has about 300 of them.
@@ -24,7 +24,7 @@ WARM_UPS = 2  # calls before a capture: libraries choose their kernels and take 
 
 
 class StaticBatch:
-    """The buffers of a bucket: pinned ones on the host, and those of the device."""
+    """The buffers of a bucket: pinned memory on the host, and memory of the device."""
 
     def __init__(
         self, network: Network, device: torch.device, sizes: Sizes, longest: int, output: Tensor, memory: Any = None
@@ -39,7 +39,7 @@ class StaticBatch:
             device: the device that it is on.
             sizes: the capacity of the batch.
             longest: the length of the longest sequence that may come.
-            output: where the outputs go, (at least N, O). Batches of which one runs at a time may share it.
+            output: where the outputs go, (at least N, O). Batches that never run at the same time may share it.
             memory: the pool that the graphs of a runner share.
         """
         self._network = network
@@ -105,7 +105,7 @@ class StaticRunner:
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)  # the weights come on another stream
         self._output = torch.empty(0, network.outputs, dtype=network.dtype, device=device)
-        wanted = sorted(sizes, key=lambda one: (one.tokens, one.focus), reverse=True)
+        wanted = sorted(sizes, key=lambda bucket: (bucket.tokens, bucket.focus), reverse=True)
         with self.stream():
             self._make(wanted, max_bytes)
         if len(self._batches) < len(wanted):
@@ -144,7 +144,7 @@ class StaticRunner:
         self._output = self._output[:0].clone()
 
     def stream(self) -> AbstractContextManager[object]:
-        """Returns the context in which calls and the work on their outputs run: a CUDA stream of the runner's own."""
+        """Returns the context for calls and the work on their outputs: a CUDA stream of this runner."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     @property

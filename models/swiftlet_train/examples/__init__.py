@@ -1,1 +1,1 @@
-"""The examples of each task: what a fine-tuning reads from data files, and makes of running text."""
+"""The examples of each task, read from data files or made from running text."""

@@ -52,10 +52,10 @@ ANSWER_TYPES: Final[Sequence[AnswerType]] = (
 
 def make_question(sentence: str, chance: np.random.Generator) -> str | None:
     """Returns a question about a random part of the sentence, or None if it has no part to ask for."""
-    found = [(one, places) for one in ANSWER_TYPES if (places := find_places(one, sentence))]
-    if not found:
+    answers = [(kind, places) for kind in ANSWER_TYPES if (places := find_places(kind, sentence))]
+    if not answers:
         return None
-    answer, places = found[int(chance.integers(len(found)))]
+    answer, places = answers[int(chance.integers(len(answers)))]
     place = places[int(chance.integers(len(places)))]
     before, after = sentence[: place.start()], sentence[place.end() :]
     start, end = (_words(part) for part in (CLAUSE_END.split(before)[-1], CLAUSE_END.split(after)[0]))

@@ -1,6 +1,6 @@
 """Corruption of sentences: changes that often make a sentence unacceptable, for a teacher of acceptability to judge.
 
-Almost all natural sentences are acceptable, so that they alone teach a student nothing about those that are not.
+Almost all natural sentences are acceptable. They alone teach a student nothing about unacceptable ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMS: Final[Sequence[Sequence[str]]] = (
 )
 """Words that a corruption exchanges for one another."""
 ALTERNATIVES: Final = {
-    word: [other for forms in FORMS if word in forms for other in forms if other != word]
+    word: [form for forms in FORMS if word in forms for form in forms if form != word]
     for word in dict.fromkeys(word for forms in FORMS for word in forms)
 }
 """The words that may replace a word: those of every row that holds it."""
@@ -75,7 +75,7 @@ def insert(words: Words, chance: np.random.Generator) -> Words:
 
 
 def exchange(words: Words, chance: np.random.Generator) -> Words:
-    """Exchanges a function word for a related one, or inflects a word if there is none."""
+    """Exchanges a function word for a related one. Inflects a word if the text has no function word."""
     places = [i for i, word in enumerate(words) if word.lower() in ALTERNATIVES]
     if not places:
         return inflect(words, chance)

@@ -51,7 +51,7 @@ def make_entity_examples(work: Finetuning, texts: Sequence[Tagged], tokenizer: T
             raise RecipeError(f"the labels of a task like entities must contain {label}.")
     size = work.max_tokens - tokenizer.special_count(pair=False)
     examples = []
-    for index, tokens in enumerate(tokenizer.tokenize([one.text for one in texts])):
+    for index, tokens in enumerate(tokenizer.tokenize([text.text for text in texts])):
         for chunk in tokenizer.chunks(tokens, index, size, 0):
             targets = tuple(find_labels(texts[index], chunk.tokens, work.entity_kinds, numbers))
             examples.append(Example(chunk, targets))

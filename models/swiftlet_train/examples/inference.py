@@ -1,8 +1,8 @@
-"""Examples of pairs of texts for zero-shot classification: a text with a hypothesis, which follows from it or not.
+"""Examples for zero-shot classification: a text with a hypothesis that follows from it or not.
 
 Beside pairs of natural language inference, texts with the names of their labels teach to match labels (Yin et al. 2019,
 arXiv:1909.00161): the right label makes a hypothesis that follows, and wrong labels make others that do not. Articles
-are texts of which the title is the label.
+are texts whose title is the label.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def _titled_sentences(path: Path) -> Iterator[Named]:
 
 def make_hypotheses(texts: Sequence[Named], negatives: int) -> list[Inference]:
     """Returns pairs of each text with its label, and with that many wrong labels of other texts."""
-    labels = sorted({one.label for one in texts})
+    labels = sorted({text.label for text in texts})
     chance = np.random.default_rng(len(texts))
     pairs = []
-    for number, one in enumerate(texts):
+    for number, text in enumerate(texts):
         template = TEMPLATES[number % len(TEMPLATES)]
         taken = [labels[i] for i in chance.permutation(len(labels))[: negatives + 1]]
-        wrong = [label for label in taken if label != one.label][:negatives]
-        for label in (one.label, *wrong):
-            relation = ENTAILMENT if label == one.label else OTHER
-            pairs.append(Inference(one.text, template.format(datasets.label_words(label)), relation))
+        wrong = [label for label in taken if label != text.label][:negatives]
+        for label in (text.label, *wrong):
+            relation = ENTAILMENT if label == text.label else OTHER
+            pairs.append(Inference(text.text, template.format(datasets.label_words(label)), relation))
     return pairs

@@ -55,24 +55,24 @@ def _read(path: Path, count: int) -> list[Pair]:
 def _answers(question: Question) -> Iterator[Pair]:
     """Yields a question with the sentence that has its answer, and with another sentence of the paragraph."""
     judged = list(judge_sentences(question, negatives=1))
-    wrong = next((one.text for one in judged if one.target != RELEVANT), "")
-    yield from (Pair(one.query, one.text, wrong) for one in judged if one.target == RELEVANT)
+    wrong = next((pair.text for pair in judged if pair.target != RELEVANT), "")
+    yield from (Pair(pair.query, pair.text, wrong) for pair in judged if pair.target == RELEVANT)
 
 
 def _entailments(path: Path) -> list[Pair]:
     return [
-        Pair(one.premise, one.hypothesis) for one in datasets.inferences(path) if one.label.lower().startswith(ENTAILED)
+        Pair(nli.premise, nli.hypothesis) for nli in datasets.inferences(path) if nli.label.lower().startswith(ENTAILED)
     ]
 
 
 def _labels(path: Path) -> list[Pair]:
-    return [Pair(one.text, datasets.label_words(one.label)) for one in datasets.named(path) if one.text.strip()]
+    return [Pair(item.text, datasets.label_words(item.label)) for item in datasets.named(path) if item.text.strip()]
 
 
 def _kinds(path: Path) -> Iterator[Pair]:
     """Yields the beginning of each article that tells what its subject is, with that."""
     for _, text in datasets.articles(path):
         sentences = split_sentences(text[:1000])[:2]
-        found = KIND.search(sentences[0]) if sentences else None
-        if found:
-            yield Pair(" ".join(sentences), found[1].lower())
+        match = KIND.search(sentences[0]) if sentences else None
+        if match:
+            yield Pair(" ".join(sentences), match[1].lower())

@@ -33,13 +33,13 @@ def transfer_questions(questions: Sequence[Question], paragraphs: Sequence[str],
     chance = np.random.default_rng(count)
     texts = list(dict.fromkeys(question.question.strip() for question in questions))
     asked = [texts[i] for i in chance.permutation(len(texts))]
-    found = []
+    transferred = []
     for number, (text, best) in enumerate(zip(asked[:count], _find_paragraphs(asked[:count], paragraphs), strict=True)):
         times = count // len(asked) + (number < count % len(asked))
         for place in chance.permutation(best)[:times]:
             question = _take_names(text, paragraphs[place], chance)
-            found.append(Question(f"{number}-{place}", question, paragraphs[place], (), ()))
-    return found
+            transferred.append(Question(f"{number}-{place}", question, paragraphs[place], (), ()))
+    return transferred
 
 
 def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterator[NDArray[np.int64]]:
@@ -64,7 +64,7 @@ def _find_paragraphs(asked: Sequence[str], paragraphs: Sequence[str]) -> Iterato
 
 
 def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> str:
-    """Returns a question with names and years of a paragraph in the place of its own. The first word is no name."""
+    """Replaces the names and years of a question by those of a paragraph. The first word is no name."""
     first, space, rest = question.partition(" ")
     sentences = SENTENCE_END.split(paragraph)
     for kind in (NAMES, YEARS):
@@ -73,11 +73,11 @@ def _take_names(question: str, paragraph: str, chance: np.random.Generator) -> s
 
 
 def _replace(kind: AnswerType, text: str, sentences: Sequence[str], chance: np.random.Generator) -> str:
-    """Returns a text with parts of this kind from random sentences in the place of its own, if there are any."""
-    found = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
+    """Replaces the parts of this kind in a text by others from random sentences, if there are any."""
+    names = [place.group() for sentence in sentences for place in find_places(kind, sentence)]
 
     def exchange(place: re.Match[str]) -> str:
         asks = place.group().lower() in ASKING  # "In What year did …" has no name
-        return place.group() if asks else found[int(chance.integers(len(found)))]
+        return place.group() if asks else names[int(chance.integers(len(names)))]
 
-    return kind.pattern.sub(exchange, text) if found else text
+    return kind.pattern.sub(exchange, text) if names else text

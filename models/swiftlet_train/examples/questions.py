@@ -73,7 +73,7 @@ def ask_of_parts(questions: Sequence[Question], times: int) -> list[Question]:
     and never all. A context of one sentence has no parts.
     """
     chance = np.random.default_rng(times)
-    found = []
+    asked = []
     for question in questions:
         sentences = [sentence for sentence in SENTENCE_END.split(question.context) if sentence]
         for _ in range(times if len(sentences) > 1 else 0):
@@ -81,8 +81,8 @@ def ask_of_parts(questions: Sequence[Question], times: int) -> list[Question]:
             if not 0 < len(kept) < len(sentences):
                 kept = chance.integers(len(sentences), size=1)
             part = " ".join(sentences[i] for i in kept)
-            found.append(replace(question, context=part, answers=(), starts=()))
-    return found
+            asked.append(replace(question, context=part, answers=(), starts=()))
+    return asked
 
 
 def read_unlabelled_questions(work: Finetuning, data: Path, questions: Sequence[Question]) -> list[Question]:
@@ -95,19 +95,19 @@ def read_unlabelled_questions(work: Finetuning, data: Path, questions: Sequence[
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    found: list[Question] = []
+    unanswered: list[Question] = []
     paragraphs: list[str] = []
     for file, count in work.unlabelled.items():
         if file.endswith(".json"):
             asked = take_evenly(datasets.questions(data / file), count)
-            found += [replace(question, answers=(), starts=()) for question in asked]
+            unanswered += [replace(question, answers=(), starts=()) for question in asked]
         else:
             texts = list(_paragraphs(data / file))
-            found += _ask_clozes(texts, count)
+            unanswered += _ask_clozes(texts, count)
             paragraphs += texts
     if work.transferred_questions:
-        found += transfer_questions(questions, paragraphs, work.transferred_questions)
-    return found
+        unanswered += transfer_questions(questions, paragraphs, work.transferred_questions)
+    return unanswered
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
@@ -119,13 +119,13 @@ def _paragraphs(path: Path) -> Iterator[str]:
 def _ask_clozes(paragraphs: Sequence[str], count: int) -> list[Question]:
     """Returns a cloze about each of `count` paragraphs, except those without a sentence to make one of."""
     chance = np.random.default_rng(count)
-    found = []
+    clozes = []
     for number, paragraph in enumerate(take_evenly(paragraphs, count)):
         sentences = split_sentences(paragraph)
         asked = make_question(sentences[int(chance.integers(len(sentences)))], chance) if sentences else None
         if asked is not None:
-            found.append(Question(str(number), asked, paragraph, (), ()))
-    return found
+            clozes.append(Question(str(number), asked, paragraph, (), ()))
+    return clozes
 
 
 def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], times: int) -> list[Question]:
@@ -136,15 +136,15 @@ def _ask_elsewhere(asked: Sequence[Question], questions: Sequence[Question], tim
     contexts = list(dict.fromkeys(question.context for question in questions))
     numbers = {context: i for i, context in enumerate(contexts)}
     keywords = [_keywords(context) for context in contexts]
-    found = []
+    exchanged = []
     for question in asked:
         own, words = numbers[question.context], _keywords(question.question)
         nearby = range(max(0, own - MAX_DISTANCE), min(len(contexts), own + MAX_DISTANCE + 1))
         answers = [answer.lower() for answer in question.answers]
         candidates = [i for i in nearby if i != own and not any(answer in contexts[i].lower() for answer in answers)]
         others = sorted(candidates, key=lambda i: -len(words & keywords[i]))[:times]
-        found += [replace(question, context=contexts[i], answers=(), starts=()) for i in others]
-    return found
+        exchanged += [replace(question, context=contexts[i], answers=(), starts=()) for i in others]
+    return exchanged
 
 
 def _keywords(text: str) -> set[str]:

@@ -38,9 +38,9 @@ def read_relevance(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[E
     Raises:
         DatasetError: a file is neither in SQuAD's format nor holds queries with texts.
     """
-    judged = [one for file, count in work.train.items() for one in _read(data / file, count, work.negatives)]
-    encodings = tokenizer.encode([(one.query, one.text) for one in judged], work.max_tokens)
-    return [Example(encoding, (one.target,)) for encoding, one in zip(encodings, judged, strict=True)]
+    judged = [text for file, count in work.train.items() for text in _read(data / file, count, work.negatives)]
+    encodings = tokenizer.encode([(text.query, text.text) for text in judged], work.max_tokens)
+    return [Example(encoding, (text.target,)) for encoding, text in zip(encodings, judged, strict=True)]
 
 
 def _read(path: Path, count: int, negatives: int) -> list[Judged]:
@@ -49,11 +49,11 @@ def _read(path: Path, count: int, negatives: int) -> list[Judged]:
         return judge_answers(take_evenly(asked, count), negatives)
     chance = np.random.default_rng(count)
     judged = []
-    for one in take_evenly([one for one in datasets.ranked(path) if any(one.relevant)], count):
-        order = chance.permutation(len(one.texts))
-        wrong = [i for i in order if not one.relevant[i]][:negatives]
-        right = [i for i, is_relevant in enumerate(one.relevant) if is_relevant]
-        judged += [Judged(one.query, one.texts[i], int(one.relevant[i])) for i in (*right, *wrong)]
+    for query in take_evenly([query for query in datasets.ranked(path) if any(query.relevant)], count):
+        order = chance.permutation(len(query.texts))
+        wrong = [i for i in order if not query.relevant[i]][:negatives]
+        right = [i for i, is_relevant in enumerate(query.relevant) if is_relevant]
+        judged += [Judged(query.query, query.texts[i], int(query.relevant[i])) for i in (*right, *wrong)]
     return judged
 
 
@@ -62,9 +62,9 @@ def judge_answers(questions: list[Question], negatives: int) -> list[Judged]:
 
     Of the sentences without the answer, at most `negatives` are taken.
     """
-    paragraphs = [Judged(one.question, one.context, RELEVANT) for one in questions]
-    others = [Judged(one.question, one.context, IRRELEVANT) for one in make_unanswerable(questions, len(questions))]
-    return [*paragraphs, *others, *(judged for one in questions for judged in judge_sentences(one, negatives))]
+    paragraphs = [Judged(item.question, item.context, RELEVANT) for item in questions]
+    others = [Judged(item.question, item.context, IRRELEVANT) for item in make_unanswerable(questions, len(questions))]
+    return [*paragraphs, *others, *(judged for item in questions for judged in judge_sentences(item, negatives))]
 
 
 def judge_sentences(question: Question, negatives: int) -> Iterator[Judged]:

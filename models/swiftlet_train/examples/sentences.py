@@ -24,14 +24,14 @@ def read_sentences(work: Finetuning, data: Path) -> list[str]:
     Raises:
         DatasetError: a file is damaged or not a text.
     """
-    found = []
+    texts = []
     for file, count in work.unlabelled.items():
         sentences = _sentences(data / file, work.longest_unlabelled)
         repeats = count // max(1, len(sentences)) if work.corrupted else 0
         sentences = [*sentences * repeats, *take_evenly(sentences, count - repeats * len(sentences))]
         chance = np.random.default_rng(count)
-        found += [corrupt(one, chance) if chance.random() < work.corrupted else one for one in sentences]
-    return found
+        texts += [corrupt(sentence, chance) if chance.random() < work.corrupted else sentence for sentence in sentences]
+    return texts
 
 
 def _sentences(path: Path, longest: int) -> list[str]:

@@ -29,15 +29,15 @@ def read_texts(work: Finetuning, data: Path) -> list[Labelled]:
     Raises:
         DatasetError: a file is not a table of labelled texts, or has a label that the recipe does not name.
     """
-    found = []
+    unlabelled = []
     labels = max(2, len(work.labels))  # a single label is there, 1, or not, 0
     names = work.labels if len(work.labels) > 1 else ()
     for file, count in work.train.items():
         texts = take_evenly(datasets.labelled(data / file, names), count)
         if any(text.label >= labels for text in texts):
             raise DatasetError(f"{file} has a label above {labels - 1}, and the labels of the recipe count from 0.")
-        found += texts
-    return found
+        unlabelled += texts
+    return unlabelled
 
 
 def read_unlabelled_texts(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:

@@ -16,9 +16,9 @@ from swiftlet_models.heads import Model
 def average(models: Sequence[Model]) -> Model:
     """Returns the first model, with the mean of all models' parameters. The models have the same shapes."""
     first, *others = models
-    parameters = [dict(other.named_parameters()) for other in others]
+    parameters = [dict(network.named_parameters()) for network in others]
     for name, parameter in first.named_parameters():
-        for other in parameters:
-            parameter.add_(other[name])
+        for others_parameters in parameters:
+            parameter.add_(others_parameters[name])
         parameter.div_(len(models))
     return first

@@ -84,7 +84,7 @@ class TaskTeacher:
     def prepare_other(
         cls, recipe: Recipe, work: Finetuning, tokenizer: Tokenizer, examples: Sequence[Example], run: Run
     ) -> TaskTeacher:
-        """Claims the directory of a task teacher: that of a shared run, or the folder `task_teacher` of this run's.
+        """Claims the directory of a task teacher: a shared run's, or the folder `task_teacher` of this run's.
 
         `examples` are those of the task, encoded by `tokenizer`, which is the teacher's own.
 
@@ -242,12 +242,12 @@ def initialise_from_finetuned(student: Model, recipe: Recipe, source: Model, exa
     Raises:
         RecipeError: the student's architecture has no such method, or none for this model.
     """
-    own, other = student.encoder.config, source.encoder.config
+    own, copied = student.encoder.config, source.encoder.config
     initialise = find_initialiser(recipe.architecture, own.traits())
-    traits, own_embedding = other.traits(), own.traits().embedding
+    traits, own_embedding = copied.traits(), own.traits().embedding
     is_standard = traits.bottleneck is None and len(traits.feed_forward) == 1
     both_factorised = traits.embedding.projection != "none" and own_embedding.projection == "sum"
-    if own.hidden_size != other.hidden_size or not is_standard or both_factorised:
+    if own.hidden_size != copied.hidden_size or not is_standard or both_factorised:
         raise RecipeError(
             "the student starts from a BERT of the same hidden size only, or, if it is a MobileBERT, from an ALBERT."
         )

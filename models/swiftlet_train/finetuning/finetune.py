@@ -100,7 +100,7 @@ def finetune(
     logits: list[Logits] | None
     for number, training in enumerate(trainings, start=1):
         own = run if number == 1 else _run_within(run, training_directory(directory, number), f"training {number}")
-        examples, logits = [], None  # frees those of the training before, which can take gigabytes
+        examples, logits = [], None  # frees the previous training's, which can take gigabytes
         model, examples, logits = _train(
             recipe, training, pretrained, initial_model, tokenizer, data, own, teachers_run=run
         )
@@ -219,9 +219,9 @@ def _ask_teacher(
     logits = teacher.predict("logits.npy", taught)
     if work.unlabelled and work.method == "classification":
         more = read_unlabelled_texts(work, data, tokenizer)
-        other = more if read is tokenizer else read_unlabelled_texts(work, data, read)
+        texts = more if read is tokenizer else read_unlabelled_texts(work, data, read)
         examples = [*examples * work.labelled_repeats, *more]
-        logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(other)]
+        logits = [*logits * work.labelled_repeats, *teacher.predict_unlabelled(texts)]
     return examples, logits
 
 
@@ -234,7 +234,7 @@ def _predict_aligned(teacher: TaskTeacher, pairs: Sequence[TaggedChunk | AskedWi
     if not pairs:
         raise DatasetError("The task teacher can read none of the training texts.")
     theirs = teacher.predict_unlabelled([pair.teacher for pair in pairs])
-    return [pair.align(one) for pair, one in zip(pairs, theirs, strict=True)]
+    return [pair.align(logits) for pair, logits in zip(pairs, theirs, strict=True)]
 
 
 def read_examples(work: Finetuning, data: Path, tokenizer: Tokenizer) -> list[Example]:

@@ -65,27 +65,27 @@ def split_logits(logits: Tensor, examples: Sequence[Example]) -> list[Tensor]:
 
 def stack_logits(logits: Sequence[Logits], examples: Sequence[Example]) -> Tensor:
     """Joins the logits of a batch's examples to the shape of `task_logits`."""
-    rows = [torch.from_numpy(one) for one in logits]
+    rows = [torch.from_numpy(example) for example in logits]
     if has_labelled_tokens(examples):
         return torch.cat(rows)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=EXCLUDED).squeeze(1)
 
 
-def mean_predictions(one: Sequence[Logits], other: Sequence[Logits], share: float = 0.5) -> list[Logits]:
+def mean_predictions(left: Sequence[Logits], right: Sequence[Logits], share: float = 0.5) -> list[Logits]:
     """Returns the mean of two teachers' probabilities for each example, as logarithms, (F, L) each.
 
-    `share` is that of the first teacher, between 0 and 1. Where the second one has no prediction (NaN), the first one
-    stands alone.
+    `share` is the weight of the first teacher, between 0 and 1. Without a prediction of the second teacher
+    (NaN), the first teacher's is the result.
     """
     own, rest = np.log(np.array([share, 1 - share], np.float32))
-    found = []
-    for a, b in zip(one, other, strict=True):
+    means = []
+    for a, b in zip(left, right, strict=True):
         missing = np.isnan(b)
         first, second = _log_softmax(a), _log_softmax(np.where(missing, np.float32(0), b))
-        found.append(np.where(missing, first, np.logaddexp(own + first, rest + second)))
-    return found
+        means.append(np.where(missing, first, np.logaddexp(own + first, rest + second)))
+    return means
 
 
 def _log_softmax(logits: Logits) -> Logits:
-    found: Logits = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    return found
+    normalised: Logits = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    return normalised

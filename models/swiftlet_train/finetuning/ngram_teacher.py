@@ -63,13 +63,13 @@ def cross_fit(
     Each label occurs at least once for each fold.
     """
     targets = np.array(labels)
-    found = np.zeros((len(texts), len(np.unique(targets))), np.float32)
+    probabilities = np.zeros((len(texts), len(np.unique(targets))), np.float32)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     for number, (rest, fold) in enumerate(folds.split(targets, targets), start=1):
-        found[fold] = _predict([texts[i] for i in rest], targets[rest], [texts[i] for i in fold], longest)
-        accuracy = 100 * (found[fold].argmax(1) == targets[fold]).mean()
+        probabilities[fold] = _predict([texts[i] for i in rest], targets[rest], [texts[i] for i in fold], longest)
+        accuracy = 100 * (probabilities[fold].argmax(1) == targets[fold]).mean()
         report(f"n-grams: fold {number} of {FOLDS}, accuracy {accuracy:.1f} %")
-    return found
+    return probabilities
 
 
 def _predict(texts: Sequence[str], targets: NDArray[np.int64], others: Sequence[str], longest: int) -> Any:

@@ -39,18 +39,18 @@ class AskedWindow:
 
     def align(self, logits: Logits) -> Logits:
         """Returns the teacher's logits (F, 2) at the student's positions, (L, 2)."""
-        own, other = self.student.encoding, self.teacher.encoding
+        own, theirs = self.student.encoding, self.teacher.encoding
         assert isinstance(own, Window)  # noqa: S101  # for the type checker
-        assert isinstance(other, Window)  # noqa: S101
+        assert isinstance(theirs, Window)  # noqa: S101
         spans = own.token_spans - own.token_spans[0, 0]  # the teacher reads only this part of the context
         aligned = np.full((len(own.input_ids), 2), EXCLUDED, np.float32)
         aligned[0] = logits[0]  # [CLS]: no answer
         for column in range(2):
-            places = np.searchsorted(other.token_spans[:, column], spans[:, column])
-            places = np.minimum(places, len(other.token_spans) - 1)
-            same = other.token_spans[places, column] == spans[:, column]
+            places = np.searchsorted(theirs.token_spans[:, column], spans[:, column])
+            places = np.minimum(places, len(theirs.token_spans) - 1)
+            same = theirs.token_spans[places, column] == spans[:, column]
             at = own.context_start + np.flatnonzero(same)
-            aligned[at, column] = logits[other.context_start + places[same], column]
+            aligned[at, column] = logits[theirs.context_start + places[same], column]
         return aligned
 
 
@@ -80,13 +80,13 @@ def find_kept_windows(
 ) -> NDArray[np.int64]:
     """Returns the numbers of the windows to learn from.
 
-    Keeps about a `fraction` of the unlabelled windows in which the teacher finds no answer, and all other windows.
+    Keeps about a `fraction` of the unlabelled windows where the teacher finds no answer, and all other windows.
     `logits` are its predictions at the student's positions, (L, 2). It finds an answer if the likeliest start and the
     likeliest end together are likelier than [CLS]; that the end follows the start is not required.
     """
     chance = np.random.default_rng(seed).random(len(windows))
     labelled = np.array([window.student.target != NOWHERE for window in windows], bool)
-    answered = np.array([one[1:].max(0).sum(dtype=np.float64) > one[0].sum() for one in logits], bool)
+    answered = np.array([window[1:].max(0).sum(dtype=np.float64) > window[0].sum() for window in logits], bool)
     return np.flatnonzero(labelled | answered | (chance < fraction))
 
 
@@ -97,7 +97,7 @@ def make_asked_windows(
 
     A word that is unknown to the student may be many tokens of the teacher. Windows that it cannot read are left out.
     """
-    found = []
+    windows = []
     for question in questions:
         for example in make_windows(question, tokenizer, max_tokens):
             window = example.encoding
@@ -106,8 +106,8 @@ def make_asked_windows(
                 continue
             part = question.context[window.token_spans[0, 0] : window.token_spans[-1, 1]]
             student = example if labelled else replace(example, target=NOWHERE)
-            found.append(AskedWindow(student, _read(question.question, part, teacher)))
-    return [one for one in found if one.teacher.context and len(one.teacher.encoding.input_ids) <= TEACHER_TOKENS]
+            windows.append(AskedWindow(student, _read(question.question, part, teacher)))
+    return [w for w in windows if w.teacher.context and len(w.teacher.encoding.input_ids) <= TEACHER_TOKENS]
 
 
 def _read(question: str, context: str, tokenizer: Tokenizer) -> Example:

@@ -60,7 +60,7 @@ def train_on_vectors(
 
 
 def vector_distance(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Returns one minus the mean cosine of vectors (B, H) with those of the teacher."""
+    """Returns one minus the mean cosine of vectors (B, H) with the teacher's."""
     return 1 - F.cosine_similarity(ours, theirs).mean()
 
 
@@ -80,8 +80,8 @@ def teacher_vectors(package: str, texts: Sequence[str], work: Finetuning, run: R
         with torch.autocast(run.device.type, torch.bfloat16, enabled=work.precision == "bf16"):
             vectors = compute_vectors(model, examples, work.batch_size, run)
         write_array_atomically(path, vectors)
-    found: Vectors = np.load(path, mmap_mode="r")
-    return found
+    stored: Vectors = np.load(path, mmap_mode="r")
+    return stored
 
 
 def load_sentence_teacher(package: str) -> tuple[Model, Tokenizer, int]:

@@ -62,9 +62,9 @@ class Run:
     report: Callable[[str], None]
     progress: Callable[[int, int], None] | None
     predict: Predict | None = None
-    """Computes a teacher's logits on an engine; None if there is none."""
+    """Computes a teacher's logits on an engine; None without such a teacher."""
     teachers: Path | None = None
-    """The folder of the task teachers that recipes share; None if there is none."""
+    """The folder of the task teachers that recipes share; None without one."""
 
 
 def training_directory(directory: Path, number: int) -> Path:

@@ -22,7 +22,7 @@ def find_initialiser(architecture: str, traits: Traits) -> Initialiser:
     """Returns the method that initialises a student with these traits.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: no method fits them.
     """
     if traits.embedding.projection == "sum" and traits.bottleneck is None:
         return initialise_factorised

@@ -1,7 +1,7 @@
-"""Fits layers with bottlenecks, those of MobileBERT, to the layers of a BERT or an ALBERT.
+"""Fits MobileBERT's layers, which have bottlenecks, to the layers of a BERT or an ALBERT.
 
 Each layer is fitted to a layer of the teacher, by linear regressions on a sample of texts. The layers are fitted in
-order: each reads the output of the student's fitted layers, and thereby corrects their errors. NoNorm keeps a layer
+order: each reads the output of the student's fitted layers, and corrects their errors. NoNorm keeps a layer
 linear, except for its neurons. Without this initialisation, a network that cannot normalise learns almost nothing in
 the training time of a CPU.
 
@@ -113,7 +113,7 @@ def fit_layer(
     neuron_inputs = teacher.attention_norm(inputs + teacher.output(context))[is_token]  # (N, H)
     wanted, h = outputs[is_token], hidden[is_token]
 
-    # The inner width holds the directions in which the input and the output of the feed-forward network vary most.
+    # The inner width holds the directions of the largest variance of the feed-forward network's input and output.
     basis = common_directions(neuron_inputs, wanted, module.output.out_features)  # (H, C)
     inner = (neuron_inputs - neuron_inputs.mean(0)) @ basis
     key_query = layer.enter_attention(hidden)
@@ -193,7 +193,7 @@ def fit_feed_forward(
 def narrow_query_key(query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Narrows a head's queries and keys (N, D) to (N, width), with the nearest scaled products.
 
-    The mean of the keys is subtracted: it shifts all scores alike, which a softmax ignores.
+    The mean of the keys is subtracted: it shifts all scores by the same amount, which a softmax ignores.
     """
     key = key - key.mean(0)
     q, k = matrix_root(query.T @ query / len(query)), matrix_root(key.T @ key / len(key))

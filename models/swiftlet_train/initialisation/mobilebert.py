@@ -48,7 +48,7 @@ def can_copy_layers(encoder: Encoder, teacher: Encoder) -> bool:
     traits, others = encoder.config.traits(), teacher.config.traits()
     if traits.bottleneck is not None or traits.norm != "layer_norm" or len(traits.feed_forward) != 1:
         return False
-    neurons = [standard_layers(one)[0].inner.out_features for one in (encoder, teacher)]
+    neurons = [standard_layers(model)[0].inner.out_features for model in (encoder, teacher)]
     return traits.heads == others.heads and neurons[0] <= neurons[1]
 
 
@@ -116,8 +116,8 @@ def initialise_wide_head(
         rows = slice(number * width, (number + 1) * width)
         head.transform.weight[rows] = parts[number % len(parts)][0].T
         head.transform.bias[rows] = parts[number % len(parts)][1]
-    wanted, given = source.norm(source.act(transformed)), head.norm(head.act(head.transform(inputs)))
-    own, rest = given[:, :width], given[:, width:]
+    wanted, computed = source.norm(source.act(transformed)), head.norm(head.act(head.transform(inputs)))
+    own, rest = computed[:, :width], computed[:, width:]
     correction = torch.zeros_like(wanted)
     for _ in range(HEAD_ITERATIONS):  # each part is fitted to the residual of the other
         scale = ((wanted - correction) * own).mean(0) / own.square().mean(0)

@@ -62,7 +62,7 @@ def save_snapshot(directory: Path, model: nn.Module, step: int) -> None:
 
 
 def resume(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> State:
-    """Restores the model, the optimiser and the state from a checkpoint. Returns a new state if there is none."""
+    """Restores the model, the optimiser and the state from a checkpoint. Returns a new state without a checkpoint."""
     if not has_checkpoint(directory):
         return State()
     # Load to the CPU: model and optimiser move their tensors to the device, except AdamW's counters, which stay.

@@ -48,10 +48,10 @@ class Packing(AttentionMethod):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         """Returns the attention of each sequence to itself, (1, T, C). On a GPU the inputs are in bf16 or fp16."""
-        q, k, v = (one[0].view(one.shape[1], heads, one.shape[2] // heads) for one in (query, key, value))
+        q, k, v = (x[0].view(x.shape[1], heads, x.shape[2] // heads) for x in (query, key, value))
         if query.device.type == "cuda":
-            found = varlen_attn(q, k, v, self.ends, self.ends, self.longest, self.longest)
-            out = found if isinstance(found, Tensor) else found[0]
+            attended = varlen_attn(q, k, v, self.ends, self.ends, self.longest, self.longest)
+            out = attended if isinstance(attended, Tensor) else attended[0]
         else:
             out = self._by_sequence(q, k, v)
         return out.flatten(1)[None]
@@ -59,7 +59,7 @@ class Packing(AttentionMethod):
     def _by_sequence(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The reference of the kernel: (T, A, D)."""
         lengths = self.ends.diff().tolist()
-        parts = zip(*(torch.split(one.transpose(0, 1), lengths, 1) for one in (query, key, value)), strict=True)
+        parts = zip(*(torch.split(x.transpose(0, 1), lengths, 1) for x in (query, key, value)), strict=True)
         return torch.cat([F.scaled_dot_product_attention(*part) for part in parts], 1).transpose(0, 1)
 
 

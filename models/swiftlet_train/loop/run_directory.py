@@ -1,4 +1,4 @@
-"""The directory of a run, from which an interrupted run resumes."""
+"""The directory of a run. An interrupted run resumes from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences make a batch: a fixed number, or as many as have the tokens of a batch of full sequences."""
+"""Chooses the sequences of a batch: a fixed number, or as many as have the tokens of a batch of full sequences."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     length = max(batch.original_ids.shape[1] for batch in batches)
 
     def pad(rows: Iterable[Tensor]) -> Tensor:
-        return torch.cat([F.pad(one, (0, length - one.shape[1]), value=PAD_ID) for one in rows])
+        return torch.cat([F.pad(row, (0, length - row.shape[1]), value=PAD_ID) for row in rows])
 
     focus, first = list[Tensor](), 0
     for batch in batches:
@@ -140,7 +140,7 @@ class BatchSampler:
         return join(batches)
 
     def held_out(self, number: int) -> Batch:
-        """Makes a held-out batch: the same sequences and masks, whatever the recipe's objectives are."""
+        """Makes a held-out batch: the same sequences and masks for all objectives of recipes."""
         generator = torch.Generator().manual_seed(number)
         rows, _ = self.held_out_plan.take(number)
         return self._mask(self._read(rows), generator, "tokens", MASK_PROBABILITY)
@@ -179,7 +179,7 @@ class BatchSampler:
         return sequences[:, : int((sequences != PAD_ID).sum(1).max())]
 
     def _make_pairs(self, plan: BatchPlan, rows: NDArray[np.int64], generator: torch.Generator) -> Pairs:
-        """Splits each sequence into a pair, of which next-sentence prediction may replace the second text."""
+        """Splits each sequence into a pair. Next-sentence prediction may replace its second text."""
         max_tokens = self.work.sequence_length - PAIR_SPECIALS
         chunks = [self._split(row, max_tokens) for row in self._read(rows)]
         if self.work.sentence_objective == "sentence_order":
@@ -188,10 +188,10 @@ class BatchSampler:
         # In random order, the next sequence of blocks is from another document.
         others = [*chunks[1:], chunks[0]] if self.documents is None else self._draw_others(plan, rows, generator)
         if self.work.input_format == "sentence_pairs":  # the other text is one sentence, too
-            others = [[find_nearest(other, len(chunk[1]))] for chunk, other in zip(chunks, others, strict=True)]
+            others = [[find_nearest(second, len(chunk[1]))] for chunk, second in zip(chunks, others, strict=True)]
         pairs = [
-            make_next_sentence_pair(chunk, other, max_tokens, generator)
-            for chunk, other in zip(chunks, others, strict=True)
+            make_next_sentence_pair(chunk, second, max_tokens, generator)
+            for chunk, second in zip(chunks, others, strict=True)
         ]
         return stack(pairs, cls=self.cls, sep=self.sep)
 
@@ -200,10 +200,10 @@ class BatchSampler:
         assert self.documents is not None  # noqa: S101  # for the type checker
         others = []
         for row in rows:
-            other = row
-            while self.documents[other] == self.documents[row]:
-                other = plan.order[int(torch.randint(len(plan.order), (), generator=generator))]
-            others.append(other)
+            other_row = row
+            while self.documents[other_row] == self.documents[row]:
+                other_row = plan.order[int(torch.randint(len(plan.order), (), generator=generator))]
+            others.append(other_row)
         max_tokens = self.work.sequence_length - PAIR_SPECIALS
         return [self._split(row, max_tokens) for row in self._read(np.array(others))]
 

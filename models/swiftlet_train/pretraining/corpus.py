@@ -203,10 +203,10 @@ def _encode(tokenizer: tokenizers.Tokenizer, path: Path, length: int) -> Iterato
 
 def find_sentence_ends(tokenizer: tokenizers.Tokenizer) -> Tensor:
     """Returns which pieces end a sentence, (V,)."""
-    found = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
+    is_end = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
     ends = map(tokenizer.token_to_id, SENTENCE_ENDS)
-    found[[number for number in ends if number is not None]] = True
-    return found
+    is_end[[number for number in ends if number is not None]] = True
+    return is_end
 
 
 def special_id(tokenizer: tokenizers.Tokenizer, token: str) -> int:

@@ -107,11 +107,11 @@ def pretrain(
 
     def held_out_losses() -> Losses:
         numbers = range(work.held_out_sequences // work.batch_size)
-        found = [batch_losses(sampler.held_out(number), None, 0, ~number) for number in numbers]
+        held_out = [batch_losses(sampler.held_out(number), None, 0, ~number) for number in numbers]
         if work.sentence_objective != "none":
             pairs = [batch_losses(sampler.held_out_pairs(number), None, 0, ~number) for number in numbers]
-            found = [losses | {"sentences": own["sentences"]} for losses, own in zip(found, pairs, strict=True)]
-        return {f"held_out_{name}": torch.stack([losses[name] for losses in found]).mean() for name in found[0]}
+            held_out = [losses | {"sentences": own["sentences"]} for losses, own in zip(held_out, pairs, strict=True)]
+        return {f"held_out_{name}": torch.stack([losses[name] for losses in held_out]).mean() for name in held_out[0]}
 
     def scale_learning_rate(step: int) -> tuple[float, list[nn.Module]]:
         if not lr_scale:
@@ -216,7 +216,7 @@ def _initialise_from_teacher(student: Student, teacher: Teacher, counts: Tensor,
     encoder, head, our_head = teacher.encoder, teacher.head, student.masked_lm_head
     has_bottleneck = student.encoder.config.traits().embedding.projection == "words"
     is_factorised = encoder.config.traits().embedding.projection == "sum"
-    sizes = [(one.config.hidden_size, one.config.embedding_size) for one in (student.encoder, encoder)]
+    sizes = [(network.config.hidden_size, network.config.embedding_size) for network in (student.encoder, encoder)]
     is_supported = has_bottleneck and is_factorised and our_head.extra is not None
     if not (is_supported and sizes[0] == sizes[1] and isinstance(head, MaskedLM)):
         raise RecipeError(

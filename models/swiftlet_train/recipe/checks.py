@@ -12,6 +12,6 @@ class RecipeError(ModelError):
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:
-    """Raises RecipeError if the value is none of the choices, which are a `Literal`."""
+    """Raises RecipeError if the value is not one of the choices of a `Literal`."""
     if value not in get_args(choices):
         raise RecipeError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}.")

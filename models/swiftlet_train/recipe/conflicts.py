@@ -10,7 +10,7 @@ FILE_OF_TEXTS = ".tsv"
 
 
 class Pretraining(Protocol):
-    """The settings of `recipe.Pretraining` that can conflict. Read only, as those of a frozen dataclass."""
+    """The settings of `recipe.Pretraining` that can conflict. Read only, as in a frozen dataclass."""
 
     @property
     def objective(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The table of a fine-tuning, with those of its teacher and of the known failures of its model."""
+"""The table of a fine-tuning, and the tables of its teacher and of its model's known failures."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ class Distillation:
     """Initialises the student from this model of the same task and hidden size: a bundled model, or the directory of an
     artifact. Its vocabulary contains the student's. Its architecture may be another."""
     task_teacher: str = field(default="", kw_only=True)
-    """Another teacher, whose predictions take the place of those of the recipe's teacher, or join them
-    (`recipe_teacher_share`): an installed package, or the directory of a checkpoint. It reads the texts with a
-    tokenizer of its own."""
+    """Another teacher: an installed package, or the directory of a checkpoint. It reads texts with its own tokenizer.
+    Its predictions replace the predictions of the recipe's teacher, or join them (`recipe_teacher_share`)."""
     task_teacher_run: str = field(default="", kw_only=True)
     """The name of the task teacher's run, which recipes with the same teacher, task and examples share; by default each
     has its own."""
@@ -118,7 +117,7 @@ class OtherTraining:
 
     def changes(self) -> dict[str, Any]:
         """Returns the fields that are set."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -167,7 +166,7 @@ class Finetuning(Optimisation):
     unanswerable_questions: int = field(default=0, kw_only=True)
     """Questions to repeat with a context that does not answer them (question answering only)."""
     asked_again: int = field(default=0, kw_only=True)
-    """The number of neighbouring contexts, most of them of the same article, with which each question is repeated. Only
+    """Repeats each question with this many neighbouring contexts, most of them of the same article. Only
     the teacher answers (question answering with a task teacher only)."""
     asked_of_parts: int = field(default=0, kw_only=True)
     """How often each question is repeated with a random half of the sentences of its context, which may hold the answer
@@ -176,7 +175,7 @@ class Finetuning(Optimisation):
     """Questions of the training files to pair with paragraphs of the running texts in `unlabelled`. A paragraph's names
     replace those of its question. Only the teacher answers (question answering with a task teacher only)."""
     kept_unanswered: float = field(default=1.0, kw_only=True)
-    """The fraction to keep of the unlabelled windows in which the teacher finds no answer (question answering with a
+    """The fraction to keep of the unlabelled windows where the teacher finds no answer (question answering with a
     task teacher only). Windows are parts of contexts that a model reads at once."""
     unlabelled: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Files of running text under the data folder, each with the number of its sentences that only the teacher labels.
@@ -235,10 +234,10 @@ class Finetuning(Optimisation):
             raise RecipeError("labelled_repeats must be at least 1, and needs unlabelled sentences.")
         if self.longest_unlabelled < SHORTEST:
             raise RecipeError(f"longest_unlabelled must be at least {SHORTEST}.")
-        for one in self.weaknesses:
-            if bool(one.texts) != (self.task == "embed"):
+        for weakness in self.weaknesses:
+            if bool(weakness.texts) != (self.task == "embed"):
                 raise RecipeError("a weakness has texts if the task is embed, and only then.")
-            if one.texts and not (isinstance(one.inputs, str) and one.right in one.texts):
+            if weakness.texts and not (isinstance(weakness.inputs, str) and weakness.right in weakness.texts):
                 raise RecipeError("a weakness with texts has a text as its inputs, and the right one among the texts.")
         if self.negatives < 0:
             raise RecipeError("negatives must be at least 0.")
@@ -278,13 +277,13 @@ class Finetuning(Optimisation):
         if self.steps_after_averaging < 0 or (self.steps_after_averaging and not self.averaged_with):
             raise RecipeError("steps_after_averaging must be at least 0, and needs averaged_with.")
         trainings = self.trainings()  # checks the values of each
-        if any(one in trainings[:number] for number, one in enumerate(trainings)):
+        if any(training in trainings[:number] for number, training in enumerate(trainings)):
             raise RecipeError("averaged_with holds a training that equals another one: set another seed.")
 
     def trainings(self) -> list[Finetuning]:
         """Returns the trainings whose parameters are averaged, this one first."""
         first = replace(self, averaged_with=(), steps_after_averaging=0) if self.averaged_with else self
-        return [first, *(replace(first, **one.changes()) for one in self.averaged_with)]
+        return [first, *(replace(first, **variant.changes()) for variant in self.averaged_with)]
 
     def _can_label(self) -> bool:
         """Returns whether a teacher labels texts that have no labels."""

@@ -1,4 +1,4 @@
-"""The table of a pre-training, with that of its teacher."""
+"""The table of a pre-training, and the table of its teacher."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _parse_finetuning(table: Any) -> Any:
         table = {**table, "distillation": _build(Distillation, "distillation", table["distillation"])}
     for name, kind in (("weaknesses", Weakness), ("averaged_with", OtherTraining)):
         if isinstance(table, Mapping) and isinstance(table.get(name), list):
-            table = {**table, name: tuple(_build(kind, name, one) for one in table[name])}
+            table = {**table, name: tuple(_build(kind, name, entry) for entry in table[name])}
     return _build(Finetuning, "finetuning", table)
 
 

@@ -53,7 +53,7 @@ class Recipe:
     directory of a checkpoint."""
     tokenizer: TokenizerTraining | None = None
     min_character_count: int = 1
-    """The number of tokens with a character, in the documents that decide the vocabulary, from which it is kept. Words
+    """Keeps a character if at least this many tokens of the documents that decide the vocabulary have it. Words
     with rarer characters become `[UNK]`. Needs a teacher."""
     languages: tuple[str, ...] = ()
     """The languages of the data, as BCP 47 tags such as `en`."""
@@ -72,7 +72,7 @@ class Recipe:
             raise RecipeError(f"min_character_count must be at least 1, not {self.min_character_count!r}.")
         if self.tokenizer is not None and self.min_character_count > 1:
             raise RecipeError("min_character_count needs a teacher: set character_coverage in [tokenizer] instead.")
-        if not all(LANGUAGE.fullmatch(one) for one in self.languages):
+        if not all(LANGUAGE.fullmatch(language) for language in self.languages):
             raise RecipeError('languages must be a list of BCP 47 tags, such as ["en"].')
         plan = self.pretraining.knowledge_transfer
         if not self.teacher and plan is not None and not plan.has_own_teacher:
@@ -123,11 +123,11 @@ def identifying_settings(work: Pretraining | Finetuning | KnowledgeTransfer | Di
         for field in fields(work)
         if field.kw_only
     }
-    found = {name: value for name, value in asdict(work).items() if name not in optional or value != optional[name]}
-    tables = {name: getattr(work, name) for name in found}
+    settings = {name: value for name, value in asdict(work).items() if name not in optional or value != optional[name]}
+    tables = {name: getattr(work, name) for name in settings}
     nested = {
         name: identifying_settings(table)
         for name, table in tables.items()
         if isinstance(table, KnowledgeTransfer | Distillation)
     }
-    return found | nested
+    return settings | nested

@@ -1,4 +1,4 @@
-"""Which layer of a teacher a layer of its student follows."""
+"""Chooses the layer of a teacher that a layer of its student follows."""
 
 
 def teacher_layer(layer: int, depth: int, teacher_depth: int) -> int:

@@ -51,7 +51,7 @@ def load_teacher_tokenizer(package: str) -> tokenizers.Tokenizer:
 
 
 def load_own_tokenizer(package: str) -> Tokenizer:
-    """Loads the tokenizer with which a teacher reads texts, whole and as a task does.
+    """Loads the tokenizer of a teacher. It reads texts whole and as a task does.
 
     Raises:
         convert.ConversionError: the package is not installed.

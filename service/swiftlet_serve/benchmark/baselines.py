@@ -40,13 +40,13 @@ class Unsupported(Exception):
 
 
 class LoadedEngine(NamedTuple):
-    title: str  # the runtime, for people
+    title: str  # the title of the runtime
     call: Call
 
 
 class Load(Protocol):
     def __call__(self, network: Network, threads: int = 1) -> LoadedEngine:
-        """Loads a network. Raises Unsupported. `native` has one thread for a call, whatever it may use."""
+        """Loads a network. Raises Unsupported. `native` uses one thread for a call, even if it has more."""
         ...
 
 

@@ -18,7 +18,7 @@ from swiftlet_serve.benchmark.baselines import Call, LoadedEngine
 from swiftlet_serve.benchmark.plan import Case
 from swiftlet_serve.types import Batch
 
-REFERENCE: Final = "torch"  # the engine that the rows of the others are compared with
+REFERENCE: Final = "torch"  # the other engines' rows are compared with its rows
 ROUND_S: Final = 0.05
 MIN_ROUNDS: Final = 6  # with fewer rounds, the whole range covers less than 95 %
 CONFIDENCE: Final = 0.95
@@ -138,7 +138,7 @@ def _run_round(
 
 
 def scaling(call: Call, batches: Sequence[Batch], seconds: float) -> Interval:
-    """Returns the calls of two threads relative to those of one thread, in alternating rounds."""
+    """Returns the rate of calls of two threads relative to one thread, in alternating rounds."""
     rounds = 2 * MIN_ROUNDS
     slice_s = seconds / (2 * rounds)
     return Interval.of(

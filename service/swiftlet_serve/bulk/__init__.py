@@ -1,5 +1,5 @@
 """Bulk scoring of files: `swiftlet score`.
 
 A plan divides the input into shards. Workers lease shards, and each shard becomes one output file and one line of the
-manifest. Nothing of it depends on a clock, so that a job that is killed and started again writes the same bytes.
+manifest. No output depends on a clock: a job that is killed and started again writes the same bytes.
 """

@@ -1,4 +1,4 @@
-"""The batches of a chunk: sequences of similar length. They depend on nothing but the lengths."""
+"""The batches of a chunk: sequences of similar length. They depend only on the lengths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def batches(lengths: Sequence[int], cost: Cost) -> list[list[int]]:
     Returns:
         Indices into `lengths`, for each batch. A sequence above the limit of tokens is a batch of its own.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     tokens = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         length = lengths[index]
-        rows = len(found[-1]) + 1 if found else 1
+        rows = len(groups[-1]) + 1 if groups else 1
         charge = rows * length if cost.padded else tokens + length
-        if found and rows <= cost.max_rows and charge <= cost.max_tokens:
-            found[-1].append(index)
+        if groups and rows <= cost.max_rows and charge <= cost.max_tokens:
+            groups[-1].append(index)
             tokens += length
         else:
-            found.append([index])
+            groups.append([index])
             tokens = length
-    return found
+    return groups

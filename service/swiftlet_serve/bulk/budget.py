@@ -12,9 +12,9 @@ from swiftlet_serve.errors import SetupError
 
 @dataclass(frozen=True)
 class Budget:
-    """The bad rows that a job may have."""
+    """The number of bad rows that a job may have."""
 
-    given: str
+    text: str  # as in the option
     number: float  # rows, or a share of all rows
     is_share: bool
 
@@ -36,10 +36,10 @@ class Budget:
         return math.floor(self.number * total) if self.is_share else int(self.number)
 
     def check(self, bad: int, total: int, codes: Mapping[str, int]) -> None:
-        """Raises SetupError if a job of `total` rows has too many bad ones. `codes` are those that this worker saw."""
+        """Raises SetupError if a job of `total` rows has too many bad ones. `codes` counts this worker's errors."""
         if bad > self.rows(total):
             seen = ", ".join(f"{code} ({count})" for code, count in Counter(codes).most_common(3))
             raise SetupError(
-                f"{bad} of {total} rows are bad, more than --max-bad {self.given} allows"
+                f"{bad} of {total} rows are bad, more than --max-bad {self.text} allows"
                 f"{f': {seen}' if seen else ''}. Correct the input, or start the command again with a larger budget."
             )

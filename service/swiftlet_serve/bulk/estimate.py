@@ -15,7 +15,7 @@ from swiftlet_serve.bulk import plan as planning
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.job import Options, open_job
 from swiftlet_serve.bulk.plan import Plan
-from swiftlet_serve.bulk.records import Chunk, Outcome
+from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.scorer import Scorer
 from swiftlet_serve.bulk.sources import reading
 from swiftlet_serve.inference.loading import load_model
@@ -53,10 +53,10 @@ def estimate(options: Options) -> Estimate:
         started = time.monotonic()
         for chunk in _samples(plan):
             for part in scorer.start(chunk):
-                outcomes: Sequence[Outcome] = scorer.finish(part)
-                writer.write(part.chunk, outcomes)
-                rows += len(outcomes)
-                codes.update(outcome.error for outcome in outcomes if outcome.error is not None)
+                answers: Sequence[RowAnswer] = scorer.finish(part)
+                writer.write(part.chunk, answers)
+                rows += len(answers)
+                codes.update(answer.error for answer in answers if answer.error is not None)
         seconds = time.monotonic() - started
         writer.close()
     finally:

@@ -33,14 +33,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command says about a job. The names of the fields are those of the options."""
+    """The options of the command, under their names."""
 
     input: str
     model: str
     out: Path
     engine: str
     cores: int  # threads that run batches, of all workers together
-    task: str | None = None  # None: that of the model
+    task: str | None = None  # None: the model's own task
     columns: Mapping[str, str] | None = None  # columns of the input by the fields of the task's inputs
     parameters: Mapping[str, Any] | None = None
     key: str | None = None
@@ -75,7 +75,7 @@ class Summary:
 
     rows: int
     bad_rows: int
-    cut_rows: int  # whose texts have more tokens than the model reads
+    cut_rows: int  # rows whose texts have more tokens than the model reads
     earlier: int  # rows that were finished before this call
 
 
@@ -119,8 +119,8 @@ def run(options: Options, note: Callable[[str], None], progress: Progress) -> Su
 
     Args:
         options: the options of the command.
-        note: writes a line for people.
-        progress: shows how far the job is.
+        note: writes a line to the user.
+        progress: shows the progress of the job.
 
     Raises:
         ArtifactError, SetupError: the job cannot begin, go on or end. The message says why.
@@ -131,7 +131,7 @@ def run(options: Options, note: Callable[[str], None], progress: Progress) -> Su
         plan = _plan(options.out, job, leases, note)
         manifest = Manifest(options.out, plan)
         earlier = manifest.rows
-        again = f", of which {earlier:,} are finished" if earlier else ""
+        again = f", {earlier:,} of them finished" if earlier else ""
         note(f"{plan.rows:,} rows in {len(plan.shards):,} shards{again}")
         options.budget.check(manifest.bad_rows, plan.rows, {})
         if options.workers > 1:
@@ -143,7 +143,7 @@ def run(options: Options, note: Callable[[str], None], progress: Progress) -> Su
 
 
 def read_plan(directory: Path) -> Plan | None:
-    """Returns the plan of a directory, or None if there is none.
+    """Returns the plan of a directory, or None if it has no plan.
 
     Raises:
         SetupError: it is invalid.

@@ -75,14 +75,14 @@ class Leases:
 
     def _check(self) -> None:
         """Takes a lock twice, over two descriptions of the file. The second attempt must fail."""
-        other = _open(self._path)
+        second = _open(self._path)
         try:
             with self.hold(TEST):
-                excluded = not _lock(other, TEST, wait=False)
+                excluded = not _lock(second, TEST, wait=False)
         except OSError as error:
             raise _no_locks(self._path) from error
         finally:
-            os.close(other)
+            os.close(second)
         if not excluded:
             raise _no_locks(self._path)
 

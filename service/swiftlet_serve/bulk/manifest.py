@@ -24,7 +24,7 @@ class Entry:
     file: str
     rows: int
     bad_rows: int
-    cut_rows: int  # whose texts have more tokens than the model reads
+    cut_rows: int  # rows whose texts have more tokens than the model reads
     size: int  # bytes
     sha256: str  # of the output file
     model: str  # SHA-256 of the artifact's manifest
@@ -35,7 +35,7 @@ class Entry:
 
 
 class Manifest:
-    """The finished shards of a job. `refresh` reads those that other workers have finished since."""
+    """The finished shards of a job. `refresh` adds the shards that other workers have finished since."""
 
     def __init__(self, directory: Path, plan: Plan, *, check_files: bool = True) -> None:
         """Reads the manifest.
@@ -68,7 +68,7 @@ class Manifest:
         return len(self.entries) == len(self._plan.shards)
 
     def refresh(self) -> None:
-        """Reads the lines since the last call. A line without its end was not finished, and is no line."""
+        """Reads the lines since the last call. A line without its end is not finished, and ignored."""
         try:
             stream = self._path.open("rb")
         except FileNotFoundError:

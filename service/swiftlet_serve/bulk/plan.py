@@ -112,7 +112,7 @@ def check_same(plan: Plan, settings: JobSettings, sources: Sequence[Source]) -> 
     Raises:
         SetupError: a setting, the model or an input file differs.
     """
-    before, now = (json.loads(json.dumps(asdict(one))) for one in (plan.settings, settings))
+    before, now = (json.loads(json.dumps(asdict(values))) for values in (plan.settings, settings))
     differing = next((name for name in before if before[name] != now[name]), None)
     if differing == "model_sha256":
         raise SetupError("The model has changed since the job began. Score into a new directory.")
@@ -136,18 +136,18 @@ def make(settings: JobSettings, sources: Sequence[Source]) -> Plan:
         sources: the input files.
 
     Raises:
-        SetupError: a file cannot be read or lacks a column, or its columns differ from those of the first file.
+        SetupError: a file cannot be read or lacks a column, or its columns differ from the first file's.
     """
     format_ = formats.load(settings.input_format)
     pieces: list[Shard] = []
     header = Header()
     for number, source in enumerate(sources):
         with reading(source.path), source.open() as stream:
-            found = format_.header(stream, source.path, settings.delimiter)
+            source_header = format_.header(stream, source.path, settings.delimiter)
             if number == 0:
-                header = found
-                _check_columns(settings, found.columns, source.path)
-            elif found != header:
+                header = source_header
+                _check_columns(settings, source_header.columns, source.path)
+            elif source_header != header:
                 raise SetupError(f"{source.path} has other columns than {sources[0].path}. Score them separately.")
             stream.seek(0)
             for piece in format_.split(stream, source.path, settings.delimiter, settings.shard_rows):
@@ -174,7 +174,7 @@ def layout(settings: JobSettings, columns: Sequence[str] | None) -> Layout:
 def _check_columns(settings: JobSettings, columns: Sequence[str] | None, name: str) -> None:
     kept = layout(settings, columns).kept
     if kept is None and settings.output_format != settings.input_format:
-        raise SetupError("JSON Lines have no fixed columns. Name those of the output with --key and --keep.")
+        raise SetupError("JSON Lines have no fixed columns. Name the output's columns with --key and --keep.")
     added = (settings.answer_column, settings.error_column)
     if set(added) & set(kept or ()) or added[0] == added[1]:
         raise SetupError(

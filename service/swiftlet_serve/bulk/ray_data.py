@@ -3,7 +3,7 @@
     dataset.map_batches(BatchScorer, fn_constructor_kwargs={"model": "mobilebert-sst2"}, batch_format="pyarrow",
                         batch_size=2048, concurrency=4, num_cpus=1)
 
-This module does not import Ray, and a batch needs nothing but pyarrow.
+This module does not import Ray. A batch needs only pyarrow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from swiftlet_serve.bulk.formats.parquet import chunk_of, with_outcomes
+from swiftlet_serve.bulk.formats.parquet import chunk_of, with_answers
 from swiftlet_serve.bulk.records import Layout
 from swiftlet_serve.bulk.requests import RequestMaker
 from swiftlet_serve.bulk.scorer import Scorer
@@ -41,7 +41,7 @@ class BatchScorer:
         Args:
             model: artifact directory, which all nodes can read, or name of a bundled model.
             engine: name of the engine.
-            task: name of the task. Default: that of the model's manifest.
+            task: name of the task. Default: the task in the model's manifest.
             columns: columns by the fields of the task's inputs, as --column of `swiftlet score`.
             parameters: the parameters of all requests.
             answer_column: name of the column of the answers, which are JSON.
@@ -71,5 +71,5 @@ class BatchScorer:
         if len(added) < 2 or added & set(batch.column_names):
             raise SetupError("The dataset has a column of the name of the answer or the error. Rename those.")
         chunk = chunk_of(batch, inputs, batch.column_names)
-        outcomes = [one for part in list(self._scorer.start(chunk)) for one in self._scorer.finish(part)]
-        return with_outcomes(batch, self._layout, outcomes)
+        answers = [answer for part in list(self._scorer.start(chunk)) for answer in self._scorer.finish(part)]
+        return with_answers(batch, self._layout, answers)

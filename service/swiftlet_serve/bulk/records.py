@@ -1,4 +1,4 @@
-"""Rows as they are read from a file: records, and chunks of them."""
+"""Rows of a file: records, and chunks of records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREADABLE: Final = {
 
 
 class Record(NamedTuple):
-    """A row of the input: the values of its columns by name, or of those that could be read."""
+    """A row of the input: the values of its readable columns by name."""
 
     values: Mapping[str, Any]
     error: str | None = None  # one of `UNREADABLE`
@@ -52,7 +52,7 @@ class Chunk:
         return [{name: record.values.get(name) for name in columns} for record in self.records]
 
 
-class Outcome(NamedTuple):
+class RowAnswer(NamedTuple):
     """The answer to a row, or its error code."""
 
     answer: Any

@@ -1,4 +1,4 @@
-"""Requests of rows. A row is one input of the task, with a column for each of its fields."""
+"""Makes requests from rows. A row is one input of the task, with a column for each of its fields."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from swiftlet_serve.tasks._forms import TEXT, Form, forms
 from swiftlet_serve.types import Task
 
 
-def choose(found: Sequence[Form], columns: Mapping[str, str]) -> tuple[Form, dict[str, str]]:
+def choose(known: Sequence[Form], columns: Mapping[str, str]) -> tuple[Form, dict[str, str]]:
     """Returns the first form that has all named fields, and the column of each field to read.
 
     Args:
-        found: the forms of a task.
+        known: the forms of a task.
         columns: columns by the names of fields. A required field that is not named is read from the column of its
             own name.
 
     Raises:
         SetupError: no form has all these fields.
     """
-    for form in found:
+    for form in known:
         if columns.keys() <= set(form.names):
             names = [field.name for field in form.fields if field.required or field.name in columns]
             return form, {name: columns.get(name, name) for name in names}
-    ways = "; ".join(", ".join(form.names) for form in found)
+    ways = "; ".join(", ".join(form.names) for form in known)
     raise SetupError(f"The task has no input of the fields {', '.join(columns)}. Its inputs are: {ways}.")
 
 
@@ -93,7 +93,7 @@ def _parse(task: Task[Any, Any], parameters: Mapping[str, Any]) -> dict[str, Any
     try:
         task.encode(request)
     except Unprocessable as error:
-        if any(one.pointer.startswith("/parameters") for one in error.field_errors):
+        if any(field.pointer.startswith("/parameters") for field in error.field_errors):
             raise SetupError(f"A parameter does not fit the model: {error.detail}") from None
     return {"parameters": request.parameters}
 
@@ -107,5 +107,5 @@ def _list(text: str) -> Any:
 
 def _is_text(value: object, *, many: bool) -> bool:
     if many:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.bulk.batches import batches
-from swiftlet_serve.bulk.records import Chunk, Outcome
+from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.requests import RequestMaker
 from swiftlet_serve.errors import SwiftletError
 from swiftlet_serve.inference import partial_results
@@ -26,8 +26,7 @@ from swiftlet_serve.inference.partial_results import Input
 from swiftlet_serve.inference.pipeline import check_size
 from swiftlet_serve.machine.process_setup import SWITCH_INTERVAL_S
 from swiftlet_serve.settings import Settings
-from swiftlet_serve.types import Batch
-from swiftlet_serve.types import Outcome as RowOutcome
+from swiftlet_serve.types import Batch, Outcome
 from swiftlet_serve.workers.hosted_model import HostedModel, run_batch
 
 MAX_SEQUENCES: Final = 4096  # of a chunk, unless one row has more
@@ -48,7 +47,7 @@ class Running:
 
     chunk: Chunk
     rows: Sequence[Encoded]
-    batches: Sequence[tuple[Sequence[int], Future[list[RowOutcome]]]]
+    batches: Sequence[tuple[Sequence[int], Future[list[Outcome]]]]
 
 
 class Scorer:
@@ -61,7 +60,7 @@ class Scorer:
         # A thread that has run a batch needs the interpreter to take the next. By default it would wait 5 ms for the
         # thread that encodes, which is half of the time of a batch of a small network.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.freeze()  # the garbage collector would pass through the objects of start-up again and again
+        gc.freeze()  # keeps the garbage collector from scanning the objects of start-up again and again
         self._threads = ThreadPoolExecutor(min(cores, self._cost.max_calls or cores), "core")
 
     def start(self, chunk: Chunk) -> Iterator[Running]:
@@ -77,14 +76,14 @@ class Scorer:
         if rows:
             yield self._run(chunk.part(first, len(chunk.records)), rows)
 
-    def finish(self, running: Running) -> list[Outcome]:
-        """Waits for the batches of a chunk, and returns the outcome of each row."""
-        found: list[Any] = [None] * sum(len(row.sequences) for row in running.rows)
+    def finish(self, running: Running) -> list[RowAnswer]:
+        """Waits for the batches of a chunk, and returns the answer to each row."""
+        outcomes: list[Any] = [None] * sum(len(row.sequences) for row in running.rows)
         for indices, future in running.batches:
             for index, outcome in zip(indices, future.result(), strict=True):
-                found[index] = outcome
-        left = iter(found)
-        return [self._decode(row, [next(left) for _ in row.sequences]) for row in running.rows]
+                outcomes[index] = outcome
+        rest = iter(outcomes)
+        return [self._decode(row, [next(rest) for _ in row.sequences]) for row in running.rows]
 
     def close(self) -> None:
         """Waits for the batches that run, and drops those that wait."""
@@ -111,14 +110,14 @@ class Scorer:
             [(group, self._threads.submit(self._call, [sequences[index] for index in group])) for group in groups],
         )
 
-    def _call(self, sequences: Sequence[Encoding]) -> list[RowOutcome]:
+    def _call(self, sequences: Sequence[Encoding]) -> list[Outcome]:
         return run_batch(self._hosted, Batch.of(sequences))
 
-    def _decode(self, row: Encoded, outcomes: Sequence[RowOutcome]) -> Outcome:
+    def _decode(self, row: Encoded, outcomes: Sequence[Outcome]) -> RowAnswer:
         if row.request is None or row.error is not None:
-            return Outcome(None, row.error)
+            return RowAnswer(None, row.error)
         try:
             response = partial_results.decode(self._task, [Input(row.request, row.sequences)], outcomes)
         except SwiftletError as error:
-            return Outcome(None, error.code)
-        return Outcome(self._task.single(response), cut=any(sequence.left_out for sequence in row.sequences))
+            return RowAnswer(None, error.code)
+        return RowAnswer(self._task.single(response), cut=any(sequence.left_out for sequence in row.sequences))

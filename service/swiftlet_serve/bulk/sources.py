@@ -41,30 +41,30 @@ def reading(path: str) -> Iterator[None]:
         raise SetupError(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None
 
 
-def find(given: str) -> list[Source]:
+def find(location: str) -> list[Source]:
     """Returns the files that a file, a folder or a glob pattern names, sorted by path.
 
     A folder stands for all files in it and below that have the suffix of a format. Folders and patterns leave out names
-    that begin with a dot or an underscore, as those of markers and unfinished files.
+    that begin with a dot or an underscore, such as markers and unfinished files.
 
     Raises:
         SetupError: there is no such file, or the package fsspec is needed and not installed.
     """
-    found = _find_remote(given) if _is_url(given) else _find_local(given)
-    if not found:
+    sources = _find_remote(location) if _is_url(location) else _find_local(location)
+    if not sources:
         known = ", ".join(f".{name}" for name in formats.names())
-        raise SetupError(f"There is no input at {given}. Name a file, a folder or a pattern of files ({known}).")
-    for source in found:
+        raise SetupError(f"There is no input at {location}. Name a file, a folder or a pattern of files ({known}).")
+    for source in sources:
         if not _is_utf8(source.path):  # the plan, which names the files, is UTF-8
             raise SetupError(f"{os.fsencode(source.path)!r} has a name that is not UTF-8. Rename it.")
-    return sorted(found, key=lambda source: source.path)
+    return sorted(sources, key=lambda source: source.path)
 
 
 def format_of(sources: Sequence[Source]) -> str:
     """Returns the format that the suffixes of the files name.
 
     Raises:
-        SetupError: a suffix is not that of a format, or the files have different formats.
+        SetupError: a suffix belongs to no format, or the files have different formats.
     """
     suffixes = {source.path: PurePosixPath(source.path).suffix.lower().removeprefix(".") for source in sources}
     first = next(iter(suffixes.values()))
@@ -77,12 +77,12 @@ def format_of(sources: Sequence[Source]) -> str:
     return first
 
 
-def _find_local(given: str) -> list[Source]:
-    path = Path(given)
+def _find_local(pattern: str) -> list[Source]:
+    path = Path(pattern)
     if path.is_dir():
         paths = [file for file in path.rglob("*") if _is_data(file.relative_to(path).parts)]
     else:
-        matches = (Path(name) for name in glob.glob(given, recursive=True))
+        matches = (Path(name) for name in glob.glob(pattern, recursive=True))
         paths = [path] if path.exists() else [file for file in matches if not _is_hidden(file.name)]
     return [_local(file) for file in paths if file.is_file()]
 

@@ -1,4 +1,4 @@
-"""A worker: takes leases on shards, and turns each into an output file and a line of the manifest."""
+"""A worker: leases shards, and writes an output file and a line of the manifest for each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from swiftlet_serve.bulk.durable import HashedStream, new_file
 from swiftlet_serve.bulk.leases import Leases
 from swiftlet_serve.bulk.manifest import Entry, Manifest
 from swiftlet_serve.bulk.plan import Plan, Shard
-from swiftlet_serve.bulk.records import Chunk, Outcome
+from swiftlet_serve.bulk.records import Chunk, RowAnswer
 from swiftlet_serve.bulk.scorer import Running, Scorer
 from swiftlet_serve.bulk.sources import reading
 from swiftlet_serve.errors import SetupError
 
 AHEAD: Final = 2  # chunks whose batches wait or run while a chunk is decoded and written
 
-Part = tuple[int | None, Chunk, Sequence[Outcome]]
-"""A shard, some of its rows and their outcomes. Without a shard: no more rows until other workers finish theirs."""
+Part = tuple[int | None, Chunk, Sequence[RowAnswer]]
+"""A shard, some of its rows and their answers. Without a shard: no more rows until other workers finish theirs."""
 
 NOTHING: Final[Part] = (None, Chunk(()), ())
 
@@ -46,10 +46,10 @@ class Worker:
         Args:
             directory: the output directory.
             plan: the job.
-            manifest: its finished shards.
-            leases: those of this worker.
+            manifest: the finished shards of the job.
+            leases: the leases of this worker.
             scorer: answers the rows.
-            budget: the bad rows that the job may have.
+            budget: the number of bad rows that the job may have.
             on_rows: called with the rows of the unfinished shard that have been written.
         """
         self._directory, self._plan, self._manifest, self._leases = directory, plan, manifest, leases
@@ -62,7 +62,7 @@ class Worker:
         """Works until all shards are finished, by this worker or others.
 
         Raises:
-            SetupError: the input has changed, the disk is full, or there are too many bad rows. What is finished stays.
+            SetupError: the input has changed, the disk is full, or there are too many bad rows. Finished shards stay.
         """
         self._check_budget(0)
         for index, parts in groupby(self._answered(), itemgetter(0)):
@@ -99,12 +99,12 @@ class Worker:
         """Returns the number of rows, of bad rows and of cut rows."""
         writer = self._output.writer(stream, self._plan.layout)
         rows = bad = cut = 0
-        for _, chunk, outcomes in parts:
-            writer.write(chunk, outcomes)
-            rows += len(outcomes)
-            codes = [outcome.error for outcome in outcomes if outcome.error is not None]
+        for _, chunk, answers in parts:
+            writer.write(chunk, answers)
+            rows += len(answers)
+            codes = [answer.error for answer in answers if answer.error is not None]
             bad += len(codes)
-            cut += sum(outcome.cut for outcome in outcomes)
+            cut += sum(answer.cut for answer in answers)
             self._codes.update(codes)
             self._check_budget(bad)
             self._on_rows(rows)

@@ -1,1 +1,1 @@
-"""The commands of `swiftlet`. Only this package imports click."""
+"""The commands of `swiftlet`. No other package of the server imports click."""

@@ -1,8 +1,8 @@
 """Asks the server of a container whether it is ready: `python3 -m swiftlet_serve.cli.health_check`.
 
-The exit status is 0 if it is. The address follows the settings of the server: those on the command line of the
-container's first process, and those in the environment. A container runs this every few seconds, so it imports nothing
-but parts of the standard library.
+The exit status is 0 if it is ready. The settings of the server give the address: the command line of the container's
+first process, and the environment. A container runs this every few seconds, so it imports only parts of the standard
+library.
 """
 
 from __future__ import annotations

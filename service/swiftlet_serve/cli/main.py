@@ -59,7 +59,7 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @setting_options
-def serve(**given: str | None) -> None:
+def serve(**options: str | None) -> None:
     """Serves models over HTTP until it receives SIGINT or SIGTERM.
 
     All options have defaults. Each option can also be set by an environment variable, for example --timeout-ms by
@@ -68,7 +68,7 @@ def serve(**given: str | None) -> None:
     from swiftlet_serve import server
 
     check_variables(os.environ)
-    server.serve(_settings(given), summaries.announce)
+    server.serve(_settings(options), summaries.announce)
 
 
 @main.command()
@@ -142,7 +142,7 @@ def check(artifacts: tuple[str, ...], engine: str) -> None:
     "--language",
     "languages",
     multiple=True,
-    help="Language of the model's texts as a BCP 47 tag, such as en. Repeatable. Default: those of the model card.",
+    help="Language of the model's texts as a BCP 47 tag, such as en. Repeatable. Default: the model card's languages.",
 )
 @click.option(
     "--special-token",
@@ -233,13 +233,13 @@ def calibrate(
     from swiftlet_serve.offline.calibrate import calibrate, record
 
     (path,) = locate([artifact])
-    found = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
-    record(path, found, dict(predicates), {score: labels.split(",") for score, labels in scores})
-    offset = f", offset {found.offset:g}" if found.offset else ""
+    fit = calibrate(load_model(path, engine, task=task), data, skip=skip, limit=limit)
+    record(path, fit, dict(predicates), {score: labels.split(",") for score, labels in scores})
+    offset = f", offset {fit.offset:g}" if fit.offset else ""
     click.echo(
-        f"temperature {found.temperature:g}{offset} (fitted on {found.fitted_on} examples)\n"
-        f"expected calibration error {100 * found.raw_error:.2f} % before, {100 * found.calibrated_error:.2f} % after "
-        f"(measured on {found.measured_on} other examples)"
+        f"temperature {fit.temperature:g}{offset} (fitted on {fit.fitted_on} examples)\n"
+        f"expected calibration error {100 * fit.raw_error:.2f} % before, {100 * fit.calibrated_error:.2f} % after "
+        f"(measured on {fit.measured_on} other examples)"
     )
 
 
@@ -329,10 +329,10 @@ def bench(
     from swiftlet_serve.benchmark.plan import Plan
     from swiftlet_serve.benchmark.report import text, write
 
-    for kind, given, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
-        for one in given:
-            if one not in known:
-                raise click.BadParameter(f"{one!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
+    for kind, names, known in (("engine", engine, ENGINES), ("shape", shape, RELEASED)):
+        for chosen in names:
+            if chosen not in known:
+                raise click.BadParameter(f"{chosen!r} is not one of {', '.join(known)}.", param_hint=f"--{kind}")
     if device != "cpu":
         from swiftlet_serve.benchmark.device import report
 
@@ -340,10 +340,10 @@ def bench(
         click.echo(report(device, shape, settings["runs"], seconds, note, out, name))
         return
     plan = Plan.of(engine, shape, artifact, **settings)
-    found = bench(plan.quick() if quick else plan, note, advance)
-    click.echo(text(found))
+    benchmark = bench(plan.quick() if quick else plan, note, advance)
+    click.echo(text(benchmark))
     if out is not None:
-        for path in write(found, out, name):
+        for path in write(benchmark, out, name):
             note(str(path))
 
 
@@ -370,9 +370,9 @@ def _refuse_training() -> None:
 _add_training(main)
 
 
-def _settings(given: dict[str, str | None]) -> Settings:
+def _settings(options: dict[str, str | None]) -> Settings:
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return Settings(**{name: value for name, value in options.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])

@@ -55,20 +55,20 @@ def shadow_report(urls: tuple[str, ...], least_agreement: float, most_time: floa
     """Says whether a candidate version may take over, from the shadow traffic of servers.
 
     URL is the address of a server's metrics, such as http://127.0.0.1:9000/metrics. Several servers are added up. The
-    status is 1 if a candidate may not be promoted, and 2 if there is none.
+    status is 1 if a candidate may not be promoted, and 2 without a candidate.
     """
     from swiftlet_serve.repository import report
 
     try:
-        found = report.read(_fetch_text(url, api_key) for url in urls)
+        candidates = report.read(_fetch_text(url, api_key) for url in urls)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"The metrics cannot be read: {error}") from None
-    for line in report.lines(found, least_agreement, most_time):
+    for line in report.lines(candidates, least_agreement, most_time):
         click.echo(line)
-    if not found:
+    if not candidates:
         click.echo("No model has a candidate with shadow traffic.")
         sys.exit(2)
-    sys.exit(any(report.objection(one, least_agreement, most_time) for one in found.values()))
+    sys.exit(any(report.objection(candidate, least_agreement, most_time) for candidate in candidates.values()))
 
 
 def _fetch_text(url: str, api_key: str | None) -> str:
@@ -76,7 +76,7 @@ def _fetch_text(url: str, api_key: str | None) -> str:
 
     Raises:
         OSError: it cannot be reached, or responds with an error.
-        ValueError: the address is invalid, or the response is no text.
+        ValueError: the address is invalid, or the response is not text.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError("the address must begin with http:// or https://")

@@ -32,10 +32,10 @@ class Pair(click.ParamType[tuple[str, str]]):
         return self._metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        name, equals, given = value.partition("=")
+        name, equals, content = value.partition("=")
         if not name or not equals:
             self.fail(f"{value!r} is not {self._metavar}.", param, ctx)
-        return name, given
+        return name, content
 
 
 class BudgetType(click.ParamType[str]):
@@ -161,14 +161,14 @@ def score(
         return
     started = time.monotonic()
     try:
-        found = run(job, progress.note, lambda done, total: progress.advance(done, total, "rows"))
+        summary = run(job, progress.note, lambda done, total: progress.advance(done, total, "rows"))
     except KeyboardInterrupt:
         progress.note("Interrupted. The finished shards are kept: start the command again to go on.")
         sys.exit(130)
-    seconds, rows = time.monotonic() - started, found.rows - found.earlier
+    seconds, rows = time.monotonic() - started, summary.rows - summary.earlier
     rate = f", {rows:,} of them now, {rows / seconds:,.0f} a second" if rows else ""
-    cut = f", {found.cut_rows:,} cut to the model's limit of tokens" if found.cut_rows else ""
-    click.echo(f"{found.rows:,} rows{rate}; {found.bad_rows:,} bad{cut}. The output is in {out}.")
+    cut = f", {summary.cut_rows:,} cut to the model's limit of tokens" if summary.cut_rows else ""
+    click.echo(f"{summary.rows:,} rows{rate}; {summary.bad_rows:,} bad{cut}. The output is in {out}.")
 
 
 def _value(text: str) -> Any:
@@ -181,12 +181,12 @@ def _value(text: str) -> Any:
 def _estimate(job: Any) -> None:
     from swiftlet_serve.bulk.estimate import estimate
 
-    found = estimate(job)
-    click.echo(f"rows    {found.rows:,} in {found.shards:,} shards")
-    click.echo(f"time    about {_duration(found.seconds)} on {job.cores} cores, from {found.sample:,} rows")
-    click.echo(f"output  about {found.output_bytes / 1e6:.3g} MB")
-    codes = ", ".join(f"{code} ({count})" for code, count in found.codes.most_common())
-    click.echo(f"bad     {100 * found.bad_share:.2f} % of the sample{f': {codes}' if codes else ''}")
+    estimated = estimate(job)
+    click.echo(f"rows    {estimated.rows:,} in {estimated.shards:,} shards")
+    click.echo(f"time    about {_duration(estimated.seconds)} on {job.cores} cores, from {estimated.sample:,} rows")
+    click.echo(f"output  about {estimated.output_bytes / 1e6:.3g} MB")
+    codes = ", ".join(f"{code} ({count})" for code, count in estimated.codes.most_common())
+    click.echo(f"bad     {100 * estimated.bad_share:.2f} % of the sample{f': {codes}' if codes else ''}")
 
 
 def _duration(seconds: float) -> str:

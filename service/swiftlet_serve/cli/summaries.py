@@ -1,4 +1,4 @@
-"""The lines that commands print: about a server, a model or an evaluation."""
+"""The lines that commands print about a server, a model or an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine without a network: rows are a function of the sequence's own ids and nothing else.
+"""An engine without a network. A row is a function of its sequence's ids alone.
 
 Tests use it to check that each response belongs to its request. Benchmarks use it to measure everything but the
 network.

@@ -4,7 +4,7 @@ A batch is ragged: the tokens of all sequences end to end, without padding. Weig
 activations one scale per token, so that a row never depends on the rest of the batch, to the bit. A call is one call
 into a library without Python's global lock. It allocates no memory once its thread has run a batch of the same size.
 The weights are packed once and shared by all threads. `native/` holds the C++, with a small file for each
-instruction set. `swiftlet_models/folding.py` makes the parameters from those of `model.onnx`.
+instruction set. `swiftlet_models/folding.py` makes the parameters from `model.onnx`.
 
 Where the CPU has AMX, products run on tiles. The operating system may refuse them, and virtual machines exist that lose
 their content. So the kernel is tested when it is loaded, and some sums are computed again in every call. After a wrong
@@ -44,7 +44,7 @@ CHOICE: Final = "SWIFTLET_NATIVE_KERNEL"  # the environment variable that select
 PROJECTIONS: Final = {"none": 0, "words": 1, "sum": 2}  # numbers in C++
 POOLINGS: Final = {"cls": 0, "mean": 1, "max": 2}  # the same
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "gelu_new": 3, "gelu_pytorch_tanh": 3, "tanh": 4}  # the same
-WRONG_SUM: Final = 4  # the status of a call that found one, and was computed again
+WRONG_SUM: Final = 4  # the status of a call that found a wrong sum and was computed again
 TEST_SECONDS: Final = 0.25  # of the self-test
 TEST_ROUNDS: Final = 100
 ERRORS: Final = {
@@ -130,7 +130,7 @@ class Library:
         return bool(self.c.swiftlet_tiles())
 
     @property
-    def wrong_sums(self) -> int:
+    def kernel_faults(self) -> int:
         """The wrong sums that this process found in tiles."""
         count: int = self.c.swiftlet_wrong_sums()
         return count
@@ -164,7 +164,7 @@ class Native:
     # A call costs little besides its tokens: it reads the weights once for all of them.
     cost: ClassVar[Cost] = Cost(padded=False, call_tokens=8, max_tokens=512, max_rows=64)
     runs_network: ClassVar[bool] = True
-    # The artifact's tolerance is that of weights with one scale per block. Here they have one scale per output.
+    # The artifact's tolerance is for weights with one scale per block. Here they have one scale per output.
     extra_tolerance: ClassVar[float] = 0.05
 
     def __init__(self, library: Library, folded: Folded, passed_over: Sequence[str] = ()) -> None:
@@ -211,12 +211,12 @@ class Native:
 
     @property
     def title(self) -> str:
-        wrong = self._library.wrong_sums
+        wrong = self._library.kernel_faults
         return f"native ({self._kernel}{'; without tiles, which computed a wrong sum' if wrong else ''})"
 
     @property
-    def wrong_sums(self) -> int:
-        return self._library.wrong_sums
+    def kernel_faults(self) -> int:
+        return self._library.kernel_faults
 
     @property
     def bytes(self) -> int:
@@ -241,8 +241,8 @@ class Native:
         numbers = np.empty(len(batch.focus) * longest, np.float32)
         counts = rows, tokens, len(batch.focus), len(batch.candidates)
         # One array, because passing an array takes two microseconds.
-        given = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
-        status = self._c.swiftlet_run(self._model, *counts, given, numbers)
+        input_numbers = np.concatenate(batch.arrays, dtype=np.int64, casting="unsafe")
+        status = self._c.swiftlet_run(self._model, *counts, input_numbers, numbers)
         if status == WRONG_SUM:
             log.error(
                 "AMX tiles computed a wrong sum. The call was computed again. This process uses no tiles any more."
@@ -309,11 +309,11 @@ class Selection(NamedTuple):
     """The kernels that serve on this machine."""
 
     library: Library | None
-    passed_over: tuple[str, ...]  # better kernels that do not serve, each with the reason
+    passed_over: tuple[str, ...]  # faster kernels that do not serve, with the reasons
 
 
 def best() -> Library | None:
-    """Returns the fastest kernels that serve on this machine, or None if there are none."""
+    """Returns the fastest kernels that serve on this machine, or None if no kernels do."""
     return select().library
 
 
@@ -338,7 +338,7 @@ def select() -> Selection:
 
 
 def _library(kernel: str) -> Library | None:
-    """Returns the compiled library of a kernel; None if there is none for this platform and version."""
+    """Returns the compiled library of a kernel; None if this platform and version have no such library."""
     file = LIBRARIES / f"{kernel}.so"
     if not file.exists():
         return None
@@ -359,7 +359,7 @@ def _obstacle(library: Library) -> str | None:
         return "an earlier worker process found a wrong sum"
     if library.tiles:
         _test_once(library.file)
-    if library.wrong_sums:
+    if library.kernel_faults:
         return "its self-test found a wrong sum"
     return None
 

@@ -75,7 +75,7 @@ class RaggedOnnx:
         self._session = session(ragged(folded, multiply), threads)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = folded.outputs
-        # The artifact's tolerance is that of weights with one scale per block. Here they have one scale per output.
+        # The artifact's tolerance is for weights with one scale per block. Here they have one scale per output.
         self.extra_tolerance = 0.0 if multiply is in_fp32 else 0.05
 
     def run(self, batch: Batch) -> Sequence[Row]:

@@ -77,7 +77,7 @@ def create(artifact: Artifact, threads: int) -> OpenVino:
     file = artifact.file(ONNX)
     try:
         with open_weights(file) as weights:
-            check_artifact(artifact, {name: one.shape for name, one in weights.items()})
+            check_artifact(artifact, {name: weight.shape for name, weight in weights.items()})
     except WeightsError as error:
         raise ArtifactError(f"{artifact.path.name}: {error}") from None
     return OpenVino(file, threads, usable_cores())

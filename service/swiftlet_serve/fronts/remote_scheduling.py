@@ -74,7 +74,9 @@ class RemoteAdmission(AdmissionController):
         self._charge = charge
         self._uncharged: set[object] = set()
 
-    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool, client: str = "") -> None:
+    def reserve(
+        self, request: object, remaining_s: float, priority: Priority, *, complete: bool, client: str = ""
+    ) -> None:
         if request in self._reserved:
             return
         if self._charge is not None:
@@ -84,12 +86,12 @@ class RemoteAdmission(AdmissionController):
             raise draining()
         reserved = sum([other == client for other in self._reserved.values()])
         wait = load.wait_s(client, priority, time.monotonic()) + reserved * load.mean_request_s / load.cores
-        if not admissible(wait, 0.0, left_s, priority):
-            raise self._overloaded(wait) if left_s > 0 else deadline_exceeded()
+        if not admissible(wait, 0.0, remaining_s, priority):
+            raise self._overloaded(wait) if remaining_s > 0 else deadline_exceeded()
         if complete:
             self._reserved[request] = client
 
-    def least_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
+    def minimum_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
         load = self._published()
         for latency, coefficients in zip(self._latencies.values(), load.coefficients, strict=False):
             latency.coefficients = coefficients
@@ -247,5 +249,5 @@ class RemoteScheduler:
         self._admission.submitted(record)
         return self._requests.submit(self._index, encodings, deadline, priority, record)
 
-    def least_s(self, lengths: Sequence[int]) -> float:
-        return self._admission.least_s(self._model, lengths)
+    def minimum_s(self, lengths: Sequence[int]) -> float:
+        return self._admission.minimum_s(self._model, lengths)

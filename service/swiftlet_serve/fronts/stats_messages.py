@@ -10,7 +10,7 @@ from swiftlet_serve.telemetry.histogram import Histogram
 from swiftlet_serve.telemetry.request_stats import MAX_RECENT, ModelStats, RequestStats, Sampled
 from swiftlet_serve.telemetry.snapshot import ModelInfo, QueueState, Snapshot
 
-PLAIN: Final = ("cores", "ready", "restarts", "wrong_sums", "connections", "loop_lag_s", "fronts", "front_restarts")
+PLAIN: Final = ("cores", "ready", "restarts", "kernel_faults", "connections", "loop_lag_s", "fronts", "front_restarts")
 """The fields of a snapshot that JSON holds as they are."""
 
 

@@ -191,7 +191,7 @@ class LocalRuntime(Runtime):
             self._executor.size,
             self._executor.ready,
             self._executor.restarts,
-            self._executor.wrong_sums,
+            self._executor.kernel_faults,
             self._executor.workers,
             connections=0,
             loop_lag_s=self._lag.largest_s,

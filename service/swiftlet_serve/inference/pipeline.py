@@ -50,7 +50,7 @@ class Scheduler(Protocol):
         """
         ...
 
-    def least_s(self, lengths: Sequence[int]) -> float:
+    def minimum_s(self, lengths: Sequence[int]) -> float:
         """Predicts the seconds that the engine needs for a request alone, given the tokens of each sequence."""
         ...
 
@@ -164,7 +164,7 @@ class Pipeline:
         except (DeadlineExceeded, Unavailable):
             if record is not None and sequences:
                 lengths = [len(sequence.input_ids) for sequence in sequences]
-                record.least_s = self._scheduler.least_s(lengths)
+                record.minimum_s = self._scheduler.minimum_s(lengths)
             raise
         finally:
             self._end()

@@ -22,7 +22,7 @@ NAME: Final = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
 def find_devices(engine: str, named: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns the devices to use: those named, or else all that this process may use.
+    """Returns the devices to use: the named ones, or by default all that this process may use.
 
     Args:
         engine: the name of the engine. None but torch uses devices.
@@ -50,12 +50,12 @@ def find_devices(engine: str, named: Sequence[str], environment: Mapping[str, st
 
 def _visible(value: str) -> list[str]:
     """Returns the devices of the value of `CUDA_VISIBLE_DEVICES`. CUDA ignores the first invalid name and the rest."""
-    found: list[str] = []
+    names: list[str] = []
     for name in value.split(","):
-        if not NAME.fullmatch(name.strip()) or name.strip() in found:
+        if not NAME.fullmatch(name.strip()) or name.strip() in names:
             break
-        found.append(name.strip())
-    return found
+        names.append(name.strip())
+    return names
 
 
 def _installed() -> Iterator[str]:

@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 LARGE_BYTES: Final = 1 << 17
 MEBIBYTE: Final = 1 << 20
-NO_LIMIT: Final = 1 << 62  # in version 1 of cgroups, a limit near 2^63 is none
+NO_LIMIT: Final = 1 << 62  # in version 1 of cgroups, a limit near 2^63 means no limit
 
 
 def needed_to_load(artifact_bytes: int) -> int:
@@ -32,7 +32,7 @@ def needed_to_serve(artifact_bytes: int, *, spare: bool) -> int:
 class CgroupMemory(NamedTuple):
     """The memory of the cgroup, such as a container, that this process is in. None: not known."""
 
-    limit: int | None  # bytes; None also if there is none
+    limit: int | None  # bytes; None without a limit
     peak: int | None  # bytes
     kills: int | None  # processes that the kernel killed because of the limit
 
@@ -83,7 +83,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _number(file: Path) -> int | None:
-    """Returns the number in a file; None if there is none, or if it says that there is no limit."""
+    """Returns the number in a file; None if the file is missing or means that there is no limit."""
     text = "".join(_lines(file)).strip()
     return int(text) if text.isdecimal() and int(text) < NO_LIMIT else None
 

@@ -29,7 +29,7 @@ def set_up_process() -> None:
 def open_standard_streams() -> None:
     """Opens the null device for each standard stream that is closed.
 
-    Otherwise a socket would get its descriptor, and whatever writes to the stream would write to a client.
+    Otherwise a socket would get its descriptor, and code that writes to the stream would write to a client.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -52,7 +52,7 @@ def ignore_signals() -> None:
 
 
 def is_writable(stream: TextIO) -> bool:
-    """Returns whether a stream takes a few lines without waiting for its reader. What is no pipe or file does."""
+    """Returns whether a stream takes a few lines without waiting for its reader. A stream without a descriptor does."""
     try:
         return bool(select.select([], [stream], [], 0)[1])
     except (OSError, ValueError):

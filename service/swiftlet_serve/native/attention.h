@@ -48,7 +48,7 @@ inline void multiply_f32(const float* a, int a_stride, int rows, const float* b,
 
 // How the positions of a sequence's queries enter its attention.
 struct Placement {
-    const float* bias = nullptr;  // (heads, bias_stride), added to the scores; null if there is none
+    const float* bias = nullptr;  // (heads, bias_stride), added to the scores; null without a bias
     int bias_stride = 0;
     int longest = 0;                          // the distance d from a query to a key has the bias longest - 1 + d
     bool causal = false;                      // whether a query attends only to keys up to its own position
@@ -85,7 +85,7 @@ inline Floats find_largest(float* x, int n, int all, const float* bias) {
     return Isa::broadcast(Isa::max_lane(high));
 }
 
-// Replaces n scores, to which the bias is added, by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
+// Adds the bias to n scores and replaces them by exp(x - max x), followed by zeros up to `all`. Returns 1 / their sum.
 // `all` is a multiple of lanes.
 inline float softmax_numerators(float* x, int n, int all, const float* bias) {
     const Floats shift = find_largest(x, n, all, bias);

@@ -34,7 +34,7 @@ void pack_numbers(const float* from, int from_stride, int rows, int depth, float
         }
 }
 
-// Replaces n scores, to which the bias is added, by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns
+// Adds the bias to n scores and replaces them by bf16 weights exp(x - max x), followed by zeros up to `keys`. Returns
 // 1 / their sum.
 template <class A>
 float softmax_pairs(float* x, int n, int keys, const float* bias, float* weights) {

@@ -50,7 +50,7 @@ struct Shape {
 struct Batch {
     const std::int64_t *ids, *token_types, *offsets, *focus, *focus_offsets;
     // For `top_k`. If a sequence's top_k is 0, its candidates are one output for each position in focus, whose
-    // log-probabilities it asks for, or there are none and it asks for all outputs.
+    // log-probabilities it asks for. Without candidates, it asks for all outputs.
     const std::int64_t *top_k, *candidates, *candidate_offsets;
     int sequences, tokens, reads;
 };
@@ -550,7 +550,7 @@ class Model {
     std::vector<PackedMatrix*> added_;  // of `matrices_`, in the order of their addition
     Buffer<std::int8_t, huge_page> weights_;
     std::map<std::string, Buffer<float>> vectors_;
-    std::vector<float> zeros_;  // in the place of token types, if there are none
+    std::vector<float> zeros_;  // used as token types if a batch has none
     std::size_t token_type_stride_ = 0;
     Buffer<std::int8_t> words_;
     Buffer<float> word_scale_;

@@ -1,4 +1,4 @@
-// No instruction set: the reference kernels of the tests, in which vectors are arrays. They are slow and never serve.
+// No instruction set: the reference kernels of the tests, with arrays as vectors. They are slow and never serve.
 //
 // The tests build them in the shape of each instruction set: `SWIFTLET_LANES` lanes, quantised activations from
 // `SWIFTLET_LOWEST` to `SWIFTLET_LOWEST` + `SWIFTLET_LEVELS`, `SWIFTLET_FLOATS_PER_LANE` numbers per lane in attention, and

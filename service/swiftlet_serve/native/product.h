@@ -18,7 +18,7 @@ struct QuantisedRows {
 // A matrix (n, k) in int8 with one quantisation scale per output. n is a multiple of lanes, k of 16.
 //
 // w holds panels of `tile_columns` outputs; the last one may be narrower. Within a panel, each group of inputs holds the
-// weights of all outputs, in the order in which the dot products read them.
+// weights of all outputs, in the order that the dot products read.
 struct Matrix {
     int n = 0, k = 0;
     std::int8_t* w = nullptr;

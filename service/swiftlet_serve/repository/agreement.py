@@ -1,4 +1,4 @@
-"""How far two answers to the same request agree."""
+"""Compares two answers to the same request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-EQUAL_VECTORS: Final = 0.99  # cosine from which two embeddings agree
+EQUAL_VECTORS: Final = 0.99  # the least cosine of two embeddings that agree
 
 
 class Agreement(NamedTuple):
     """The comparison of two answers."""
 
     agrees: bool  # whether they say the same about every input
-    shift: float  # the largest difference of the scores of what both say, or 1 - cosine of embeddings
+    shift: float  # the largest difference of the scores of equal entries, or 1 - cosine of embeddings
 
 
 def compare(served: Any, candidate: Any, *, several: bool) -> Agreement:
     """Compares two answers of one task.
 
-    Of a ranking, the best entry counts. Of entries in another order, such as the entities in a text, all count.
+    Of a ranking, only the best entry counts. Entries in another order, such as the entities in a text, all count.
 
     Args:
         served, candidate: the answers, as JSON-serialisable values.
@@ -30,8 +30,8 @@ def compare(served: Any, candidate: Any, *, several: bool) -> Agreement:
     left, right = _per_input(served, several), _per_input(candidate, several)
     if len(left) != len(right):
         return Agreement(agrees=False, shift=0.0)
-    found = [_compare_one(*pair) for pair in zip(left, right, strict=True)]
-    return Agreement(all(one.agrees for one in found), max((one.shift for one in found), default=0.0))
+    entries = [_compare_one(*pair) for pair in zip(left, right, strict=True)]
+    return Agreement(all(entry.agrees for entry in entries), max((entry.shift for entry in entries), default=0.0))
 
 
 def _per_input(answer: Any, several: bool) -> list[Any]:
@@ -53,16 +53,16 @@ def _entries(answer: Any) -> list[tuple[Any, float]]:
     """Returns what an answer says, with the scores."""
     if isinstance(answer, dict) and "labels" in answer and "scores" in answer:  # a ranking in columns
         answer = [{"label": a, "score": b} for a, b in zip(answer["labels"], answer["scores"], strict=False)]
-    entries = [_entry(one) for one in answer] if isinstance(answer, list) else [_entry(answer)]
+    entries = [_entry(item) for item in answer] if isinstance(answer, list) else [_entry(answer)]
     scores = [score for _, score in entries]
     return entries[:1] if scores == sorted(scores, reverse=True) else entries
 
 
-def _entry(one: Any) -> tuple[Any, float]:
-    if not isinstance(one, dict):
-        return one, 0.0
-    score = one.get("score")
-    meaning = {name: value for name, value in one.items() if name != "score"}
+def _entry(item: Any) -> tuple[Any, float]:
+    if not isinstance(item, dict):
+        return item, 0.0
+    score = item.get("score")
+    meaning = {name: value for name, value in item.items() if name != "score"}
     return meaning, float(score) if isinstance(score, int | float) else 0.0
 
 

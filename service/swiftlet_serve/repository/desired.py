@@ -44,7 +44,7 @@ class Shadow(_Strict):
 
 
 class DesiredModel(_Strict):
-    """What to serve of one model."""
+    """The desired versions of one model."""
 
     version: Annotated[Version | None, Field(description="The default version. Unset: the latest.")] = None
     aliases: Annotated[Mapping[Alias, Version], Field(description="Versions by alias, for `name@alias`.")] = Field(
@@ -74,7 +74,7 @@ class _Desired(_Strict):
 
 
 class Wanted(BaseModel):
-    """What to serve of one model, with the latest version resolved."""
+    """The desired versions of one model, with the latest version resolved."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -86,9 +86,9 @@ class Wanted(BaseModel):
 
     @property
     def versions(self) -> list[int]:
-        """All versions that this needs, the default one first."""
+        """All desired versions, the default one first."""
         shadow = [] if self.shadow is None else [self.shadow.version]
-        return list(dict.fromkeys([self.default, *self.aliases.values(), *(one for one, _ in self.split), *shadow]))
+        return list(dict.fromkeys([self.default, *self.aliases.values(), *(n for n, _ in self.split), *shadow]))
 
 
 def parse(content: bytes) -> Mapping[str, DesiredModel]:
@@ -114,7 +114,7 @@ def parse(content: bytes) -> Mapping[str, DesiredModel]:
 
 
 def resolve(models: Mapping[str, DesiredModel] | None, present: Mapping[str, Sequence[int]]) -> dict[str, Wanted]:
-    """Returns what to serve of each model, in order.
+    """Returns the desired versions of each model, in order.
 
     Args:
         models: the desired models; None for all models in their latest version.

@@ -1,7 +1,7 @@
-"""Makes the server serve what the model repository wants.
+"""Makes the server serve the versions that the model repository names.
 
-A version is fetched, verified and loaded beside those that serve, replays its golden answers there, and then takes over
-at once. The earlier version finishes its requests and is released. If a step fails, the earlier version serves on.
+A new version is fetched, verified and loaded beside the old one, and replays its golden answers. Then it takes over in
+one step. The old version finishes its requests and is released. If a step fails, the old version serves on.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from swiftlet_serve.types import Deadline
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 10.0  # after which a version that could not be loaded is tried again, doubled each time
+RETRY_S: Final = 10.0  # until a failed version is loaded again; doubles each time
 MAX_RETRY_S: Final = 600.0
 USUAL_LOAD_S: Final = 2.0  # predicted for the first version
-LOOK_S: Final = 60.0  # after which a repository that does not respond counts as unreachable
+LOOK_S: Final = 60.0  # a repository that does not respond for this time is unreachable
 
 FAULTS: Final = (ArtifactError, SetupError, RepositoryError, SwiftletError)
 """The errors that make a version fail to load."""
@@ -82,7 +82,7 @@ class ModelManager:
         self._retry_at = 0.0
         self._failed_looks = 0
         self._readable = True  # whether the last look at the repository succeeded
-        self._valid = True  # whether what it wants can be
+        self._valid = True  # whether the latest desired state is valid
         self._looking: asyncio.Future[Seen] | None = None  # a look that may have stalled
         self._stopping = asyncio.Event()
         self._changing = asyncio.Lock()
@@ -107,12 +107,12 @@ class ModelManager:
             raise SetupError(str(error)) from error
         if not wanted:
             raise SetupError("The model repository has no models. Add one with: swiftlet push.")
-        for name, one in wanted.items():
+        for name, target in wanted.items():
             follows = models is None or models[name].fixed is None
-            older = [number for number in reversed(self._seen.present[name]) if number < one.default]
-            failure = await self._change({name: one})
+            older = [number for number in reversed(self._seen.present[name]) if number < target.default]
+            failure = await self._change({name: target})
             while failure and follows and older:  # the latest version is broken, and must not stop the server
-                failure = await self._change({name: one.model_copy(update={"default": older.pop(0)})})
+                failure = await self._change({name: target.model_copy(update={"default": older.pop(0)})})
                 self._failed_looks = 1  # so that it is tried again later
             if failure:
                 raise SetupError(failure[0])
@@ -145,7 +145,7 @@ class ModelManager:
                 log_exception(log, "The model repository could not be followed", error)
 
     async def look(self) -> None:
-        """Looks at the repository, and serves what it wants if it has changed."""
+        """Reads the repository, and serves its desired versions if they have changed."""
         try:
             seen = await self._read()
         except RepositoryError as error:
@@ -176,7 +176,7 @@ class ModelManager:
 
     @property
     def reachable(self) -> bool:
-        """Whether the last look at the repository succeeded, and what it wants is valid."""
+        """Whether the last look at the repository succeeded, and its desired state is valid."""
         return self._readable and self._valid
 
     async def _read(self) -> Seen:
@@ -276,15 +276,15 @@ class ModelManager:
 
     def state(self) -> RepositoryState:
         """Returns the state of the repository and of its versions, for /models and /metrics."""
-        found = []
+        versions = []
         for version in self.versions.values():
             wanted = self._serving.get(version.name) or Wanted(default=0)
             aliases = {DEFAULT: wanted.default, **wanted.aliases}
             names = [name for name, number in aliases.items() if number == version.number]
-            share = dict(wanted.split).get(version.number, 0.0) / (sum(each for _, each in wanted.split) or 1.0)
+            share = dict(wanted.split).get(version.number, 0.0) / (sum(part for _, part in wanted.split) or 1.0)
             state = VersionState(version.name, version.number, version.state, version.reason, names, share)
-            found.append(state)
-        return RepositoryState(self.reachable, self.loads.copy(), self._used, found, self._shadows.stats())
+            versions.append(state)
+        return RepositoryState(self.reachable, self.loads.copy(), self._used, versions, self._shadows.stats())
 
     # Changes
 
@@ -297,16 +297,16 @@ class ModelManager:
         async with self._changing:
             serving: dict[str, Wanted] = {}
             before = self._serving
-            for name, one in {**(self._serving if others else {}), **wanted}.items():
+            for name, target in {**(self._serving if others else {}), **wanted}.items():
                 try:
-                    if one is not None and one != self._serving.get(name):
-                        await self._prepare(name, one)
+                    if target is not None and target != self._serving.get(name):
+                        await self._prepare(name, target)
                 except FAULTS as error:
                     failures.append(f"{name} cannot be served: {error}")
                     log.error("%s It stays as it was.", failures[-1])  # noqa: TRY400  # the message suffices
-                    one = self._serving.get(name)
-                if one is not None:
-                    serving[name] = one
+                    target = self._serving.get(name)
+                if target is not None:
+                    serving[name] = target
             self._serving = serving
             self._publish()
             _log_changes(before, serving)
@@ -314,7 +314,7 @@ class ModelManager:
         return failures
 
     async def _prepare(self, name: str, wanted: Wanted) -> None:
-        """Loads the versions that a model needs. At first, what exceeds the memory is left for the first request."""
+        """Loads the versions that a model needs. At start, versions beyond the memory are left for later."""
         versions = [await self._describe(name, number) for number in wanted.versions]
         before = self._serving.get(name)
         task = versions[0].task if before is None else self.versions[name, before.default].task
@@ -402,20 +402,20 @@ class ModelManager:
     async def _make_room(self, version: Version, keep: Sequence[Version]) -> None:
         """Releases the versions that were used least recently, until another one fits.
 
-        The version in whose place it comes leaves last: it serves on if the load fails.
+        The version that it replaces leaves last, because it serves on if the load fails.
 
         Raises:
-            RepositoryError: it does not fit beside those that must stay. None is released then.
+            RepositoryError: it does not fit beside the versions that must stay. Then no version is released.
         """
         if self._max_bytes is None:
             return
-        present = [other for other in self.versions.values() if other.pipeline is not None]
-        candidates = [other for other in present if other not in keep and not self._is_pinned(other)]
-        if self._used - sum(other.size for other in candidates) + version.size > self._max_bytes:
+        present = [loaded for loaded in self.versions.values() if loaded.pipeline is not None]
+        candidates = [loaded for loaded in present if loaded not in keep and not self._is_pinned(loaded)]
+        if self._used - sum(candidate.size for candidate in candidates) + version.size > self._max_bytes:
             raise RepositoryError(f"{version} does not fit into the memory for models, max_models_mb.")
 
-        def order(other: Version) -> tuple[bool, float]:
-            return other.name == version.name, other.pipeline.last_used if other.pipeline else 0.0
+        def order(candidate: Version) -> tuple[bool, float]:
+            return candidate.name == version.name, candidate.pipeline.last_used if candidate.pipeline else 0.0
 
         for oldest in sorted(candidates, key=order):
             if self._used + version.size <= self._max_bytes:
@@ -428,7 +428,7 @@ class ModelManager:
         return wanted is not None and wanted.pinned
 
     def _publish(self) -> None:
-        """Makes the current state that of all requests from now on."""
+        """Makes the current state apply to all requests from now on."""
         served = {}
         for name, wanted in self._serving.items():
             versions = [self.versions[name, number] for number in wanted.versions]
@@ -471,7 +471,7 @@ def _log_changes(before: Mapping[str, Wanted], now: Mapping[str, Wanted]) -> Non
         if name not in now:
             log.info("%s is no longer served", name)
         elif name in before and now[name].default != before[name].default:
-            log.info("%s %d serves in the place of %s %d", name, now[name].default, name, before[name].default)
+            log.info("%s %d replaces %s %d", name, now[name].default, name, before[name].default)
 
 
 def _unavailable(wait_s: float) -> Unavailable:

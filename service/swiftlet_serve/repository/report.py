@@ -1,4 +1,4 @@
-"""What shadow traffic says about a candidate: whether it may take over."""
+"""Decides from the metrics of shadow traffic whether a candidate may take over."""
 
 from __future__ import annotations
 
@@ -53,53 +53,53 @@ def read(pages: Iterable[str]) -> dict[tuple[str, str], Shadowed]:
     Raises:
         ValueError: a page is not in this format.
     """
-    found: dict[tuple[str, str], Shadowed] = {}
+    candidates: dict[tuple[str, str], Shadowed] = {}
     for page in pages:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if not sample.name.startswith("swiftlet_shadow_"):
                     continue
-                one = found.setdefault((sample.labels["model"], sample.labels["version"]), Shadowed())
+                candidate = candidates.setdefault((sample.labels["model"], sample.labels["version"]), Shadowed())
                 if sample.name == "swiftlet_shadow_requests_total":
-                    one.results[sample.labels["result"]] += int(sample.value)
+                    candidate.results[sample.labels["result"]] += int(sample.value)
                 elif sample.name == "swiftlet_shadow_score_shift_sum":
-                    one.shift_s += sample.value
+                    candidate.shift_s += sample.value
                 elif sample.name == "swiftlet_shadow_score_shift_count":
-                    one.shifts += int(sample.value)
+                    candidate.shifts += int(sample.value)
                 elif sample.name == "swiftlet_shadow_engine_seconds_sum":
-                    one.engine_s[sample.labels["side"]] += sample.value  # type: ignore[assignment]  # a sum of seconds
-    return found
+                    candidate.engine_s[sample.labels["side"]] += sample.value  # type: ignore[assignment]  # a sum of seconds
+    return candidates
 
 
-def lines(found: dict[tuple[str, str], Shadowed], least: float, slowest: float) -> Iterator[str]:
+def lines(candidates: dict[tuple[str, str], Shadowed], least: float, slowest: float) -> Iterator[str]:
     """Returns the report.
 
     Args:
-        found: the shadow traffic.
-        least: agreement from which a candidate may be promoted, from 0 to 1.
+        candidates: their shadow traffic.
+        least: the least agreement of a candidate that may be promoted, from 0 to 1.
         slowest: the largest multiple of the engine's time that a candidate may take.
     """
-    for (model, version), one in sorted(found.items()):
-        verdict = objection(one, least, slowest)
+    for (model, version), candidate in sorted(candidates.items()):
+        verdict = objection(candidate, least, slowest)
         yield f"{model} {version}: {'may be promoted' if verdict is None else 'stays a candidate, because ' + verdict}"
-        if one.compared:
-            yield f"  agreement {_interval(one.agreement)} of {one.compared} answers"
-        if one.shifts:
-            yield f"  mean difference of the scores {one.shift_s / one.shifts:.4f}"
-        if one.compared:
-            yield f"  engine time {one.slowdown:.2f} times that of the served version"
-        yield f"  failed {one.results['failed']}, dropped {one.results['dropped']}"
+        if candidate.compared:
+            yield f"  agreement {_interval(candidate.agreement)} of {candidate.compared} answers"
+        if candidate.shifts:
+            yield f"  mean difference of the scores {candidate.shift_s / candidate.shifts:.4f}"
+        if candidate.compared:
+            yield f"  engine time {candidate.slowdown:.2f} times the served version's"
+        yield f"  failed {candidate.results['failed']}, dropped {candidate.results['dropped']}"
 
 
-def objection(one: Shadowed, least: float, slowest: float) -> str | None:
-    """Returns why a candidate may not be promoted, or None if it may. The arguments are those of `lines`."""
-    if one.compared < MIN_COMPARED:
-        return f"only {one.compared} answers were compared, of at least {MIN_COMPARED}."
-    if one.failures.low > MAX_FAILED:
-        return f"it failed on {_interval(one.failures)} of the copies."
-    if one.agreement.low < 100 * least:
+def objection(candidate: Shadowed, least: float, slowest: float) -> str | None:
+    """Returns why a candidate may not be promoted, or None if it may. Takes the limits of `lines`."""
+    if candidate.compared < MIN_COMPARED:
+        return f"only {candidate.compared} answers were compared, of at least {MIN_COMPARED}."
+    if candidate.failures.low > MAX_FAILED:
+        return f"it failed on {_interval(candidate.failures)} of the copies."
+    if candidate.agreement.low < 100 * least:
         return f"its agreement may be below {100 * least:g} %."
-    if one.slowdown > slowest:
+    if candidate.slowdown > slowest:
         return f"it takes more than {slowest:g} times the engine's time."
     return None
 

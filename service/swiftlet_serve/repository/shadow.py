@@ -74,7 +74,7 @@ class Shadow:
         record = RequestRecord(model=served.model)
         try:
             pipeline = self._pipeline.for_task(served.task)
-            other = await pipeline.answer(request, time.monotonic() + TIMEOUT_S, "bulk", record)
+            candidate_answer = await pipeline.answer(request, time.monotonic() + TIMEOUT_S, "bulk", record)
         except Unavailable:
             self.stats.results["dropped"] += 1
             return
@@ -86,14 +86,14 @@ class Shadow:
             self.stats.results["failed"] += 1
             return
         several = isinstance(getattr(request, "inputs", None), list)
-        self.stats.add(compare(answer, other, several=several), _engine_s(served), _engine_s(record))
+        self.stats.add(compare(answer, candidate_answer, several=several), _engine_s(served), _engine_s(record))
 
 
 class _OneByOne:
     """A scheduler that runs the sequences of a copy one after another, and counts it in no statistics."""
 
     def __init__(self, runtime: LocalRuntime, model: str) -> None:
-        """`model` is the name under which the dispatcher knows the model."""
+        """`model` is the name of the model in the dispatcher."""
         self._runtime = runtime
         self._model = model
         self._turn = asyncio.Lock()
@@ -105,8 +105,8 @@ class _OneByOne:
         self._runtime.admission.commit(record, self._model, lengths, deadline - time.monotonic(), priority)
         return [self._run(encoding, deadline, priority, record) for encoding in encodings]
 
-    def least_s(self, lengths: Sequence[int]) -> float:
-        return self._runtime.admission.least_s(self._model, lengths)
+    def minimum_s(self, lengths: Sequence[int]) -> float:
+        return self._runtime.admission.minimum_s(self._model, lengths)
 
     async def _run(
         self, encoding: Encoding, deadline: Deadline, priority: Priority, record: RequestRecord | None
@@ -131,7 +131,7 @@ class Shadows:
         """Starts and ends shadow traffic.
 
         Args:
-            serving: what is wanted of each model that is served.
+            serving: the desired versions of each served model.
             versions: the versions by model and number.
         """
         for name in serving.keys() | self._current.keys():

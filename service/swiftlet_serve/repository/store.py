@@ -49,14 +49,11 @@ class Store(Protocol):
     """A model repository. All methods block, and raise RepositoryError if the repository cannot be reached."""
 
     def desired(self) -> bytes | None:
-        """Returns the content of desired.json, or None if there is none."""
+        """Returns the content of desired.json, or None if the file is missing."""
         ...
 
     def versions(self) -> Mapping[str, Sequence[int]]:
-        """Returns the versions of each model, lowest first. Names that are no model's or no version's are left out.
-
-        A name that is no version's is logged once.
-        """
+        """Returns the versions of each model, lowest first. Leaves out other names, and logs them once in a model."""
         ...
 
     def manifest(self, name: str, version: int) -> bytes:
@@ -106,13 +103,13 @@ class DirectoryStore:
     def versions(self) -> dict[str, list[int]]:
         try:
             models = [path for path in self._root.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
-            found = {
-                model.name: [one.name for one in model.iterdir() if (one / MANIFEST).is_file()]
+            names = {
+                model.name: [version.name for version in model.iterdir() if (version / MANIFEST).is_file()]
                 for model in sorted(models)
             }
         except OSError as error:
             raise _unreadable(error) from error
-        return self._versions.of(found)
+        return self._versions.of(names)
 
     def manifest(self, name: str, version: int) -> bytes:
         try:
@@ -185,10 +182,10 @@ class RemoteStore:
     def versions(self) -> dict[str, list[int]]:
         try:
             self._fs.invalidate_cache()
-            found = {model: self._names(f"{self._root}/{model}") for model in self._names(self._root)}
+            names_of = {model: self._names(f"{self._root}/{model}") for model in self._names(self._root)}
             complete = {
-                model: [one for one in names if self._fs.exists(f"{self._root}/{model}/{one}/{MANIFEST}")]
-                for model, names in sorted(found.items())
+                model: [name for name in names if self._fs.exists(f"{self._root}/{model}/{name}/{MANIFEST}")]
+                for model, names in sorted(names_of.items())
                 if NAME.fullmatch(model)
             }
         except Exception as error:  # as above
@@ -240,7 +237,7 @@ def push(store: Store, artifact: Artifact, version: int | None = None) -> tuple[
     """
     name, content = artifact.manifest.name, (artifact.path / MANIFEST).read_bytes()
     present = store.versions().get(name, [])
-    same = present[-1:] if version is None else [one for one in present if one == version]
+    same = present[-1:] if version is None else [number for number in present if number == version]
     if same and store.manifest(name, same[0]) == content:  # it has the hashes of all other files
         return same[0], False
     if version is not None and version in present:
@@ -264,16 +261,16 @@ class _Versions:
     def __init__(self) -> None:
         self._ignored: set[str] = set()  # that were logged
 
-    def of(self, found: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+    def of(self, directories: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
         """Returns the versions of each model, given the names of its complete folders."""
-        for model, names in found.items():
+        for model, names in directories.items():
             for path in (f"{model}/{name}" for name in names if not VERSION.fullmatch(name) and name[0] != "."):
                 if path not in self._ignored:
                     self._ignored.add(path)
                     log.warning("%a in the model repository is no version. Versions are whole numbers from 1.", path)
         return {
             model: sorted(int(name) for name in names if VERSION.fullmatch(name))
-            for model, names in found.items()
+            for model, names in directories.items()
             if names
         }
 

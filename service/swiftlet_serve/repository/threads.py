@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Runs a function on a thread of its own. Unlike those of an executor, it does not keep the process from ending."""
+    """Runs a function on its own thread. Unlike an executor's thread, it does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

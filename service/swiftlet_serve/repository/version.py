@@ -1,4 +1,4 @@
-"""A version of a model, as one server sees it."""
+"""The state of a model's version in one server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Version:
     pipeline: Pipeline | None = None
     path: Path | None = None  # of the local copy
     failures: int = 0  # in a row
-    retry_at: float = 0.0  # before which no request makes the server load it again
+    retry_at: float = 0.0  # no request loads it again before this time
 
     def __str__(self) -> str:
         return f"{self.name} {self.number}"

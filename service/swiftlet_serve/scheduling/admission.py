@@ -4,10 +4,10 @@ A request is refused immediately and as a whole, before it costs work. Admission
 
     reserve   the request's head was read: refuse it if no request could meet its deadline
     commit    the request was encoded: decide by its true size
-    release   the request has ended, whatever its result
+    release   the request has ended, with any result
 
-Clients have equal shares of the engine, so that the wait of a request depends on its client: what others have queued
-counts up to the share that they get meanwhile.
+Clients have equal shares of the engine, so the wait of a request depends on its client: the sequences of other clients
+count up to the share that these clients get meanwhile.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ EXTRA_SHARE: Final = 1 / 8
 """Room beyond the limit on queued tokens, for clients that have few tokens in the queues."""
 
 SMALL_SHARE: Final = 1 / 16
-"""Share of the limit up to which a client has few."""
+"""A client has few tokens up to this share of the limit."""
 
 MIN_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
 
 
-def admissible(wait_s: float, own_s: float, left_s: float, priority: Priority) -> bool:
+def admissible(wait_s: float, request_s: float, remaining_s: float, priority: Priority) -> bool:
     """Returns whether a request may be queued.
 
     Without a wait, every request with time left is admitted: an idle core costs other requests nothing, and its call
-    corrects a wrong estimate. Otherwise the limit on the wait applies to short and long requests alike. A limit on the
+    corrects a wrong estimate. Otherwise the same limit on the wait applies to short and long requests. A limit on the
     sum alone would let short requests fill every gap of a full queue, so that no long request is ever admitted.
 
     Args:
         wait_s: predicted wait in the queue.
-        own_s: predicted duration of the request itself.
-        left_s: time to its deadline.
+        request_s: predicted duration of the request itself.
+        remaining_s: time to its deadline.
         priority: its priority.
     """
     if wait_s <= 0:
-        return left_s > 0
-    return wait_s <= left_s * MAX_WAIT_SHARE[priority] and wait_s + own_s <= left_s
+        return remaining_s > 0
+    return wait_s <= remaining_s * MAX_WAIT_SHARE[priority] and wait_s + request_s <= remaining_s
 
 
 def retry_after_s(wait_s: float, random: float) -> float:
@@ -74,7 +74,9 @@ class AdmissionController:
         self._request_s_of: OrderedDict[str, float] = OrderedDict()  # the same of each client, the latest ones last
         self._jitter = random.Random()  # noqa: S311  # spreads retries out, and is not a secret
 
-    def reserve(self, request: object, left_s: float, priority: Priority, *, complete: bool, client: str = "") -> None:
+    def reserve(
+        self, request: object, remaining_s: float, priority: Priority, *, complete: bool, client: str = ""
+    ) -> None:
         """Decides on a request whose body was not read yet, and reserves its place in the queue.
 
         Only a `complete` request, whose body has arrived, gets a reservation. Reservations count as queued work:
@@ -90,11 +92,11 @@ class AdmissionController:
             return
         load = self._open_load()
         wait = len(self._reserved) * self.mean_request_s / load.cores + wait_s(load, priority)
-        if not self._accepts(load, wait, 0.0, left_s, priority):
+        if not self._accepts(load, wait, 0.0, remaining_s, priority):
             # A client that is alone waits for all that is queued. Its refusals stay cheap.
             if load.has_others(client) or any(name != client for name in self._reserved.values()):
                 wait = min(wait, self.wait_of(client, priority))
-            self._check(load, wait, 0.0, left_s, priority)
+            self._check(load, wait, 0.0, remaining_s, priority)
         if complete:
             self._reserved[request] = client
 
@@ -103,7 +105,7 @@ class AdmissionController:
         request: object,
         model: str,
         lengths: Sequence[int],
-        left_s: float,
+        remaining_s: float,
         priority: Priority,
         client: str = "",
     ) -> None:
@@ -113,7 +115,7 @@ class AdmissionController:
             request: the request that may have a reservation.
             model: the name of its model.
             lengths: tokens of each of its sequences. Without sequences, the request needs no place in the queue.
-            left_s: time to its deadline.
+            remaining_s: time to its deadline.
             priority: its priority.
             client: its client.
 
@@ -122,7 +124,7 @@ class AdmissionController:
             Unavailable: the request cannot meet its deadline, the queues are full, or the controller is closed.
         """
         if lengths:
-            self._decide(model, lengths, left_s, priority, client)
+            self._decide(model, lengths, remaining_s, priority, client)
         self.release(request)
 
     def wait_of(self, client: str, priority: Priority) -> float:
@@ -130,7 +132,7 @@ class AdmissionController:
         reserved_s = {name: n * self._request_s(name) for name, n in Counter(self._reserved.values()).items()}
         return wait_s(self._load(), priority, None, self._request_s(client), client, reserved_s)
 
-    def least_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
+    def minimum_s(self, model: str | None = None, lengths: Sequence[int] = (1,)) -> float:
         """Predicts the seconds that the engine needs for a request alone.
 
         Args:
@@ -152,23 +154,23 @@ class AdmissionController:
         """Refuses every request from now on."""
         self.closed = True
 
-    def _decide(self, model: str, lengths: Sequence[int], left_s: float, priority: Priority, client: str) -> None:
+    def _decide(self, model: str, lengths: Sequence[int], remaining_s: float, priority: Priority, client: str) -> None:
         load = self._open_load()
         queue = load.models[model]
         work_s = queue.work_s(lengths)
-        own_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
+        request_s = max(queue.mean_call_s, queue.latency.single_s(max(lengths)), work_s)
         self.mean_request_s += (work_s - self.mean_request_s) / 16
         mean_s = self._request_s_of.get(client, work_s)
         self._request_s_of[client] = mean_s + (work_s - mean_s) / 16
         self._request_s_of.move_to_end(client)
         if len(self._request_s_of) > MAX_CLIENTS:
             self._request_s_of.popitem(last=False)
-        wait = wait_s(load, priority, queue, own_s)
+        wait = wait_s(load, priority, queue, request_s)
         # Under fair shares, at most as much comes before the request as was queued and as arrives until it is done.
-        if not self._accepts(load, 2 * wait + own_s if wait else 0.0, own_s, left_s, priority):
+        if not self._accepts(load, 2 * wait + request_s if wait else 0.0, request_s, remaining_s, priority):
             if load.has_others(client):
-                wait = wait_s(load, priority, queue, own_s, client)
-            self._check(load, wait, own_s, left_s, priority)
+                wait = wait_s(load, priority, queue, request_s, client)
+            self._check(load, wait, request_s, remaining_s, priority)
         if not self._has_room(load, sum(lengths), client):
             raise self._overloaded(wait)
 
@@ -188,12 +190,12 @@ class AdmissionController:
             raise draining()
         return self._load()
 
-    def _accepts(self, load: Load, wait: float, own_s: float, left_s: float, priority: Priority) -> bool:
-        return load.policy != "deadline" or admissible(wait, own_s, left_s, priority)
+    def _accepts(self, load: Load, wait: float, request_s: float, remaining_s: float, priority: Priority) -> bool:
+        return load.policy != "deadline" or admissible(wait, request_s, remaining_s, priority)
 
-    def _check(self, load: Load, wait: float, own_s: float, left_s: float, priority: Priority) -> None:
-        if not self._accepts(load, wait, own_s, left_s, priority):
-            raise self._overloaded(wait) if left_s > 0 else deadline_exceeded()
+    def _check(self, load: Load, wait: float, request_s: float, remaining_s: float, priority: Priority) -> None:
+        if not self._accepts(load, wait, request_s, remaining_s, priority):
+            raise self._overloaded(wait) if remaining_s > 0 else deadline_exceeded()
 
     def _overloaded(self, wait: float) -> Unavailable:
         after = retry_after_s(wait, self._jitter.random())

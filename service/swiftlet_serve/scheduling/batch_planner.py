@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from swiftlet_serve.scheduling.latency_model import LatencyModel
 
 
-def plan(lengths: Sequence[int], left_s: Sequence[float], latency: LatencyModel, token_budget: int) -> list[int]:
+def plan(lengths: Sequence[int], remaining_s: Sequence[float], latency: LatencyModel, token_budget: int) -> list[int]:
     """Chooses which of the queued sequences make the next batch.
 
     The oldest sequence is always chosen, so that none starves. The others are tried in order of the difference to its
@@ -16,7 +16,7 @@ def plan(lengths: Sequence[int], left_s: Sequence[float], latency: LatencyModel,
 
     Args:
         lengths: tokens of each queued sequence, oldest first; at least one.
-        left_s: seconds until each sequence's deadline.
+        remaining_s: seconds until each sequence's deadline.
         latency: predicts the duration of a call, and has the limits of the engine.
         token_budget: tokens that this core should take at most, so that idle cores share the queue.
 
@@ -24,7 +24,7 @@ def plan(lengths: Sequence[int], left_s: Sequence[float], latency: LatencyModel,
         Indices into `lengths`.
     """
     cost, oldest = latency.cost, lengths[0]
-    batch, tokens, squares, longest, left = [0], oldest, oldest * oldest, oldest, left_s[0]
+    batch, tokens, squares, longest, left = [0], oldest, oldest * oldest, oldest, remaining_s[0]
     seconds = latency.single_s(oldest)
     for i in sorted(range(1, len(lengths)), key=lambda i: abs(lengths[i] - oldest)):
         if len(batch) == cost.max_rows:
@@ -35,8 +35,8 @@ def plan(lengths: Sequence[int], left_s: Sequence[float], latency: LatencyModel,
         if tokens + length > token_budget or charge > cost.max_tokens:
             continue
         new_seconds = latency.call_s(rows, tokens + length, squares + length * length, new_longest)
-        if new_seconds <= seconds + latency.single_s(length) and new_seconds <= min(left, left_s[i]):
+        if new_seconds <= seconds + latency.single_s(length) and new_seconds <= min(left, remaining_s[i]):
             batch.append(i)
             tokens, squares, longest = tokens + length, squares + length * length, new_longest
-            seconds, left = new_seconds, min(left, left_s[i])
+            seconds, left = new_seconds, min(left, remaining_s[i])
     return batch

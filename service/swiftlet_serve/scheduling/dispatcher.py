@@ -6,14 +6,14 @@
                  │ row
               Future       one for each sequence
 
-An idle core starts immediately with its share of the queue. While all cores are busy, the queue grows, and so does the
-next batch. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
+An idle core starts immediately with its share of the queue. While all cores are busy, the queue and the next batch
+grow. Nothing polls or waits for a batch to fill. A sequence whose caller has gone, or whose deadline cannot be
 met, is dropped before a batch is formed.
 
 Interactive work goes first. One batch in `BULK_EVERY` is bulk, so that bulk work makes progress. Within a priority,
-clients take turns by `ClientTimes`, so that each that has work gets an equal share of the engine. The order of one
-client's sequences is that of arrival. The second sequence of a request queues as if it arrived when the first one is
-done, and so on. So a request with many sequences lets others of its client pass.
+clients take turns by `ClientTimes`: each client with work gets an equal share of the engine. One client's sequences
+run in the order of arrival. The second sequence of a request queues as if it arrived when the first one is done, and so
+on. So a request with many sequences lets others of its client pass.
 
 A call can lose its worker process (`WorkerLost`). If the call cannot be the cause, its sequences go back to their
 place in the queue. Otherwise they are suspects: each runs alone, one suspect at a time. A suspect whose call loses the
@@ -95,24 +95,24 @@ class Dispatcher:
         self._suspect_runs = False
         self._scheduled = False  # whether the event loop will call `_dispatch`
 
-    def add_model(self, name: str, counted_as: str | None = None) -> ModelQueue:
+    def add_model(self, name: str, stats_name: str | None = None) -> ModelQueue:
         """Adds the queues of a model.
 
         Args:
-            name: the name under which the executor knows it.
-            counted_as: its name in the statistics. None: the same.
+            name: its name in the executor.
+            stats_name: its name in the statistics. None: the same.
         """
-        self.models[name] = model = ModelQueue(name, self.executor, self._times, counted_as)
+        self.models[name] = model = ModelQueue(name, self.executor, self._times, stats_name)
         self._queues += model.by_priority.values()
         return model
 
     async def remove_model(self, name: str) -> None:
-        """Removes a model to which nothing is submitted any more. Waits for calls whose callers have gone."""
+        """Removes a model that gets no more requests. Waits for calls whose callers have gone."""
         model = self.models[name]
         while running := [future for future, call in self._calls.items() if call.model is model]:
             await asyncio.wait(running)
         del self.models[name]
-        self._queues = [queue for each in self.models.values() for queue in each.by_priority.values()]
+        self._queues = [queue for model in self.models.values() for queue in model.by_priority.values()]
 
     def submit(
         self,
@@ -130,8 +130,8 @@ class Dispatcher:
         happens at the deadline itself: the caller stops waiting, and cancels the futures that it no longer needs.
         """
         now, loop = self.clock(), asyncio.get_running_loop()
-        found = self.models[model]
-        queue, client = found.by_priority[priority], "" if record is None else record.account
+        model_queue = self.models[model]
+        queue, client = model_queue.by_priority[priority], "" if record is None else record.account
         arrival, rows = now, []
         for encoding in encodings:
             length, row = len(encoding.input_ids), loop.create_future()
@@ -139,7 +139,7 @@ class Dispatcher:
             row.add_done_callback(item.leave)  # its caller may cancel it
             queue.add(item)
             rows.append(row)
-            arrival += found.sequence_s(length)
+            arrival += model_queue.sequence_s(length)
         if rows:
             self._schedule()
         return rows
@@ -196,10 +196,10 @@ class Dispatcher:
         while len(self._calls) < self.executor.size:
             batch: list[QueuedSequence] = []
             try:
-                found = self._next_batch()
-                if found is None:
+                next_batch = self._next_batch()
+                if next_batch is None:
                     return
-                model, batch = found
+                model, batch = next_batch
                 self._start(model, batch)
             except Exception as error:  # a bug; the oldest sequences fail, so that the others make progress
                 log_exception(log, "A batch could not be started", error)
@@ -232,7 +232,7 @@ class Dispatcher:
         return None
 
     def _take(self, model: ModelQueue, priority: Priority) -> list[QueuedSequence]:
-        """Removes a batch from a queue: one suspect, unless another one runs, or else sequences that are no suspects.
+        """Removes a batch from a queue: one suspect if no other suspect runs, or sequences that are not suspects.
 
         Returns an empty list if no sequence can start. A sequence that cannot meet its deadline fails. While no call
         runs, predictions are not trusted: a sequence with any time left then starts.
@@ -253,8 +253,8 @@ class Dispatcher:
                 item.row.set_exception(deadline_exceeded())
         batch = [] if self._suspect_runs else [item for item in startable if item.suspect][:1]
         if not batch and (others := [item for item in startable if not item.suspect]):
-            left_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
-            chosen = plan([item.length for item in others], left_s, model.latency, token_budget)
+            remaining_s = [item.deadline - load.now if by_deadline else math.inf for item in others]
+            chosen = plan([item.length for item in others], remaining_s, model.latency, token_budget)
             batch = [others[i] for i in chosen]
         if batch:
             queue.times.serve(batch[0].client)
@@ -343,7 +343,7 @@ class Dispatcher:
         lengths = [item.length for item in call.batch]
         call.model.latency.learn(lengths, seconds)
         padding = len(lengths) * max(lengths) - sum(lengths) if call.model.latency.cost.padded else 0
-        self._stats.add_batch(call.model.counted_as, len(lengths), sum(lengths), padding)
+        self._stats.add_batch(call.model.stats_name, len(lengths), sum(lengths), padding)
 
     def _update_busy_time(self) -> None:
         """Adds the time that calls ran since the last update. Must precede every change of the number of calls."""

@@ -12,7 +12,7 @@ from typing import Final
 from swiftlet_serve.types import Cost
 
 INITIAL_TOKEN_S: Final = 1e-4  # time per token before the first call: MobileBERT int8 on one core, order of magnitude
-BREAK_EVEN_TOKENS: Final = 1024  # initial guess of the length at which attention costs as much as all other layers
+BREAK_EVEN_TOKENS: Final = 1024  # initial guess of the length where attention costs as much as all other layers
 CALIBRATION_CALLS: Final = 8  # first calls, whose durations are averaged
 LEARNING_RATE: Final = 1 / 4  # share of the error of a later call that corrects the estimate
 MAX_LOG_ERROR: Final = math.log(2)  # larger errors are clipped: the machine may have paused

@@ -73,7 +73,7 @@ def wait_s(
     load: Load,
     priority: Priority,
     model: ModelQueue | None = None,
-    own_s: float = 0.0,
+    request_s: float = 0.0,
     client: str | None = None,
     reserved_s: Mapping[str, float] = NONE,
 ) -> float:
@@ -83,7 +83,7 @@ def wait_s(
         load: the executor's load.
         priority: the priority of the request.
         model: the model of the request; None for the lower bound over all models.
-        own_s: the predicted seconds of the request itself. Its last sequence queues behind all that arrives meanwhile.
+        request_s: the predicted seconds of the request alone. All that arrives meanwhile goes before its last sequence.
         client: the client of the request. None for the upper bound over all clients.
         reserved_s: one core's seconds for the requests that are still being read, of each client.
     """
@@ -92,7 +92,7 @@ def wait_s(
     if is_idle and not reserved_s:
         return 0.0
     calls = () if is_idle else load.calls
-    request = Request(priority, client, load.now + own_s, own_s, reserved_s)
+    request = Request(priority, client, load.now + request_s, request_s, reserved_s)
     wait = _drain_s(load, request, calls, load.models.values(), load.cores)
     if model is not None and model.max_calls < load.cores:
         calls = [call for call in calls if call.model is model]
@@ -106,7 +106,7 @@ class Request(NamedTuple):
     priority: Priority
     client: str | None
     arrival: float  # virtual arrival of its last sequence
-    own_s: float
+    request_s: float
     reserved_s: Mapping[str, float]
 
 
@@ -117,7 +117,7 @@ def _drain_s(
     models: Collection[ModelQueue],
     cores: int,
 ) -> float:
-    """Predicts the seconds in which these cores finish the calls and all that goes before the request.
+    """Predicts the seconds until these cores have finished the calls and all that goes before the request.
 
     Bulk work gets the share of the cores that interactive work leaves free, and at least one batch in `BULK_EVERY`.
     """
@@ -131,7 +131,7 @@ def _drain_s(
     wait = before_s / cores + ahead.seconds(0.0) / share
     if not ahead.others or not wait:
         return wait
-    return before_s / cores + ahead.seconds(wait + request.own_s / share) / share
+    return before_s / cores + ahead.seconds(wait + request.request_s / share) / share
 
 
 class Ahead(NamedTuple):
@@ -153,14 +153,14 @@ def _ahead(request: Request, models: Collection[ModelQueue], now: float) -> Ahea
     """Predicts the work that goes before the last sequence of a request.
 
     Of the request's client, these are the sequences that arrived before. Each other client is served until its virtual
-    time is that at which the last sequence starts, or until it has no more work.
+    time reaches the start of the last sequence, or until it has no more work.
     """
-    priority, client, _, own_s, reserved_s = request
+    priority, client, _, request_s, reserved_s = request
     assert client is not None  # noqa: S101  # for the type checker
     before_s = reserved_s.get(client, 0.0) + _queued_s(request, models, client)
     queues = [model.by_priority[priority] for model in models]
     times = queues[0].times
-    until = times.of(client) + before_s + own_s
+    until = times.of(client) + before_s + request_s
     count = len(reserved_s) + sum([len(queue.lanes) for queue in queues])
     if count > MANY_CLIENTS:  # a bound
         everything_s = sum(reserved_s.values()) + _queued_s(request, models)

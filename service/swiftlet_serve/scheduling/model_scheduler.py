@@ -57,5 +57,5 @@ class ModelScheduler:
             self._stats.accept(record)
         return self._dispatcher.submit(self._model, encodings, deadline, priority, record)
 
-    def least_s(self, lengths: Sequence[int]) -> float:
-        return self._admission.least_s(self._model, lengths)
+    def minimum_s(self, lengths: Sequence[int]) -> float:
+        return self._admission.minimum_s(self._model, lengths)

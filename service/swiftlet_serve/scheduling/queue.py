@@ -113,7 +113,7 @@ class SequenceQueue:
         return min([(self.times.of(client), lane.items[0].arrival) for client, lane in self.lanes.items()])
 
     def in_turn(self, cost_s: Callable[[int], float]) -> Iterator[QueuedSequence]:
-        """Yields the sequences in the order in which clients with fair shares have them served.
+        """Yields the sequences in the order of fair shares between clients.
 
         `cost_s` returns the engine time of a sequence of a length. The queue must not change meanwhile.
         """
@@ -161,19 +161,19 @@ class ModelQueue:
     """One model's queues, its number of running calls and its latency model."""
 
     def __init__(
-        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], counted_as: str | None = None
+        self, name: str, executor: Executor, times: Mapping[Priority, ClientTimes], stats_name: str | None = None
     ) -> None:
         """Creates the queues of a model, which are empty.
 
         Args:
-            name: the name under which the executor knows the model.
+            name: the name of the model in the executor.
             executor: knows the cost of its calls.
             times: the virtual times of the clients in each priority, which all models share.
-            counted_as: its name in the statistics. None: the same.
+            stats_name: its name in the statistics. None: the same.
         """
         self.name = name
-        self.counted_as = counted_as or name
-        self.by_priority: dict[Priority, SequenceQueue] = {each: SequenceQueue(times[each]) for each in times}
+        self.stats_name = stats_name or name
+        self.by_priority: dict[Priority, SequenceQueue] = {key: SequenceQueue(times[key]) for key in times}
         self.running_calls = 0
         self.mean_call_s = 0.0  # moving average of the predicted durations
         self._executor = executor

@@ -13,7 +13,7 @@ MAX_CLIENTS: Final = 10_000
 class RateLimiter:
     """A token bucket for each client, with a burst of one second's quota.
 
-    The state of a client is one number: the time at which its bucket is full again.
+    The state of a client is one number: the time when its bucket is full again.
     """
 
     def __init__(self, rate: float, max_clients: int = MAX_CLIENTS) -> None:
@@ -31,7 +31,7 @@ class RateLimiter:
         return wait
 
     def wait_s(self, client: str, now: float, tokens: int = 0) -> float:
-        """Returns the seconds until the bucket has so many tokens, or with 0 until it has no debt; 0 if it has now."""
+        """Returns the seconds until the bucket has so many tokens, or with 0 tokens until it has no debt."""
         wait = self._full_at(client, now, tokens) - self._burst - now
         return wait if wait > 1e-9 else 0.0
 
@@ -43,7 +43,7 @@ class RateLimiter:
             self._full.popitem(last=False)
 
     def _full_at(self, client: str, now: float, tokens: int) -> float:
-        """Returns the time at which the bucket is full again if so many tokens are taken."""
+        """Returns the time when the bucket is full again if so many tokens are taken."""
         return max(now, self._full.get(client, now)) + tokens * self._interval
 
     def __len__(self) -> int:

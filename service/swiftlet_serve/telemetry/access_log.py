@@ -20,10 +20,10 @@ def log_request(record: RequestRecord) -> None:
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    found = TRACEPARENT.fullmatch(record.traceparent or "")
+    match = TRACEPARENT.fullmatch(record.traceparent or "")
     return {
         "request_id": record.id,
-        "trace_id": found and found[1],
+        "trace_id": match and match[1],
         "client": record.client,
         "method": record.method,
         "route": record.route,

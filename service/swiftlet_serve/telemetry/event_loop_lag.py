@@ -1,4 +1,4 @@
-"""How late the event loop is: the delay of a timer that fires twice a second."""
+"""Measures the lag of the event loop: the delay of a timer that fires twice a second."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class EventLoopLag:
         return max(self._delays, default=0.0)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts to measure a loop. Must be called on it."""
+        """Starts measuring a loop. Must be called on it."""
         due = loop.time() + INTERVAL_S
         self._timer = loop.call_at(due, self._fire, loop, due)
 
     def stop(self) -> None:
-        """Ends the measurement."""
+        """Stops measuring."""
         if self._timer is not None:
             self._timer.cancel()
 

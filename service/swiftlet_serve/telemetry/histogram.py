@@ -31,10 +31,10 @@ class Histogram:
         Raises:
             ValueError: the number of buckets differs.
         """
-        self.counts = [own + other for own, other in zip(self.counts, counts, strict=True)]
+        self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
         self.sum += sum_
 
     def copy(self) -> Histogram:
-        other = Histogram(self.bounds)
-        other.counts, other.sum = self.counts.copy(), self.sum
-        return other
+        copy = Histogram(self.bounds)
+        copy.counts, copy.sum = self.counts.copy(), self.sum
+        return copy

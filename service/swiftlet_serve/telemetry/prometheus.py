@@ -1,7 +1,7 @@
 """Metrics in the formats of Prometheus: every metric with its name, labels and help text.
 
 Label values come from closed sets: served models and their tasks, stages, outcomes and error codes. A client can
-never create a time series. Series exist from the start, with zeros, except those of responses and dialects.
+never create a time series. Series exist from the start, with zeros, except for responses and dialects.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class SnapshotCollector(Collector):
         yield gauge("batches_running", "Batches that the engine is running.", queue.running_batches)
         yield gauge(
             "engine_cores",
-            "CPU cores of the engine, each of which runs one batch at a time. With utilisation 1 all are busy.",
+            "CPU cores of the engine. Each core runs one batch at a time. At utilisation 1 all are busy.",
             self._snapshot.cores,
         )
         yield total("engine_busy_seconds", "Total time that batches have run, summed over all cores.", queue.busy_s)
@@ -253,7 +253,7 @@ class SnapshotCollector(Collector):
         yield total(
             "kernel_wrong_sums",
             "Total wrong sums that the engine found in its own work. The calls concerned were computed again.",
-            self._snapshot.wrong_sums,
+            self._snapshot.kernel_faults,
         )
         yield from self._workers()
         yield gauge("fronts", "Front processes that answer requests; 0 if the server has none.", self._snapshot.fronts)
@@ -292,10 +292,10 @@ class SnapshotCollector(Collector):
         cpu = counter("worker_cpu_seconds", "Total CPU time of the worker processes, by role.", ["worker"])
         for role, pid in self._snapshot.workers.items():
             families = ProcessCollector(pid=partial(str, pid), registry=None).collect()
-            found = {family.name: family for family in families}
-            if found:  # there are none if the process has just ended, or without /proc
-                memory.add_metric([role], found["process_resident_memory_bytes"].samples[0].value)
-                cpu.add_metric([role], found["process_cpu_seconds"].samples[0].value)
+            families_of = {family.name: family for family in families}
+            if families_of:  # empty if the process has just ended, or without /proc
+                memory.add_metric([role], families_of["process_resident_memory_bytes"].samples[0].value)
+                cpu.add_metric([role], families_of["process_cpu_seconds"].samples[0].value)
         yield memory
         yield cpu
 
@@ -309,10 +309,10 @@ class SnapshotCollector(Collector):
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
         buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
         for at, (bound, count) in enumerate(zip(bounds, accumulate(histogram.counts), strict=True)):
-            if (one := exemplars.get(at)) is None:
+            if (exemplar := exemplars.get(at)) is None:
                 buckets.append((bound, count))
             else:
-                buckets.append((bound, count, Exemplar({"trace_id": one.trace_id}, one.value, one.at)))
+                buckets.append((bound, count, Exemplar({"trace_id": exemplar.trace_id}, exemplar.value, exemplar.at)))
         family.add_metric(labels, buckets, sum_value=histogram.sum)
 
     def _counter(self, name: str, help_: str, value: Callable[[ModelStats], float]) -> Metric:

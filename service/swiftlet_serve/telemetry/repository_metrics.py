@@ -40,8 +40,8 @@ def collect(
         "Versions of models in the model repository: 1 if the version is in memory, else 0.",
         labels=["model", "version"],
     )
-    for one in repository.versions:
-        states.add_metric([one.model, str(one.version)], one.state == "ready")
+    for state in repository.versions:
+        states.add_metric([state.model, str(state.version)], state.state == "ready")
     yield states
     loads = families.counter(
         "model_loads", "Total versions that were loaded or failed to load, by result.", ["model", "result"]

@@ -48,10 +48,10 @@ class RequestRecord:
     traceparent: str | None = None  # as received, not validated
     trace_id: str = ""  # of its span, in hexadecimal digits; empty if the request is not traced
     client: str = ""  # owner of the API key, or IP address
-    account: str = ""  # what limits of clients count it to: that owner, or the network of one client
+    account: str = ""  # the client in rate limits and fair shares: the owner, or the network of one client
     task: str = ""  # set for requests to a task's route
     dialect: str = ""  # protocol of another server that the request speaks, empty for Swiftlet's own
-    model: str = ""  # served model that was asked, empty if there is none
+    model: str = ""  # served model that was asked; empty for other requests
     version: int | None = None  # of the model in the model repository; None if it is from no repository
     stages: dict[Stage, Span] = field(default_factory=dict)  # of several sequences, the slowest counts
     characters: int = 0  # of all inputs
@@ -59,11 +59,11 @@ class RequestRecord:
     tokens: int = 0  # of all sequences, as the network reads them
     left_out: int = 0  # tokens of all sequences that were cut off, beyond the model's limit
     truncated: tuple[str, ...] = ()  # JSON Pointers of the texts that were cut, in our own request
-    batch_size: int = 0  # sequences of the largest batch that ran one of this request's, other requests' included
+    batch_size: int = 0  # sequences of the largest batch with one of this request's, other requests' included
     body_bytes: int = 0
     bulk: bool = False  # whether the request has the priority bulk
     timeout_s: float | None = None  # timeout that the client asked for
-    least_s: float = 0.0  # predicted time of the engine for this request alone, if it is refused or late
+    minimum_s: float = 0.0  # predicted time of the engine for this request alone, if it is refused or late
     accepted: bool = False
     status: int | None = None  # of the response; None if the client disconnected before there was one
     code: str = ""  # of the error in the response

@@ -141,7 +141,7 @@ class RequestStats:
         self.crowded = 0  # pages and pipelined requests that waited because such requests filled their share
         self.bulk_shed = 0  # bulk requests refused as overloaded
         self.deadline_exceeded = 0  # requests answered with 504, accepted or not
-        self.least_overhead_s = INITIAL_OVERHEAD_S  # of an answered request: its time outside the queue and the engine
+        self.minimum_overhead_s = INITIAL_OVERHEAD_S  # shortest time of an answered request outside queue and engine
         # Timeouts asked for by clients, of requests answered with 504 and interactive requests refused as overloaded.
         self.unmet_deadlines = {reason: Histogram(REQUEST_BUCKETS_S) for reason in (DEADLINE_EXCEEDED, OVERLOADED)}
 
@@ -182,7 +182,7 @@ class RequestStats:
             self.unmet_deadlines[code].add(record.timeout_s)
         if not record.accepted:
             if record.status is None or code:
-                self.refuse(code or DISCONNECTED)
+                self.count_refused(code or DISCONNECTED)
             return
         stats = self.models[record.model]
         outcome = outcome_of(record)
@@ -201,11 +201,11 @@ class RequestStats:
                 stats.exemplars[bucket] = Sampled(record.trace_id, duration_s, time.time())
             if record.sequences == 1 and record.batch_size:  # it ran in one call
                 engine_s = record.stages["queue"].duration_s + record.stages["infer"].duration_s
-                self.least_overhead_s = min(self.least_overhead_s, duration_s - engine_s)
+                self.minimum_overhead_s = min(self.minimum_overhead_s, duration_s - engine_s)
         elif outcome == "failed":
             self.failed[code] += 1
 
-    def refuse(self, reason: str) -> None:
+    def count_refused(self, reason: str) -> None:
         """Counts a request that ended before it was accepted."""
         self.refused[reason] += 1
 
@@ -246,15 +246,15 @@ class RequestStats:
 
     def copy(self) -> RequestStats:
         """Returns a copy that later requests do not change."""
-        other = RequestStats({})
-        other.models = {model: stats.copy() for model, stats in self.models.items()}
-        other.versions = {version: stats.copy() for version, stats in self.versions.items()}
-        other.refused, other.failed = self.refused.copy(), self.failed.copy()
-        other.dialects, other.responses = self.dialects.copy(), self.responses.copy()
-        other.crowded = self.crowded
-        other.bulk_shed, other.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
-        other.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
-        return other
+        copy = RequestStats({})
+        copy.models = {model: stats.copy() for model, stats in self.models.items()}
+        copy.versions = {version: stats.copy() for version, stats in self.versions.items()}
+        copy.refused, copy.failed = self.refused.copy(), self.failed.copy()
+        copy.dialects, copy.responses = self.dialects.copy(), self.responses.copy()
+        copy.crowded = self.crowded
+        copy.bulk_shed, copy.deadline_exceeded = self.bulk_shed, self.deadline_exceeded
+        copy.unmet_deadlines = {reason: histogram.copy() for reason, histogram in self.unmet_deadlines.items()}
+        return copy
 
 
 def outcome_of(record: RequestRecord) -> RequestOutcome:

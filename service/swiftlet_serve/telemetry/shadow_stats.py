@@ -1,4 +1,4 @@
-"""Statistics of shadow traffic: how a candidate's answers compare with those that were served."""
+"""Statistics of shadow traffic: compares a candidate's answers with the served ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHIFT_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class Comparison(Protocol):
-    """What the comparison of two answers found."""
+    """The result of comparing two answers."""
 
     @property
     def agrees(self) -> bool: ...
@@ -33,11 +33,11 @@ class ShadowStats:
     served_s: Histogram = field(default_factory=lambda: Histogram(STAGE_BUCKETS_S))  # the engine's time for the request
     candidate_s: Histogram = field(default_factory=lambda: Histogram(STAGE_BUCKETS_S))  # and for its copy
 
-    def add(self, found: Comparison, served_s: float, candidate_s: float) -> None:
-        """Counts a comparison, and what the two answers took."""
-        self.results["agreed" if found.agrees else "differed"] += 1
-        if found.agrees:
-            self.shifts.add(found.shift)
+    def add(self, comparison: Comparison, served_s: float, candidate_s: float) -> None:
+        """Counts a comparison, and the engine time of both answers."""
+        self.results["agreed" if comparison.agrees else "differed"] += 1
+        if comparison.agrees:
+            self.shifts.add(comparison.shift)
         self.served_s.add(served_s)
         self.candidate_s.add(candidate_s)
 

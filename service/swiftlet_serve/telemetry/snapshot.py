@@ -1,4 +1,4 @@
-"""State of a server at one moment, as /metrics and /status report it."""
+"""The state of a server at one moment, for /metrics and /status."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Snapshot:
     cores: int
     ready: bool  # whether an engine is available
     restarts: int  # worker processes that were lost and replaced
-    wrong_sums: int  # that engines found in their own work
+    kernel_faults: int  # wrong sums that engines found in their own work
     workers: Mapping[str, int]  # the worker processes' ids by their roles
-    connections: int  # open ones, of clients
+    connections: int  # open connections of clients
     loop_lag_s: float  # the largest delay of the event loop in the last minute
     fronts: int = 0  # front processes that answer requests; 0 if the server has none
     front_restarts: int = 0  # front processes that were lost and replaced
-    pid: int | None = None  # the process that the process metrics are of; None for this one
+    pid: int | None = None  # the process of the process metrics; None for this process
     repository: RepositoryState | None = None  # None without a model repository
 
 

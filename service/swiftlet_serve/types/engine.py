@@ -38,8 +38,8 @@ class Engine(Protocol):
     `engines/<name>.py` creates one with `create(artifact: Artifact, threads: int)`, where `threads` is the
     number of threads that one call may use.
 
-    An engine that checks its own sums counts the wrong ones in the property `wrong_sums: int`: all that were found in
-    this process since it was loaded, by any engine of its kind. Other engines have no such property.
+    An engine that checks its own sums has the property `kernel_faults: int`: the wrong sums that engines of its kind
+    have found in this process since it was loaded. Other engines do not have this property.
     """
 
     @property

@@ -44,7 +44,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def wrong_sums(self) -> int:
+    def kernel_faults(self) -> int:
         """Number of wrong sums that engines found in their own work so far. It never falls."""
         ...
 

@@ -47,8 +47,8 @@ class DeviceExecutor:
         return sum(device.executor.restarts for device in self.devices)
 
     @property
-    def wrong_sums(self) -> int:
-        return sum(device.executor.wrong_sums for device in self.devices)
+    def kernel_faults(self) -> int:
+        return sum(device.executor.kernel_faults for device in self.devices)
 
     @property
     def workers(self) -> Mapping[str, int]:

@@ -23,7 +23,7 @@ from swiftlet_serve.workers.golden import replay, time_calls
 log = logging.getLogger(__name__)
 
 MAX_TITLE: Final = 500  # characters
-MAX_WRONG_SUMS: Final = 1 << 53  # the largest number that a metric holds exactly
+MAX_KERNEL_FAULTS: Final = 1 << 53  # the largest number that a metric holds exactly
 
 
 class HostedModel(NamedTuple):
@@ -61,13 +61,13 @@ def runtime_title(engine: Engine) -> str:
     return title if valid else type(engine).__name__
 
 
-def wrong_sums(engine: Engine) -> int:
+def kernel_faults(engine: Engine) -> int:
     """Returns the wrong sums found in this process, or 0 if the engine gives no valid number. Never raises."""
     try:
-        count = getattr(engine, "wrong_sums", 0)
+        count = getattr(engine, "kernel_faults", 0)
     except Exception:  # as above
         return 0
-    return count if type(count) is int and 0 <= count <= MAX_WRONG_SUMS else 0
+    return count if type(count) is int and 0 <= count <= MAX_KERNEL_FAULTS else 0
 
 
 def run_timed(model: HostedModel, batch: Batch) -> BatchResult:

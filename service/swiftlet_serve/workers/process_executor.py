@@ -64,8 +64,8 @@ class ProcessExecutor:
         return self.supervisor.restarts
 
     @property
-    def wrong_sums(self) -> int:
-        return self.supervisor.wrong_sums
+    def kernel_faults(self) -> int:
+        return self.supervisor.kernel_faults
 
     @property
     def workers(self) -> Mapping[str, int]:

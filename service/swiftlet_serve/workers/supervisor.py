@@ -50,7 +50,7 @@ class Supervisor:
     ) -> None:
         """Starts the first process. Call `load` to wait for it, then `open` on the event loop."""
         self.restarts = 0
-        self.wrong_sums = 0  # found by all processes so far
+        self.kernel_faults = 0  # found by all processes so far
         self.models = dict(enumerate(models))  # that every process has or is about to have, by index
         self._next_index = len(self.models)  # no index is used twice
         self._changing_models = asyncio.Lock()
@@ -66,7 +66,7 @@ class Supervisor:
             module=module,
             environment=environment,
             on_lost=self._on_lost,
-            on_wrong_sums=self._count_wrong_sums,
+            on_kernel_faults=self._count_kernel_faults,
         )
         self._processes: set[WorkerProcess] = set()  # not yet reaped
         self._start_failures = 0
@@ -88,7 +88,7 @@ class Supervisor:
         except BaseException:
             self.abandon()
             raise
-        self._count_wrong_sums(process)
+        self._count_kernel_faults(process)
         self.serving = process
         self._changed.set()
         return process.reports
@@ -209,11 +209,11 @@ class Supervisor:
         asyncio.get_running_loop().run_in_executor(None, self._reap, process)
         self._start_missing()
 
-    def _count_wrong_sums(self, process: WorkerProcess) -> None:
+    def _count_kernel_faults(self, process: WorkerProcess) -> None:
         """Counts the wrong sums that a process has reported, and replaces a spare that was not told of any."""
-        if not (found := process.take_wrong_sums()):
+        if not (found := process.take_kernel_faults()):
             return
-        self.wrong_sums += found
+        self.kernel_faults += found
         log.error(
             "worker process %d found %d wrong sums. Later worker processes avoid their cause.", process.pid, found
         )
@@ -242,7 +242,7 @@ class Supervisor:
                 await asyncio.sleep(back_off_s(self._start_failures))
                 continue
             self._start_failures = 0
-            if self.wrong_sums and not process.warned:  # it was started before the first one was found
+            if self.kernel_faults and not process.warned:  # it was started before the first one was found
                 process.kill()
                 continue
             if self.serving is None:
@@ -266,7 +266,7 @@ class Supervisor:
         except BaseException:
             process.kill()
             raise
-        self._count_wrong_sums(process)
+        self._count_kernel_faults(process)
         return process
 
     async def _update_models(self, process: WorkerProcess) -> None:
@@ -281,6 +281,6 @@ class Supervisor:
             process.unload_model(index)
 
     def _spawn(self) -> WorkerProcess:
-        process = self._make_process(dict(self.models), earlier_wrong_sums=self.wrong_sums)
+        process = self._make_process(dict(self.models), earlier_kernel_faults=self.kernel_faults)
         self._processes.add(process)
         return process

@@ -14,7 +14,7 @@ from pathlib import Path
 from swiftlet_models.artifact import open_artifact
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.types import Batch, BatchResult, Cost, TimedCall
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
+from swiftlet_serve.workers.hosted_model import HostedModel, host_model, kernel_faults, run_timed, runtime_title
 
 
 class ThreadExecutor:
@@ -29,13 +29,15 @@ class ThreadExecutor:
         self._models = dict(models)
         self._threads = ThreadPoolExecutor(size, "core")
         self._running = 0
-        self._wrong_sums = 0
+        self._kernel_faults = 0
 
     @property
-    def wrong_sums(self) -> int:
+    def kernel_faults(self) -> int:
         # Each engine counts for the whole process.
-        self._wrong_sums = max([self._wrong_sums, *(wrong_sums(model.engine) for model in self._models.values())])
-        return self._wrong_sums
+        self._kernel_faults = max(
+            [self._kernel_faults, *(kernel_faults(model.engine) for model in self._models.values())]
+        )
+        return self._kernel_faults
 
     @property
     def workers(self) -> Mapping[str, int]:

@@ -30,7 +30,7 @@ from swiftlet_serve.machine import child_process, memory
 from swiftlet_serve.telemetry.logging_setup import QueuedLogHandler
 from swiftlet_serve.types import Cost, TimedCall
 from swiftlet_serve.workers import golden, messages
-from swiftlet_serve.workers.hosted_model import HostedModel, host_model, run_timed, runtime_title, wrong_sums
+from swiftlet_serve.workers.hosted_model import HostedModel, host_model, kernel_faults, run_timed, runtime_title
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class ModelReport:
     timed_calls: Sequence[TimedCall]
     probe: Sequence[Sequence[int]]  # an encoding that the engine must be able to run: ids, token types, focus
     runtime: str  # the engine's title
-    wrong_sums: int  # found in this process, according to the engine
+    kernel_faults: int  # found in this process, according to the engine
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ModelReport:
         """Returns the report whose JSON object is `fields`."""
         timed_calls = [TimedCall(*call) for call in fields["timed_calls"]]
-        runtime, found = str(fields["runtime"]), int(fields["wrong_sums"])
+        runtime, found = str(fields["runtime"]), int(fields["kernel_faults"])
         cost = Cost(**fields["cost"])
         return cls(int(fields["index"]), fields["name"], cost, timed_calls, fields["probe"], runtime, found)
 
@@ -85,7 +85,7 @@ class Models:
         self.hosted: dict[int, HostedModel] = {}
         self._reports: dict[int, ModelReport] = {}
         self._control, self._engine = control, engine
-        self._wrong_sums = 0
+        self._kernel_faults = 0
         self._lock = threading.Lock()
 
     def load(self, index: int, path: Path) -> None:
@@ -106,7 +106,7 @@ class Models:
         example = golden.golden_inputs(artifact)[0]
         probe = [numbers.tolist() for numbers in (example.input_ids, example.token_type_ids, example.focus)]
         name, engine = artifact.manifest.name, hosted.engine
-        about = runtime_title(engine), wrong_sums(engine)
+        about = runtime_title(engine), kernel_faults(engine)
         report = ModelReport(index, name, engine.cost, hosted.timed_calls, probe, *about)
         with self._lock:
             self.hosted[index], self._reports[index] = hosted, report
@@ -125,18 +125,18 @@ class Models:
 
     def send_if_wrong(self, model: HostedModel) -> None:
         """Sends the reports if the model's engine has found a wrong sum since they were last sent."""
-        if wrong_sums(model.engine) <= self._wrong_sums:
+        if kernel_faults(model.engine) <= self._kernel_faults:
             return
         with self._lock:
-            if wrong_sums(model.engine) > self._wrong_sums:  # no other thread has sent it
+            if kernel_faults(model.engine) > self._kernel_faults:  # no other thread has sent it
                 self._send()
 
     def _send(self) -> None:
         reports = [
-            replace(report, runtime=runtime_title(model.engine), wrong_sums=wrong_sums(model.engine))
+            replace(report, runtime=runtime_title(model.engine), kernel_faults=kernel_faults(model.engine))
             for report, model in zip(self._reports.values(), self.hosted.values(), strict=True)
         ]
-        self._wrong_sums = max((report.wrong_sums for report in reports), default=self._wrong_sums)
+        self._kernel_faults = max((report.kernel_faults for report in reports), default=self._kernel_faults)
         _send_json(self._control, [asdict(report) for report in reports])
 
 

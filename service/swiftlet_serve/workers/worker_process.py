@@ -51,14 +51,14 @@ class WorkerProcess(ChildProcess):
         module: str,
         environment: Mapping[str, str],
         on_lost: Callable[[WorkerProcess], None],
-        on_wrong_sums: Callable[[WorkerProcess], None],
+        on_kernel_faults: Callable[[WorkerProcess], None],
         *,
-        earlier_wrong_sums: int = 0,
+        earlier_kernel_faults: int = 0,
     ) -> None:
         """Spawns the process with models by index. Calls `on_lost` once, when the process is killed or found dead.
 
-        Calls `on_wrong_sums` when the connected process reports wrong sums. `earlier_wrong_sums` were found by other
-        processes: its engines are told. `environment` are its environment variables beside those of this process.
+        Calls `on_kernel_faults` when the connected process reports wrong sums. Its engines are told of
+        the `earlier_kernel_faults` of other processes. `environment` extends the environment variables of this process.
 
         Raises:
             SetupError: the system cannot start the process.
@@ -67,9 +67,9 @@ class WorkerProcess(ChildProcess):
         self._loading: tuple[int, asyncio.Future[None]] | None = None  # a model that the connected process loads
         self._unloading: set[int] = set()
         self._bytes = sum(_file_bytes(path) for path in models.values())
-        self.warned = earlier_wrong_sums > 0
-        self._wrong_sums_taken = 0
-        self._on_wrong_sums = on_wrong_sums
+        self.warned = earlier_kernel_faults > 0
+        self._kernel_faults_taken = 0
+        self._on_kernel_faults = on_kernel_faults
         self._received = b""  # the beginning of a line of JSON
         self._loop: asyncio.AbstractEventLoop | None = None  # while it watches for reports
         self._on_lost = on_lost
@@ -88,7 +88,7 @@ class WorkerProcess(ChildProcess):
         paths = {str(index): str(path) for index, path in models.items()}
         config = WorkerConfig(control_fd, connection_fds, engine, paths, log_level, log_format)
         if self.warned:
-            environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_wrong_sums)}
+            environment = {**environment, EARLIER_WRONG_SUMS: str(earlier_kernel_faults)}
         try:
             super().__init__("worker", module, asdict(config), descriptors, environment)
         except SetupError:
@@ -202,12 +202,12 @@ class WorkerProcess(ChildProcess):
         self._disconnect()
         self._on_lost(self)
 
-    def take_wrong_sums(self) -> int:
+    def take_kernel_faults(self) -> int:
         """Returns how many wrong sums the process has reported since the last call of this method."""
         # Each counts for the whole process.
-        found = max((report.wrong_sums for report in self.reports.values()), default=0)
-        new = max(0, found - self._wrong_sums_taken)
-        self._wrong_sums_taken += new
+        found = max((report.kernel_faults for report in self.reports.values()), default=0)
+        new = max(0, found - self._kernel_faults_taken)
+        self._kernel_faults_taken += new
         return new
 
     def _on_result(self, connection: WorkerConnection) -> None:
@@ -265,7 +265,7 @@ class WorkerProcess(ChildProcess):
         self._unloading -= missing
         if loaded is not None and index in reports and not loaded.done():
             loaded.set_result(None)
-        self._on_wrong_sums(self)
+        self._on_kernel_faults(self)
 
     def _stop_watching(self) -> None:
         if self._loop is not None:

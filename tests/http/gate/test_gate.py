@@ -45,15 +45,15 @@ class BusyRuntime:
     def admission(self) -> BusyRuntime:
         return self
 
-    def reserve(self, _: RequestRecord, left_s: float, priority: Priority, *, complete: bool, client: str) -> None:
+    def reserve(self, _: RequestRecord, remaining_s: float, priority: Priority, *, complete: bool, client: str) -> None:
         assert not complete
-        if not admissible(self.wait_s, 0.0, left_s, priority):
+        if not admissible(self.wait_s, 0.0, remaining_s, priority):
             raise Unavailable("overloaded", "The queue is full.", retry_after=1.0)
 
     def release(self, _: RequestRecord) -> None:
         pass
 
-    def least_s(self) -> float:
+    def minimum_s(self) -> float:
         return 0.0
 
 

@@ -134,7 +134,7 @@ def test_status_counts_recent_responses_only():
     model_stats: ModelStats = stats.models["a"]
     assert model_stats.recent == deque(maxlen=MAX_RECENT)
     model_stats.recent.extend([(0.0, 9.0), (50.0, 0.1), (90.0, 0.2), (100.0, 0.3)])
-    about: Any = {"cores": 1, "ready": True, "restarts": 0, "wrong_sums": 0, "workers": {}, "connections": 0}
+    about: Any = {"cores": 1, "ready": True, "restarts": 0, "kernel_faults": 0, "workers": {}, "connections": 0}
     snapshot = Snapshot([], stats, QueueState(0, 0, 0.0, 0.0, 0, 0.0), loop_lag_s=0.0, **about)
     (model,) = status.describe(snapshot, now=100.0).models
 

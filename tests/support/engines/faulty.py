@@ -53,7 +53,7 @@ class Faulty:
         return f"faulty{' (told)' if self._told else ' (wrong)' if self._found else ''}"
 
     @property
-    def wrong_sums(self) -> int:
+    def kernel_faults(self) -> int:
         if (self._directory / "nonsense").exists():
             raise RuntimeError("the file `nonsense` exists")
         return self._found

@@ -22,13 +22,13 @@ class Switchable(Echo):
     def __init__(self, width: int, directory: Path) -> None:
         super().__init__(width)
         self._directory = directory
-        self.wrong_sums = 0
+        self.kernel_faults = 0
 
     def run(self, batch: Batch) -> Sequence[Row]:
         if (self._directory / "broken").exists():
             raise RuntimeError("the file `broken` exists")
         if (self._directory / "wrong").exists():
-            self.wrong_sums = 1
+            self.kernel_faults = 1
         slow = self._directory / "slow"
         if slow.exists():
             time.sleep(len(batch) * float(slow.read_text()))

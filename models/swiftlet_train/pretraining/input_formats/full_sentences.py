@@ -29,7 +29,7 @@ def max_segment(length: int) -> int:
 
 
 def pack(documents: Iterable[Document], length: int, sep: int) -> Iterator[Text]:
-    """Packs sentences while they fit, also those of the next documents. The last text may be short."""
+    """Packs sentences while they fit, across documents. The last text may be short."""
     border = torch.tensor([sep])
     parts, first = list[Tensor](), 0
     for number, document in enumerate(documents):

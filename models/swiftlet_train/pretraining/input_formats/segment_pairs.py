@@ -1,8 +1,8 @@
 """Pairs of segments (SEGMENT-PAIR+NSP in Liu et al. 2019, arXiv:1907.11692, section 4.2): BERT's input.
 
 A text holds two or more consecutive sentences of one document. A sentence objective splits it into two segments, each
-with one sentence or more, and may take the second one from another document. Sentences of which two may not fit are
-left out, and no text spans such a gap: where a sentence was cut would reveal the order of the segments.
+with one sentence or more, and may take the second one from another document. A sentence is left out if two of
+its length may not fit. No text spans this gap: the place of a cut would reveal the order of the segments.
 """
 
 from __future__ import annotations

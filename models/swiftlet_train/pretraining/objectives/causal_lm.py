@@ -1,4 +1,4 @@
-"""Causal language modelling: each token is predicted from those before it (Radford et al. 2018 and 2019, GPT).
+"""Causal language modelling: each token is predicted from the tokens before it (Radford et al. 2018 and 2019, GPT).
 
 The network must be causal, so that no token sees the one that it predicts.
 """

@@ -1,8 +1,8 @@
-"""Masked language modelling (Devlin et al. 2018, arXiv:1810.04805, section 3.1), masked anew each time.
+"""Masked language modelling (Devlin et al. 2018, arXiv:1810.04805, section 3.1), with new masks in every batch.
 
 15 % of the tokens are predicted: 80 % of these are replaced by [MASK], 10 % by a random token, and 10 % stay. A span is
-masked as a whole: one token, one word, or an n-gram of words. Each span is chosen with a probability of 15 %, whatever
-its length, so that 15 % of the tokens are chosen. A higher probability teaches more to a small model with short
+masked as a whole: one token, one word, or an n-gram of words. Each span is chosen with a probability of 15 %, so that
+15 % of the tokens are chosen. A higher probability teaches more to a small model with short
 training (Wettig et al. 2022, arXiv:2202.08005, section 3), so it can be set.
 """
 

@@ -41,7 +41,7 @@ class Replaced:
 
 
 class Discriminator(nn.Module):
-    """A head with one logit per token, positive for tokens that seem replaced. Like the heads in `models.heads`."""
+    """A head with one logit per token, positive for tokens that seem replaced. Like `swiftlet_models.heads`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

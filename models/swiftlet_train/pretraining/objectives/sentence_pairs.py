@@ -51,7 +51,7 @@ def stack(pairs: Sequence[Pair], *, cls: int, sep: int) -> Pairs:
     types = [torch.arange(len(row)) >= len(pair.first) + 2 for row, pair in zip(rows, pairs, strict=True)]
     return Pairs(
         nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID),
-        nn.utils.rnn.pad_sequence([one.long() for one in types], batch_first=True),
+        nn.utils.rnn.pad_sequence([row.long() for row in types], batch_first=True),
         torch.tensor([pair.label for pair in pairs]),
     )
 

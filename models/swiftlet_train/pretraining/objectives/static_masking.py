@@ -1,4 +1,4 @@
-"""Static masking: the masks are drawn once, and not anew each time (Liu et al. 2019, arXiv:1907.11692, section 4.1).
+"""Static masking: the masks are drawn once for all epochs (Liu et al. 2019, arXiv:1907.11692, section 4.1).
 
 BERT masked its corpus before the training. RoBERTa's baseline holds ten copies of the corpus with ten masks, which the
 epochs read in turn: in 40 epochs, each mask is seen four times. The pairs of a sentence objective are drawn once, too.

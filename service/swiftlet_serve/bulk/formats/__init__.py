@@ -13,14 +13,14 @@ from typing import BinaryIO, Protocol, cast
 from swiftlet_serve import extras, plugins
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.lines import Piece
-from swiftlet_serve.bulk.records import Chunk, Header, Layout, Outcome
+from swiftlet_serve.bulk.records import Chunk, Header, Layout, RowAnswer
 from swiftlet_serve.errors import SetupError
 
 
 class Writer(Protocol):
     """Writes the rows of one output file."""
 
-    def write(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> None: ...
+    def write(self, chunk: Chunk, answers: Sequence[RowAnswer]) -> None: ...
 
     def close(self) -> None:
         """Writes the rest. The stream stays open."""

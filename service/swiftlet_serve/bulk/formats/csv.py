@@ -1,4 +1,4 @@
-"""CSV as RFC 4180 describes it, in UTF-8, with a header. Quoted fields may hold line ends. Blank lines are no rows.
+"""CSV as RFC 4180 describes it, in UTF-8, with a header. Quoted fields may hold line ends. Blank lines are skipped.
 
 One reader divides a file and reads its pieces: Python's, which takes exactly the lines of a row before it returns the
 row. A piece therefore never begins within a quoted field.
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.formats import changed
 from swiftlet_serve.bulk.lines import MAX_RECORD_BYTES, Lines, Piece, divide
-from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Outcome, Record, as_text
+from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Record, RowAnswer, as_text
 from swiftlet_serve.errors import SetupError
 
 csv.field_size_limit(MAX_RECORD_BYTES)  # `Lines` limits the row
@@ -104,14 +104,14 @@ class CsvWriter:
         self._stream, self._layout, self._kept = stream, layout, layout.kept
         self._flush([[*layout.kept, layout.answer, layout.error]])
 
-    def write(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
+    def write(self, chunk: Chunk, answers: Sequence[RowAnswer]) -> None:
         self._flush(
             [
                 *(as_text(kept.get(name)) for name in self._kept),
-                None if outcome.error else as_text(outcome.answer),
-                outcome.error,
+                None if answer.error else as_text(answer.answer),
+                answer.error,
             ]
-            for kept, outcome in zip(chunk.kept(self._kept), outcomes, strict=True)
+            for kept, answer in zip(chunk.kept(self._kept), answers, strict=True)
         )
 
     def close(self) -> None:

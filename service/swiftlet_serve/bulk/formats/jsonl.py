@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object on each line. Blank lines are no rows."""
+"""JSON Lines: one JSON object on each line. Blank lines are skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.formats import changed
 from swiftlet_serve.bulk.lines import Lines, Piece, divide
-from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Outcome, Record, as_json
+from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Record, RowAnswer, as_json
 
 
 def header(stream: BinaryIO, name: str, delimiter: str) -> Header:  # noqa: ARG001  # all formats share one signature
@@ -75,12 +75,12 @@ class JsonWriter:
     def __init__(self, stream: HashedStream, layout: Layout) -> None:
         self._stream, self._layout = stream, layout
 
-    def write(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
+    def write(self, chunk: Chunk, answers: Sequence[RowAnswer]) -> None:
         layout = self._layout
-        for record, kept, outcome in zip(chunk.records, chunk.kept(layout.kept), outcomes, strict=True):
+        for record, kept, answer in zip(chunk.records, chunk.kept(layout.kept), answers, strict=True):
             if record.error == "invalid_utf8":
                 kept = {name: _valid(value) for name, value in kept.items()}
-            row = {**kept, layout.answer: outcome.answer, layout.error: outcome.error}
+            row = {**kept, layout.answer: answer.answer, layout.error: answer.error}
             self._stream.write(as_json(row) + b"\n")
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class JsonWriter:
 
 
 def _valid(value: Any) -> Any:
-    """Returns a text with U+FFFD in the place of bytes that are not UTF-8."""
+    """Returns a text with U+FFFD instead of bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value
 
 

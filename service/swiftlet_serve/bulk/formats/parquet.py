@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from swiftlet_serve.bulk.durable import HashedStream
 from swiftlet_serve.bulk.formats import changed
 from swiftlet_serve.bulk.lines import Piece
-from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Outcome, Record, as_text
+from swiftlet_serve.bulk.records import CHUNK_ROWS, Chunk, Header, Layout, Record, RowAnswer, as_text
 from swiftlet_serve.errors import SetupError
 
 # The pieces of a row group, at most. Each piece decodes the row group up to its own end.
@@ -20,10 +20,10 @@ GROUP_PIECES: Final = 100
 
 
 def header(stream: BinaryIO, name: str, delimiter: str) -> Header:  # noqa: ARG001  # all formats share one signature
-    found = _header(_open(stream, name))
-    if len(set(found.columns or ())) < len(found.columns or ()):
+    header = _header(_open(stream, name))
+    if len(set(header.columns or ())) < len(header.columns or ()):
         raise SetupError(f"{name} has two columns of the same name. Rename one.")
-    return found
+    return header
 
 
 def split(stream: BinaryIO, name: str, delimiter: str, shard_rows: int) -> Iterator[Piece]:  # noqa: ARG001  # as above
@@ -86,7 +86,7 @@ def _open(stream: BinaryIO, name: str) -> pq.ParquetFile:
 
 
 def chunk_of(table: pa.Table, inputs: Sequence[str], kept: Sequence[str]) -> Chunk:
-    """Returns the rows of a table, of which the kept columns stay as they are."""
+    """Returns the rows of a table. The kept columns stay as they are."""
     values = {name: _texts(table.column(name)) for name in inputs}
     records = []
     for i in range(table.num_rows):
@@ -99,7 +99,7 @@ INVALID: Final = object()
 
 
 def _texts(column: pa.ChunkedArray) -> list[Any]:
-    """Returns the values of a column, with `INVALID` in the place of texts that are not UTF-8."""
+    """Returns the values of a column, with `INVALID` instead of texts that are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
@@ -114,10 +114,10 @@ def _value(scalar: Any) -> Any:
         return INVALID
 
 
-def with_outcomes(table: pa.Table, layout: Layout, outcomes: Sequence[Outcome]) -> pa.Table:
+def with_answers(table: pa.Table, layout: Layout, answers: Sequence[RowAnswer]) -> pa.Table:
     """Returns a table with the columns of the answers, as JSON, and of the errors."""
-    answers = [None if one.error else as_text(one.answer) for one in outcomes]
-    for name, values in ((layout.answer, answers), (layout.error, [one.error for one in outcomes])):
+    texts = [None if answer.error else as_text(answer.answer) for answer in answers]
+    for name, values in ((layout.answer, texts), (layout.error, [answer.error for answer in answers])):
         table = table.append_column(name, pa.array(values, pa.string()))
     return table
 
@@ -129,9 +129,9 @@ class ParquetWriter:
         self._stream, self._layout = stream, layout
         self._writer: pq.ParquetWriter | None = None
 
-    def write(self, chunk: Chunk, outcomes: Sequence[Outcome]) -> None:
+    def write(self, chunk: Chunk, answers: Sequence[RowAnswer]) -> None:
         table = chunk.table if chunk.table is not None else self._texts(chunk)
-        table = with_outcomes(table, self._layout, outcomes)
+        table = with_answers(table, self._layout, answers)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._stream, table.schema)
         self._writer.write_table(table)

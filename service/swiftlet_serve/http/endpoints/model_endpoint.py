@@ -113,8 +113,8 @@ class ModelEndpoint:
         Raises:
             DeadlineExceeded, Unavailable: as `AdmissionController.reserve`.
         """
-        record, left_s = request.record, request.response_deadline - now
-        self._runtime.admission.reserve(record, left_s, request.priority, complete=True, client=record.account)
+        record, remaining_s = request.record, request.response_deadline - now
+        self._runtime.admission.reserve(record, remaining_s, request.priority, complete=True, client=record.account)
 
     def _max_response_bytes(self, pipeline: Pipeline, request: TaskRequest, body_bytes: int) -> int:
         """Returns the size up to which responses are allowed.

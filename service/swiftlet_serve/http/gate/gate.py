@@ -161,7 +161,7 @@ class Gate:
     def count_refused(self, code: str) -> None:
         """Counts a request that had no record."""
         if self._stats is not None:
-            self._stats.refuse(code)
+            self._stats.count_refused(code)
 
     def count_crowded(self) -> None:
         """Counts a page or pipelined request that waited in a crowd."""
@@ -224,8 +224,8 @@ class Gate:
         if runtime.rate_limiter is not None:
             runtime.rate_limiter.begin(record.account, now)
         request.check_deadline(now)
-        left_s, complete = request.response_deadline - self._clock(), request.head.has_whole_body
-        runtime.admission.reserve(record, left_s, request.priority, complete=complete, client=record.account)
+        remaining_s, complete = request.response_deadline - self._clock(), request.head.has_whole_body
+        runtime.admission.reserve(record, remaining_s, request.priority, complete=complete, client=record.account)
 
     # The end of a request
 
@@ -235,8 +235,8 @@ class Gate:
             return error
         record, runtime = request.record, self._runtime
         timeout_s = record.timeout_s or runtime.settings.timeout_ms / 1000
-        least_s = (record.least_s or runtime.admission.least_s()) + runtime.stats.least_overhead_s
-        return deadline_too_short(least_s) if least_s > timeout_s else error
+        minimum_s = (record.minimum_s or runtime.admission.minimum_s()) + runtime.stats.minimum_overhead_s
+        return deadline_too_short(minimum_s) if minimum_s > timeout_s else error
 
     def _finish(self, request: Request, response: Response) -> Response:
         """Adds the headers that all responses have, and finishes the record."""
