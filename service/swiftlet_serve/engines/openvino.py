@@ -15,7 +15,7 @@ import openvino
 from swiftlet_models.artifact import ONNX, Artifact, ArtifactError, check_self_contained
 from swiftlet_models.graphs.reader import WeightsError, open_weights
 from swiftlet_models.parameters import check_artifact
-from swiftlet_serve.settings import usable_cores
+from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.types import Batch, Cost, PaddedBatch, Row
 
 

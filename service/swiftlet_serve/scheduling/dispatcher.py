@@ -35,6 +35,7 @@ from typing import Final
 from swiftlet_models.tokenizer import Encoding
 from swiftlet_serve.errors import Internal, SwiftletError, deadline_exceeded, log_exception
 from swiftlet_serve.scheduling.batch_planner import plan
+from swiftlet_serve.scheduling.call_limit import CALL_TIMEOUT_S, call_limit_s
 from swiftlet_serve.scheduling.client_times import ClientTimes
 from swiftlet_serve.scheduling.latency_model import Utilization
 from swiftlet_serve.scheduling.load import BULK_EVERY, AdmissionPolicy, Load, RunningCall, wait_s
@@ -48,15 +49,6 @@ log = logging.getLogger(__name__)
 
 LOOKAHEAD: Final = 256
 """Number of queued sequences among which a batch is chosen, unless the engine's batches are larger."""
-
-CALL_TIMEOUT_S: Final = 10.0
-"""Time limit of a call."""
-
-OVERDUE_FACTOR: Final = 20
-"""Time limit of a call, as a multiple of its predicted duration, once the latency model is calibrated."""
-
-MIN_CALL_TIMEOUT_S: Final = 1.0
-"""Lower bound of the time limit that `OVERDUE_FACTOR` gives."""
 
 
 class Dispatcher:
@@ -270,8 +262,7 @@ class Dispatcher:
         """Starts a call."""
         now = self.clock()
         expected_s = model.latency.batch_s([item.length for item in batch])
-        overdue_s = max(MIN_CALL_TIMEOUT_S, OVERDUE_FACTOR * expected_s) if model.latency.calibrated else math.inf
-        timeout_s = min(self.call_timeout_s, overdue_s)
+        timeout_s = call_limit_s(self.call_timeout_s, expected_s, calibrated=model.latency.calibrated)
         call = asyncio.ensure_future(self.executor.run(model.name, [item.encoding for item in batch], timeout_s))
         model.mean_call_s += (expected_s - model.mean_call_s) / 8
         model.running_calls += 1
