@@ -15,8 +15,8 @@ from swiftlet_models.artifact import CARD, GOLDEN, MANIFEST, ONNX, TOKENIZER, Ar
 from swiftlet_models.graphs.export import export, golden
 from swiftlet_models.graphs.quantize import quantize
 from swiftlet_models.heads import Classification
+from swiftlet_serve.machine.cores import usable_cores
 from swiftlet_serve.offline.release import golden_encodings
-from swiftlet_serve.settings import usable_cores
 from swiftlet_serve.tasks import qa
 from swiftlet_serve.types import Batch
 from swiftlet_serve.workers.hosted_model import host_model
