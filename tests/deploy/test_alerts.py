@@ -179,7 +179,7 @@ def test_alerts_fire_on_faults_of_a_live_server_and_only_then(artifact_dir, tmp_
         (tmp_path / name).symlink_to(artifact_dir / name, target_is_directory=True)
     models = ",".join(str(tmp_path / name) for name in ("tiny-classify", "tiny-qa"))
     options = ("--engine", "switchable", "--models", models, "--cores", "2")
-    options += ("--admin-port", "0", "--timeout-ms", "3000")
+    options += ("--admin-port", "0", "--timeout-ms", "3000", "--spare-engine", "true")
     with serving(artifact_dir, *options, code=LEAKY_COUNTERS) as process:
         timeline = asyncio.run(run_scenario(MonitoredServer(process, tmp_path)))
         assert process.wait() == 0

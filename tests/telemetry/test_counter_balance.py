@@ -80,7 +80,18 @@ def test_counters_balance_at_every_scrape_under_load_and_faults(artifact_dir, tm
         return clients, imbalances, max_in_flight, series
 
     models = ",".join(str(tmp_path / name) for name in MODELS)
-    options = ("--engine", "switchable", "--models", models, "--cores", "2", "--admin-port", "0")
+    options = (
+        "--engine",
+        "switchable",
+        "--models",
+        models,
+        "--cores",
+        "2",
+        "--admin-port",
+        "0",
+        "--spare-engine",
+        "true",
+    )
     with serving(artifact_dir, *options, code=TEST_ENGINES) as server:
         clients, imbalances, max_in_flight, series = asyncio.run(scenario(server))
 
