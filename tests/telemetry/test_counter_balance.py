@@ -80,19 +80,8 @@ def test_counters_balance_at_every_scrape_under_load_and_faults(artifact_dir, tm
         return clients, imbalances, max_in_flight, series
 
     models = ",".join(str(tmp_path / name) for name in MODELS)
-    options = (
-        "--engine",
-        "switchable",
-        "--models",
-        models,
-        "--cores",
-        "2",
-        "--admin-port",
-        "0",
-        "--spare-engine",
-        "true",
-    )
-    with serving(artifact_dir, *options, code=TEST_ENGINES) as server:
+    options = ("--engine", "switchable", "--models", models, "--cores", "2", "--admin-port", "0")
+    with serving(artifact_dir, *options, "--spare-engine", "true", code=TEST_ENGINES) as server:
         clients, imbalances, max_in_flight, series = asyncio.run(scenario(server))
 
     balanced = dict.fromkeys(MODELS, 0)
