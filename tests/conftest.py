@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
+from tests.support.fakes import PATIENCE_S
 from tests.support.selection import module_name, needs
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable when it is imported.
@@ -32,6 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in marks[item.path]:
             item.add_marker(mark)
     items.sort(key=lambda item: (not marks[item.path], -item.path.stat().st_size))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs an asynchronous test in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**arguments), 3 * PATIENCE_S))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

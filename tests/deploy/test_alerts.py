@@ -21,7 +21,6 @@ from loadtest.prometheus_server import (
     CONFIG,
     DASHBOARD,
     RULES,
-    Prometheus,
     expressions,
     installed,
     prometheus,
@@ -89,19 +88,16 @@ def test_metrics_follow_the_conventions_of_prometheus(artifact_dir):
 
 
 @needs_prometheus
-def test_prometheus_scrapes_a_server(artifact_dir):
-    async def scenario(process: Process, monitor: Prometheus) -> None:
+async def test_prometheus_scrapes_a_server(artifact_dir):
+    with (
+        serving(artifact_dir, "--admin-port", "0") as process,
+        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as monitor,
+    ):
         async with asyncio.timeout(PATIENCE_S):
             while not await asyncio.to_thread(monitor.query, "swiftlet_engine_ready == 1"):
                 await asyncio.sleep(0.1)
 
         assert [one["value"][1] for one in await asyncio.to_thread(monitor.query, "up")] == ["1"]
-
-    with (
-        serving(artifact_dir, "--admin-port", "0") as process,
-        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as monitor,
-    ):
-        asyncio.run(scenario(process, monitor))
 
 
 class MonitoredServer:
