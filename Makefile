@@ -27,8 +27,8 @@ SELECT := $(DEVELOPMENT)/bin/python -m tests.support.selection
 test: $(DEVELOPMENT)/ready ## run the tests; with CHANGED=1 those that differences from main can affect
 	$(if $(CHANGED),$(SELECT) changed | xargs --no-run-if-empty $(PYTEST),$(PYTEST) $(TESTS))
 
-quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch nor a process
-	$(SELECT) quick | xargs $(PYTEST) -m 'not slow'
+quick: $(DEVELOPMENT)/ready ## run the tests that need neither torch, processes, a browser, emulation nor a network
+	$(SELECT) quick | xargs $(PYTEST)
 
 # Separate from `make test`: before Python 3.12, tracing doubles the time of the tests that train.
 coverage: $(DEVELOPMENT)/ready ## run the tests and print the share of lines that they run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 from tests.support.artifacts import make_artifact
+from tests.support.fakes import PATIENCE_S
+from tests.support.selection import module_name, needs
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable when it is imported.
 if not Path("/dev/nvidiactl").exists():
@@ -21,23 +25,27 @@ settings.register_profile("swiftlet", derandomize=True, deadline=None, database=
 settings.load_profile("swiftlet")
 
 
-# Files with tests of half a minute or more. They run first, so that no process is alone with one of them at the end.
-SLOW = (
-    "test_alerts.py",
-    "test_import_families.py",
-    "test_native.py",
-    "test_server.py",
-    "test_server_with_fronts.py",
-    "test_shipped_recipes.py",
-    "test_torture.py",
-    "test_train_recipe.py",
-    "test_without_teacher.py",
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of slow files first. The others stay in their order."""
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    """Marks tests by what they need. Those that need something run first, of these the large files.
+
+    At the end of a run, no process is then alone with a long file.
+    """
+    marks = {path: needs(module_name(path) or "") for path in {item.path for item in items}}
+    for item in items:
+        for mark in marks[item.path]:
+            item.add_marker(mark)
+    items.sort(key=lambda item: (not marks[item.path], -item.path.stat().st_size))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs an asynchronous test in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**arguments), 3 * PATIENCE_S))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

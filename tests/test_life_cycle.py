@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -20,20 +18,16 @@ from tests.support.processes import ask, serving
 MODEL = "model tiny-classify 1 (classify) runs on echo"
 
 
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
-
-
 def messages(stderr: str) -> list[str]:
     return [line.partition(": ")[2] for line in stderr.splitlines()]
 
 
-def test_log_tells_start_ready_stop_and_counts(artifact_dir):
-    async def scenario():
-        return [(await ask(server.port, *request)).status for request in (("/classify",), ("/classify", b"{"))]
-
+async def test_log_tells_start_ready_stop_and_counts(artifact_dir):
     with serving(artifact_dir, "--timeout-ms", "5000", "--grpc-port", "0") as server:
-        assert run(scenario()) == [200, 400]
+        assert [(await ask(server.port, *request)).status for request in (("/classify",), ("/classify", b"{"))] == [
+            200,
+            400,
+        ]
         server.stop()
         server.wait()
     starting, model, ready, stopping, stopped = messages(server.stderr)

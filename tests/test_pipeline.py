@@ -34,94 +34,79 @@ def make_pipeline(artifact_dir: Path, task: str, submit, max_tokens: int = 1000)
     return Pipeline(model, Answers(), ThreadPoolExecutor(1), max_tokens)
 
 
-def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
-    async def scenario():
-        runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
-        pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
-        record = RequestRecord(model="tiny-classify")
-        answer = await pipeline.answer(body, soon(), record=record)
-        await runtime.close()
+async def test_pipeline_records_every_stage_and_counts_the_request(artifact_dir):
+    runtime = LocalRuntime.load(Settings(models=(str(artifact_dir / "tiny-classify"),), cores=1))
+    pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
+    record = RequestRecord(model="tiny-classify")
+    answer = await pipeline.answer(body, soon(), record=record)
+    await runtime.close()
 
-        assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
-        assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
-        assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
-        assert next(iter(runtime.stats.copy().models.values())).accepted == 1
-        assert runtime.draining
-
-    asyncio.run(scenario())
+    assert {one["label"] for one in answer[0]} == {"bad", "good", "neither"}
+    assert list(record.stages) == ["encode", "queue", "batch", "infer", "decode"]
+    assert (record.accepted, record.sequences, record.tokens) == (True, 1, 7)
+    assert next(iter(runtime.stats.copy().models.values())).accepted == 1
+    assert runtime.draining
 
 
-def test_tokens_are_checked_again_once_a_request_is_encoded(artifact_dir):
+async def test_tokens_are_checked_again_once_a_request_is_encoded(artifact_dir):
     """Of requests whose heads were admitted together, those after a large one do not run."""
 
-    async def scenario():
-        models = (str(artifact_dir / "tiny-classify"),)
-        runtime = LocalRuntime.load(Settings(models=models, cores=1, client_token_rate_limit=0.01))
-        pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
-        first, second, other = (RequestRecord(model="tiny-classify", account=client) for client in "aab")
-        runtime.rate_limiter.begin("a", time.monotonic())
-        runtime.rate_limiter.begin("a", time.monotonic())
-        await pipeline.answer(body, soon(), record=first)
-        with pytest.raises(TooManyRequests):
-            await pipeline.answer(body, soon(), record=second)
-        await pipeline.answer(body, soon(), record=other)
-        await runtime.close()
+    models = (str(artifact_dir / "tiny-classify"),)
+    runtime = LocalRuntime.load(Settings(models=models, cores=1, client_token_rate_limit=0.01))
+    pipeline, body = runtime.pipelines["tiny-classify"], ClassifyRequest(inputs="hello")
+    first, second, other = (RequestRecord(model="tiny-classify", account=client) for client in "aab")
+    runtime.rate_limiter.begin("a", time.monotonic())
+    runtime.rate_limiter.begin("a", time.monotonic())
+    await pipeline.answer(body, soon(), record=first)
+    with pytest.raises(TooManyRequests):
+        await pipeline.answer(body, soon(), record=second)
+    await pipeline.answer(body, soon(), record=other)
+    await runtime.close()
 
-        assert [one.accepted for one in (first, second, other)] == [True, False, True]
-
-    asyncio.run(scenario())
+    assert [one.accepted for one in (first, second, other)] == [True, False, True]
 
 
-def test_pipeline_cancels_the_other_sequences_if_one_fails(artifact_dir):
-    async def scenario():
-        calls, cancelled = [], []
+async def test_pipeline_cancels_the_other_sequences_if_one_fails(artifact_dir):
+    calls, cancelled = [], []
 
-        async def submit(encoding, deadline):
-            calls.append(encoding)
-            if len(calls) == 3:
-                raise Internal("internal", "The engine failed.")
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.append(encoding)
-                raise
-
-        context = "one two three four five six seven eight nine ten " * 4
-        with pytest.raises(Internal):
-            await make_pipeline(artifact_dir, "qa", submit).answer(
-                QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
-            )
-        await asyncio.sleep(0)
-
-        assert len(cancelled) == len(calls) - 1 > 2
-
-    asyncio.run(scenario())
-
-
-def test_pipeline_raises_at_the_deadline(artifact_dir):
-    async def scenario():
-        async def submit(encoding, deadline):
+    async def submit(encoding, deadline):
+        calls.append(encoding)
+        if len(calls) == 3:
+            raise Internal("internal", "The engine failed.")
+        try:
             await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(encoding)
+            raise
 
-        with pytest.raises(DeadlineExceeded):
-            await make_pipeline(artifact_dir, "classify", submit).answer(
-                ClassifyRequest(inputs="hello"), time.monotonic() + 0.02
-            )
+    context = "one two three four five six seven eight nine ten " * 4
+    with pytest.raises(Internal):
+        await make_pipeline(artifact_dir, "qa", submit).answer(
+            QaRequest.model_validate({"inputs": {"question": "which?", "context": context}}), soon()
+        )
+    await asyncio.sleep(0)
 
-    asyncio.run(scenario())
+    assert len(cancelled) == len(calls) - 1 > 2
 
 
-def test_pipeline_rejects_a_request_that_could_never_be_admitted(artifact_dir):
-    async def scenario():
-        async def submit(encoding, deadline):
-            raise AssertionError("nothing may be submitted")
+async def test_pipeline_raises_at_the_deadline(artifact_dir):
+    async def submit(encoding, deadline):
+        await asyncio.Event().wait()
 
-        with pytest.raises(Unprocessable) as refusal:
-            await make_pipeline(artifact_dir, "classify", submit, max_tokens=4).answer(
-                ClassifyRequest(inputs="hello"), soon()
-            )
+    with pytest.raises(DeadlineExceeded):
+        await make_pipeline(artifact_dir, "classify", submit).answer(
+            ClassifyRequest(inputs="hello"), time.monotonic() + 0.02
+        )
 
-        assert refusal.value.code == "input_too_long"
-        assert refusal.value.field_errors[0].limit == 4
 
-    asyncio.run(scenario())
+async def test_pipeline_rejects_a_request_that_could_never_be_admitted(artifact_dir):
+    async def submit(encoding, deadline):
+        raise AssertionError("nothing may be submitted")
+
+    with pytest.raises(Unprocessable) as refusal:
+        await make_pipeline(artifact_dir, "classify", submit, max_tokens=4).answer(
+            ClassifyRequest(inputs="hello"), soon()
+        )
+
+    assert refusal.value.code == "input_too_long"
+    assert refusal.value.field_errors[0].limit == 4

@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,10 +20,6 @@ from tests.support.grpc_server import Client, request
 from tests.support.processes import Process, ask, serving
 
 FINE = request("classify", {"text": ["fine"]})
-
-
-def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
 
 
 async def reload(server: Process, line: str) -> None:
@@ -42,13 +37,13 @@ async def status(server: Process, key: str) -> int:
     return (await ask(server.port, "/models", None, [f"X-API-Key: {key}"])).status
 
 
-def test_keys_are_read_anew_and_a_bad_file_changes_nothing(artifact_dir, tmp_path):
+async def test_keys_are_read_anew_and_a_bad_file_changes_nothing(artifact_dir, tmp_path):
     (old, old_line), (new, new_line) = make_key("old"), make_key("new")
     file = tmp_path / "keys"
     file.touch(0o600)
     file.write_text(f"{old_line}\n")
 
-    async def scenario():
+    with serving(artifact_dir, "--api-keys-file", str(file), "--grpc-port", "0") as server:
         call = Client(str(server.grpc_address))
         seen = [(await status(server, old), await status(server, new))]
         file.write_text(f"{new_line}\n")
@@ -60,10 +55,7 @@ def test_keys_are_read_anew_and_a_bad_file_changes_nothing(artifact_dir, tmp_pat
             await reload(server, "The API keys stay as they were")
             seen.append((await status(server, old), await status(server, new)))
         await call.channel.close()
-        return seen
-
-    with serving(artifact_dir, "--api-keys-file", str(file), "--grpc-port", "0") as server:
-        assert run(scenario()) == [(200, 401), (401, 200), (401, 200), (401, 200)]
+        assert seen == [(200, 401), (401, 200), (401, 200), (401, 200)]
 
 
 def make_certificate(directory: Path) -> None:
@@ -74,7 +66,7 @@ def make_certificate(directory: Path) -> None:
     subprocess.run(new.split(), cwd=directory, check=True, capture_output=True)
 
 
-def test_new_connections_use_the_new_certificate(artifact_dir, tmp_path):
+async def test_new_connections_use_the_new_certificate(artifact_dir, tmp_path):
     make_certificate(tmp_path)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
@@ -82,7 +74,8 @@ def test_new_connections_use_the_new_certificate(artifact_dir, tmp_path):
         host, _, port = address.rpartition(":")
         return ssl.get_server_certificate((host, int(port)), timeout=PATIENCE_S).strip()
 
-    async def scenario():
+    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--grpc-port", "0")
+    with serving(artifact_dir, *options) as server:
         addresses = [f"127.0.0.1:{server.port}", str(server.grpc_address)]
         seen = [{await asyncio.to_thread(served, one) for one in addresses}]
         first = cert.read_text().strip()
@@ -93,23 +86,16 @@ def test_new_connections_use_the_new_certificate(artifact_dir, tmp_path):
         key.write_text("no key")
         await reload(server, "The certificate stays as it was")
         seen.append({await asyncio.to_thread(served, one) for one in addresses})
-        return seen, [{first}, {second}, {second}]
-
-    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--grpc-port", "0")
-    with serving(artifact_dir, *options) as server:
-        seen, expected = run(scenario())
+        expected = [{first}, {second}, {second}]
 
     assert seen == expected
     assert expected[0] != expected[1]
 
 
-def test_sighup_without_files_changes_nothing(artifact_dir):
-    async def scenario():
-        server.stop(signal.SIGHUP)
-        return (await ask(server.port)).status
-
+async def test_sighup_without_files_changes_nothing(artifact_dir):
     with serving(artifact_dir) as server:
-        assert run(scenario()) == 200
+        server.stop(signal.SIGHUP)
+        assert (await ask(server.port)).status == 200
 
 
 @pytest.mark.parametrize("before", [None, "", "# ours", "# ours\n"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selection import ROOT, changed, module_name, quick
+from tests.support.selection import NEEDS, ROOT, changed, module_name, needs
 
 SERVER = "service/swiftlet_serve"
 
@@ -14,15 +14,23 @@ SERVER = "service/swiftlet_serve"
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
-        ("scheduling.test_batch_planner", True),
-        ("http.connections.test_request_parser", True),
-        ("models.ragged.test_network", False),  # torch
-        ("test_server", False),  # processes of its own
-        ("engines.test_native", False),
+        ("scheduling.test_batch_planner", set()),
+        ("http.connections.test_request_parser", set()),
+        ("models.ragged.test_network", {"torch"}),
+        ("workers.test_process_executor", {"process"}),
+        ("http.playground.test_playground", {"process", "browser"}),
+        ("deploy.test_alerts", {"process", "network"}),
+        ("engines.test_native", {"torch", "process", "emulated"}),
     ],
 )
-def test_quick_files_need_neither_torch_nor_a_process(test, expected):
-    assert quick(f"tests.{test}") == expected
+def test_marks_follow_from_imports(test, expected):
+    assert needs(f"tests.{test}") == expected
+
+
+def test_marks_are_registered(request):
+    registered = {line.partition(":")[0] for line in request.config.getini("markers")}
+
+    assert registered >= {*NEEDS, "process"}
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,6 @@ models.describe = lambda *_: threading.Event().wait()
 """
 
 
-def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
-
-
 async def wait_for_output(process: subprocess.Popen[str], line: str) -> None:
     """Waits until a process has written a line. Kills it after `PATIENCE_S`, which ends its output."""
     killer = asyncio.get_running_loop().call_later(PATIENCE_S, process.kill)
@@ -56,9 +52,9 @@ async def until_not_ready(port: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_rolling_restart_behind_a_load_balancer_loses_no_request(artifact_dir):
+async def test_rolling_restart_behind_a_load_balancer_loses_no_request(artifact_dir):
     """Half of the clients open a connection per request, half keep theirs."""
-    tally, statuses = run(roll(artifact_dir, restarts=2, rate=80))
+    tally, statuses = await roll(artifact_dir, restarts=2, rate=80)
 
     assert tally.lost == []
     assert tally.refused == 0
@@ -87,11 +83,11 @@ async def stop_under_load(server: Process, clients: int, interval_s: float) -> t
     return status, await loading
 
 
-def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
+async def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
     """The server stops at once, with connections in every phase. Every accepted connection gets a response."""
 
     with serving(artifact_dir) as server:
-        status, tally = run(stop_under_load(server, 30, 0))
+        status, tally = await stop_under_load(server, 30, 0)
 
     assert status == 0
     assert server.warnings == ""
@@ -99,21 +95,21 @@ def test_shutdown_without_a_load_balancer_loses_no_request(artifact_dir):
     assert tally.answered > 0
 
 
-def test_new_server_takes_over_a_shared_port(artifact_dir):
+async def test_new_server_takes_over_a_shared_port(artifact_dir):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     shared = ("--reuse-port", "true", "--port", port)
 
     with serving(artifact_dir, *shared) as old, serving(artifact_dir, *shared):
-        status, tally = run(stop_under_load(old, 10, 0.05))
+        status, tally = await stop_under_load(old, 10, 0.05)
 
     assert status == 0
     assert (tally.lost, tally.refused) == ([], 0)
     assert tally.answered > 0
 
 
-def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
-    async def scenario():
+async def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
+    with serving(artifact_dir, *LONG, "--admin-port", "0") as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(request())
         before = await read_response(reader)
@@ -122,10 +118,8 @@ def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
         writer.write(request())
         after = await read_response(reader)
         ended = await reader.read()
-        return before, after, ended, await ask(server.port), await ask(server.admin_port, "/health/ready", None)
-
-    with serving(artifact_dir, *LONG, "--admin-port", "0") as server:
-        before, after, ended, new, admin = run(scenario())
+        new = await ask(server.port)
+        admin = await ask(server.admin_port, "/health/ready", None)
 
     assert (before.status, "connection" in before.headers) == (200, False)
     assert (after.status, after.headers["connection"], ended) == (200, "close", b"")
@@ -133,10 +127,10 @@ def test_draining_server_is_not_ready_and_still_serves(artifact_dir):
     assert (admin.status, json.loads(admin.body)["code"]) == (503, "draining")
 
 
-def test_shutdown_waits_for_incomplete_requests(artifact_dir):
+async def test_shutdown_waits_for_incomplete_requests(artifact_dir):
     patient = f"from swiftlet_serve.http.connections import port\nport.UNUSED_S = {PATIENCE_S}"
 
-    async def scenario():
+    with serving(artifact_dir, "--admin-port", "0", code=patient) as server:
         begun = [(sent, *await asyncio.open_connection("127.0.0.1", server.port)) for sent in (0, 1, 40, 100)]
         for sent, _, writer in begun:
             writer.write(request()[:sent])
@@ -145,26 +139,23 @@ def test_shutdown_waits_for_incomplete_requests(artifact_dir):
         await until_not_ready(server.admin_port)
         for sent, _, writer in begun:
             writer.write(request()[sent:])
-        return [await read_response(reader) for _, reader, _ in begun], await asyncio.to_thread(server.wait)
-
-    with serving(artifact_dir, "--admin-port", "0", code=patient) as server:
-        responses, status = run(scenario())
+        responses, status = (
+            [await read_response(reader) for _, reader, _ in begun],
+            await asyncio.to_thread(server.wait),
+        )
 
     assert [(response.status, response.headers["connection"]) for response in responses] == [(200, "close")] * 4
     assert status == 0
 
 
-def test_shutdown_closes_idle_connections(artifact_dir):
-    async def scenario():
+async def test_shutdown_closes_idle_connections(artifact_dir):
+    with serving(artifact_dir, "--shutdown-timeout-s", "600") as server:
         silent, _ = await asyncio.open_connection("127.0.0.1", server.port)
         idle, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(request())
         await read_response(idle)
         server.stop()
-        return await asyncio.to_thread(server.wait), await silent.read(), await idle.read()
-
-    with serving(artifact_dir, "--shutdown-timeout-s", "600") as server:
-        assert run(scenario()) == (0, b"", b"")
+        assert (await asyncio.to_thread(server.wait), await silent.read(), await idle.read()) == (0, b"", b"")
 
 
 def test_second_signal_stops_the_server_within_a_second():
@@ -173,10 +164,10 @@ def test_second_signal_stops_the_server_within_a_second():
 
 
 @pytest.mark.parametrize("why", ["SIGTERM", "SIGINT", "timeout"])
-def test_endless_request_gets_a_503_when_the_server_stops_waiting(why, artifact_dir):
+async def test_endless_request_gets_a_503_when_the_server_stops_waiting(why, artifact_dir):
     options = LONG if why != "timeout" else ("--shutdown-timeout-s", "1")
 
-    async def scenario():
+    with serving(artifact_dir, *options, code=HANGS) as server:
         asking = asyncio.ensure_future(ask(server.port))
         await wait_for_output(server.process, "asked")
         server.stop()
@@ -185,10 +176,8 @@ def test_endless_request_gets_a_503_when_the_server_stops_waiting(why, artifact_
             server.stop(signal.Signals[why])
         reports = time.monotonic()
         response = await asking
-        return response, await asyncio.to_thread(server.wait), time.monotonic() - reports
-
-    with serving(artifact_dir, *options, code=HANGS) as server:
-        response, status, seconds = run(scenario())
+        status = await asyncio.to_thread(server.wait)
+        seconds = time.monotonic() - reports
 
     assert (response.status, json.loads(response.body)["code"]) == (503, "draining")
     assert response.headers["connection"] == "close"
@@ -243,42 +232,36 @@ models.describe = lambda *a: socket.socket().connect_ex(("127.0.0.1", 9)) and de
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_requests_open_no_outgoing_connections(calls, artifact_dir):
+async def test_requests_open_no_outgoing_connections(calls, artifact_dir):
     """The second run opens one, which shows that the test notices it."""
     bodies = ["http://127.0.0.1:9/", "../tiny-classify", "bert-base-uncased", "file:///etc/passwd", None]
 
-    async def scenario():
+    with serving(artifact_dir, code=AUDIT + CALLS * calls) as server:
         for model in bodies:
             await ask(server.port, body=json.dumps({"inputs": "http://127.0.0.1:9/", "model": model}).encode())
         for path in ("/models", "/openapi.json", "/health/ready", "/http://127.0.0.1:9/"):
             await ask(server.port, path, None)
         server.stop()
-        return await asyncio.to_thread(server.wait)
-
-    with serving(artifact_dir, code=AUDIT + CALLS * calls) as server:
-        assert run(scenario()) == 0
+        assert await asyncio.to_thread(server.wait) == 0
 
     assert server.warnings == ("outgoing call: socket.connect\n" if calls else "")
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_requests_start_no_tokenizer_threads(own, artifact_dir):
+async def test_requests_start_no_tokenizer_threads(own, artifact_dir):
     """The second run starts some, which shows that the test notices them."""
     body = b'{"inputs": "I want to eat a [MASK]."}'
     code = "import os; os.environ['TOKENIZERS_PARALLELISM'] = 'true'" if own else ""
 
-    async def scenario():
+    with serving(artifact_dir, "--models", str(artifact_dir / "tiny-fill-mask"), code=code) as server:
         threads = Path(f"/proc/{server.process.pid}/task")
         before = len(list(threads.iterdir()))
         assert (await ask(server.port, "/fill-mask", body)).status == 200
-        return len(list(threads.iterdir())) - before
-
-    with serving(artifact_dir, "--models", str(artifact_dir / "tiny-fill-mask"), code=code) as server:
-        assert (run(scenario()) > 0) == own
+        assert (len(list(threads.iterdir())) - before > 0) == own
 
 
-def test_admin_port_responds_until_the_watchdog_ends_a_blocked_process(artifact_dir):
-    async def scenario():
+async def test_admin_port_responds_until_the_watchdog_ends_a_blocked_process(artifact_dir):
+    with serving(artifact_dir, "--admin-port", "0", code=BLOCKS) as server:
         asking = asyncio.ensure_future(ask(server.port, "/models", None))
         while True:
             try:
@@ -288,10 +271,6 @@ def test_admin_port_responds_until_the_watchdog_ends_a_blocked_process(artifact_
         live = await ask(server.admin_port, "/health/live", None)
         status = await asyncio.to_thread(server.wait)
         await asyncio.wait([asking])
-        return live, status
-
-    with serving(artifact_dir, "--admin-port", "0", code=BLOCKS) as server:
-        live, status = run(scenario())
 
     assert live.status == 200
     assert status == 1
@@ -299,19 +278,16 @@ def test_admin_port_responds_until_the_watchdog_ends_a_blocked_process(artifact_
     assert "pages.py" in server.stderr
 
 
-def test_watchdog_ignores_a_busy_event_loop():
+async def test_watchdog_ignores_a_busy_event_loop():
     ended = threading.Event()
 
-    async def scenario():
-        watchdog = Watchdog(ended.set, timeout_s=1)
-        watchdog.start()
-        ends = time.monotonic() + 2
-        while time.monotonic() < ends:
-            time.sleep(0.2)  # blocks the loop for a short time
-            await asyncio.sleep(0)
-        assert not ended.is_set()
-        time.sleep(2)
-        assert ended.is_set()
-        watchdog.stop()
-
-    asyncio.run(scenario())
+    watchdog = Watchdog(ended.set, timeout_s=1)
+    watchdog.start()
+    ends = time.monotonic() + 2
+    while time.monotonic() < ends:
+        time.sleep(0.2)  # blocks the loop for a short time
+        await asyncio.sleep(0)
+    assert not ended.is_set()
+    time.sleep(2)
+    assert ended.is_set()
+    watchdog.stop()

@@ -22,7 +22,6 @@ from loadtest.prometheus_server import (
     CONFIG,
     DASHBOARD,
     RULES,
-    Prometheus,
     expressions,
     installed,
     prometheus,
@@ -90,19 +89,16 @@ def test_metrics_follow_the_conventions_of_prometheus(artifact_dir):
 
 
 @needs_prometheus
-def test_prometheus_scrapes_a_server(artifact_dir):
-    async def scenario(process: Process, monitor: Prometheus) -> None:
+async def test_prometheus_scrapes_a_server(artifact_dir):
+    with (
+        serving(artifact_dir, "--admin-port", "0") as process,
+        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as monitor,
+    ):
         async with asyncio.timeout(PATIENCE_S):
             while not await asyncio.to_thread(monitor.query, "swiftlet_engine_ready == 1"):
                 await asyncio.sleep(0.1)
 
         assert [one["value"][1] for one in await asyncio.to_thread(monitor.query, "up")] == ["1"]
-
-    with (
-        serving(artifact_dir, "--admin-port", "0") as process,
-        prometheus({"swiftlet": [process.admin_port]}, interval_s=0.1) as monitor,
-    ):
-        asyncio.run(scenario(process, monitor))
 
 
 class MonitoredServer:
@@ -180,7 +176,7 @@ def test_alerts_fire_on_faults_of_a_live_server_and_only_then(artifact_dir, tmp_
         (tmp_path / name).symlink_to(artifact_dir / name, target_is_directory=True)
     models = ",".join(str(tmp_path / name) for name in ("tiny-classify", "tiny-qa"))
     options = ("--engine", "switchable", "--models", models, "--cores", "2")
-    options += ("--admin-port", "0", "--timeout-ms", "3000")
+    options += ("--admin-port", "0", "--timeout-ms", "3000", "--spare-engine", "true")
     with serving(artifact_dir, *options, code=LEAKY_COUNTERS) as process:
         timeline = asyncio.run(run_scenario(MonitoredServer(process, tmp_path)))
         assert process.wait() == 0

@@ -39,7 +39,6 @@ def page(name: str) -> str:
     return text_of(REFERENCE / f"{name}.md")
 
 
-@pytest.mark.slow
 def test_generated_tables_are_up_to_date():
     """`make docs` writes them."""
     generate = runpy.run_path(str(DOCS / "generate.py"))

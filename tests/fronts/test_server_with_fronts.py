@@ -306,7 +306,7 @@ def test_killed_engine_loses_no_request(artifact_dir):
         await loading
         return tally, await scrape(server.port)
 
-    with serving(artifact_dir, *TWO) as server:
+    with serving(artifact_dir, *TWO, "--spare-engine", "true") as server:
         tally, series = run(scenario())
 
     assert tally.lost == []

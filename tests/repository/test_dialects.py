@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from swiftlet_serve.http.app import create_app
-from tests.support.repositories import in_event_loop, make_version, served, want
+from tests.support.repositories import make_version, served, want
 
 
 @pytest.fixture
@@ -21,7 +21,6 @@ def client(server) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(server.runtime)), base_url="http://test")
 
 
-@in_event_loop
 async def test_open_inference_protocol_has_versions(root):
     async with served(root) as server, client(server) as http:
         assert (await http.get("/v2/models/flowers")).json()["versions"] == ["1", "2"]
@@ -44,7 +43,6 @@ async def test_open_inference_protocol_has_versions(root):
         ("/classify", {"inputs": "abc", "model": "flowers@canary"}),
     ],
 )
-@in_event_loop
 async def test_names_with_aliases_work_in_every_protocol(path, body, root):
     async with served(root) as server, client(server) as http:
         response = await http.post(path, json=body)
@@ -53,7 +51,6 @@ async def test_names_with_aliases_work_in_every_protocol(path, body, root):
         assert "v1-" not in response.text
 
 
-@in_event_loop
 async def test_models_page_shows_the_versions(root):
     async with served(root) as server:
         model = (await server.models())["flowers"]

@@ -20,7 +20,7 @@ from swiftlet_serve.repository import manager as manager_module
 from swiftlet_serve.repository.manager import LoadFailed
 from tests.support.artifacts import reseal
 from tests.support.fakes import PATIENCE_S
-from tests.support.repositories import Served, in_event_loop, make_version, served, want
+from tests.support.repositories import Served, make_version, served, want
 
 
 @pytest.fixture
@@ -35,7 +35,6 @@ def damage(version: Path) -> None:
         file.write(" ")
 
 
-@in_event_loop
 async def test_latest_version_is_served_and_followed(root):
     make_version(root, "flowers", 2)
     async with served(root) as server:
@@ -48,7 +47,6 @@ async def test_latest_version_is_served_and_followed(root):
         assert await server.version() == 2
 
 
-@in_event_loop
 async def test_desired_state_chooses_versions_and_aliases(root):
     make_version(root, "flowers", 2)
     make_version(root, "flowers", 3)
@@ -67,7 +65,6 @@ async def test_desired_state_chooses_versions_and_aliases(root):
         assert (await server.classify("flowers@canary")).status_code == 404
 
 
-@in_event_loop
 async def test_split_divides_requests_by_their_keys(root):
     make_version(root, "flowers", 2)
     want(root, flowers={"version": 1, "split": {"1": 3, "2": 1}})
@@ -83,7 +80,6 @@ async def test_split_divides_requests_by_their_keys(root):
 
 
 @pytest.mark.parametrize("fault", ["damaged", "golden", "task", "name", "no manifest", "not JSON", "nested"])
-@in_event_loop
 async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root, caplog):
     async with served(root, engine="onnx_cpu") as server:
         version = make_version(root, "flowers", 2)
@@ -121,7 +117,6 @@ async def test_version_that_cannot_be_loaded_leaves_the_earlier_one(fault, root,
         assert {one.version for one in server.manager.state().versions} == {1}
 
 
-@in_event_loop
 async def test_unforeseen_fault_leaves_the_earlier_version(root, caplog, monkeypatch):
     async with served(root) as server:
 
@@ -137,7 +132,6 @@ async def test_unforeseen_fault_leaves_the_earlier_version(root, caplog, monkeyp
         assert "SECRET" not in caplog.text
 
 
-@in_event_loop
 async def test_watcher_outlives_a_look_that_raises(root, monkeypatch):
     async with served(root) as server:
         looks, look = [], server.manager.look
@@ -159,7 +153,6 @@ async def test_watcher_outlives_a_look_that_raises(root, monkeypatch):
             await watcher
 
 
-@in_event_loop
 async def test_folder_that_is_no_version_stops_no_other_model(root, caplog):
     shutil.copytree(root / "flowers" / "1", root / "trees" / "v1")
     async with served(root) as server:
@@ -170,7 +163,6 @@ async def test_folder_that_is_no_version_stops_no_other_model(root, caplog):
         assert caplog.text.count("'trees/v1' in the model repository is no version") == 1
 
 
-@in_event_loop
 async def test_default_is_an_alias_like_others(root):
     make_version(root, "flowers", 2)
     want(root, flowers={"aliases": {"default": 1, "canary": 2}})
@@ -187,13 +179,11 @@ async def test_default_is_an_alias_like_others(root):
 
 
 @pytest.mark.parametrize("name", ["flowers@01", "flowers@\uff11", "flowers@+1", "flowers@1.0"])
-@in_event_loop
 async def test_version_in_a_name_is_written_in_one_way(root, name):
     async with served(root) as server:
         assert (await server.classify(name)).json()["code"] == "unknown_model"
 
 
-@in_event_loop
 async def test_fetch_that_stalls_delays_neither_requests_nor_the_end(root, monkeypatch):
     started, goes_on = threading.Event(), threading.Event()
     async with served(root) as server:
@@ -218,7 +208,6 @@ async def test_fetch_that_stalls_delays_neither_requests_nor_the_end(root, monke
     goes_on.set()
 
 
-@in_event_loop
 async def test_repository_that_stalls_changes_nothing(root, caplog, monkeypatch):
     async with served(root) as server:
         goes_on, desired = threading.Event(), server.manager._store.desired
@@ -241,7 +230,6 @@ async def test_repository_that_stalls_changes_nothing(root, caplog, monkeypatch)
         assert (await server.version(), server.manager.reachable) == (2, True)
 
 
-@in_event_loop
 async def test_failed_version_is_shown_with_its_reason_and_tried_again(root, caplog):
     async with served(root) as server:
         version = make_version(root, "flowers", 2)
@@ -259,7 +247,6 @@ async def test_failed_version_is_shown_with_its_reason_and_tried_again(root, cap
         assert await server.version() == 2
 
 
-@in_event_loop
 async def test_start_falls_back_from_a_broken_latest_version(root, tmp_path):
     damage(make_version(root, "flowers", 2))
     async with served(root) as server:
@@ -281,7 +268,6 @@ async def test_start_falls_back_from_a_broken_latest_version(root, tmp_path):
         (lambda root: (root / "desired.json").write_text('{"models": {"../x": {}}}'), "no name of a model"),
     ],
 )
-@in_event_loop
 async def test_start_fails_without_a_version_that_serves(prepare, message, root):
     prepare(root)
     with pytest.raises(SetupError, match=message):
@@ -289,7 +275,6 @@ async def test_start_fails_without_a_version_that_serves(prepare, message, root)
             pass
 
 
-@in_event_loop
 async def test_unreadable_repository_changes_nothing(root, caplog):
     async with served(root) as server:
         for content in ("{", '{"models": {}}', '{"models": {"flowers": {"version": 7}}}'):
@@ -313,7 +298,6 @@ async def test_unreadable_repository_changes_nothing(root, caplog):
         assert await server.version() == 2
 
 
-@in_event_loop
 async def test_models_come_and_go(root):
     async with served(root) as server:
         make_version(root, "answers", 1, "qa", labels=())
@@ -326,7 +310,6 @@ async def test_models_come_and_go(root):
         assert list(server.runtime.dispatcher.models) == ["answers@1"]
 
 
-@in_event_loop
 async def test_switch_waits_for_requests_of_the_earlier_version(root):
     async with served(root) as server:
         pipeline = server.runtime.pipelines["flowers"]
@@ -342,7 +325,6 @@ async def test_switch_waits_for_requests_of_the_earlier_version(root):
         assert list(server.runtime.dispatcher.models) == ["flowers@2"]
 
 
-@in_event_loop
 async def test_switches_under_load_lose_and_mix_nothing(root):
     make_version(root, "flowers", 2)
     async with served(root) as server:
@@ -366,7 +348,6 @@ async def test_switches_under_load_lose_and_mix_nothing(root):
         assert list(server.runtime.dispatcher.models) == ["flowers@2"]
 
 
-@in_event_loop
 async def test_control_loads_versions_and_aliases_and_unloads(root):
     make_version(root, "flowers", 2)
     async with served(root) as server:
@@ -396,7 +377,6 @@ def size_of(version: Path) -> int:
     return sum(file["size"] for file in manifest["files"].values())
 
 
-@in_event_loop
 async def test_least_recently_used_models_leave_the_memory_and_return_on_request(root):
     for name in ("trees", "weeds"):
         make_version(root, name, 1)
@@ -415,7 +395,6 @@ async def test_least_recently_used_models_leave_the_memory_and_return_on_request
         assert server.manager.state().bytes <= limit
 
 
-@in_event_loop
 async def test_pinned_models_stay(root):
     for name in ("trees", "weeds"):
         make_version(root, name, 1)
@@ -428,7 +407,6 @@ async def test_pinned_models_stay(root):
         assert list(server.runtime.dispatcher.models) == ["flowers@1"]
 
 
-@in_event_loop
 async def test_model_above_the_limit_is_refused_and_none_makes_room_for_it(root):
     size = size_of(root / "flowers" / "1")
     make_version(root, "trees", 1)
@@ -447,7 +425,6 @@ async def test_model_above_the_limit_is_refused_and_none_makes_room_for_it(root)
             pass
 
 
-@in_event_loop
 async def test_version_that_serves_leaves_last_for_its_successor(root):
     size = size_of(root / "flowers" / "1")
     make_version(root, "trees", 1)
@@ -463,7 +440,6 @@ async def test_version_that_serves_leaves_last_for_its_successor(root):
         assert list(server.runtime.dispatcher.models) == ["flowers@3"]
 
 
-@in_event_loop
 async def test_request_for_a_model_that_loads_slowly_gets_503_with_the_time(root, monkeypatch):
     make_version(root, "trees", 1)
     async with served(root, max_bytes=int(1.5 * size_of(root / "flowers" / "1"))) as server:
@@ -484,7 +460,6 @@ async def test_request_for_a_model_that_loads_slowly_gets_503_with_the_time(root
         assert not server.runtime.admission._reserved
 
 
-@in_event_loop
 async def test_shadow_traffic_is_compared_and_never_served(root, monkeypatch):
     make_version(root, "flowers", 2, labels=("v1-bad", "v1-good", "v1-neither"))  # its answers are equal
     want(root, flowers={"version": 1, "shadow": {"version": 2, "share": 1.0}})
@@ -516,7 +491,6 @@ async def test_shadow_traffic_is_compared_and_never_served(root, monkeypatch):
         assert all(pipeline.on_answer is None for pipeline in server.runtime.pipelines.values())
 
 
-@in_event_loop
 async def test_versions_answer_all_their_tasks(root):
     for number in (1, 2):
         make_version(root, "vectors", number, "embed")
@@ -539,7 +513,6 @@ async def test_versions_answer_all_their_tasks(root):
         assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
 
 
-@in_event_loop
 async def test_model_for_a_task_that_this_server_lacks_stops_no_other(root):
     size = sum(file.size for file in open_artifact(root / "flowers" / "1").manifest.files.values())
     want(root, flowers={"version": 1, "pinned": True})
@@ -555,7 +528,6 @@ async def test_model_for_a_task_that_this_server_lacks_stops_no_other(root):
         assert states == {"flowers": "ready", "newer": "failed"}
 
 
-@in_event_loop
 async def test_model_of_the_task_is_asked_also_while_it_is_not_in_memory(root):
     make_version(root, "cross", 1, "rerank", labels=("relevance",))
     make_version(root, "vectors", 1, "embed")
@@ -568,7 +540,6 @@ async def test_model_of_the_task_is_asked_also_while_it_is_not_in_memory(root):
             assert (response.status_code, response.json()["code"]) == (503, "model_unavailable")
 
 
-@in_event_loop
 async def test_version_that_has_gone_is_freed_without_the_garbage_collector(root):
     make_version(root, "vectors", 1, "embed")
     async with served(root) as server:
@@ -586,7 +557,6 @@ async def test_version_that_has_gone_is_freed_without_the_garbage_collector(root
             gc.enable()
 
 
-@in_event_loop
 async def test_version_leaves_the_memory_after_its_requests_for_all_tasks(root):
     make_version(root, "vectors", 1, "embed")
     async with served(root) as server:

@@ -31,8 +31,8 @@ def root(tmp_path) -> Path:
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Starts a server. Yields its process, and its admin port: 0 if it has ended."""
-    command = [sys.executable, "-m", "swiftlet_serve", "serve", "--port", "0", "--engine", "echo"]
-    command += ["--admin-port", "0", "--repository", str(root), "--repository-poll-s", "0.05", *options]
+    command = [sys.executable, "-m", "swiftlet_serve", "serve", "--port", "0", "--engine", "echo", "--admin-port", "0"]
+    command += ["--spare-engine", "false", "--repository", str(root), "--repository-poll-s", "0.05", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

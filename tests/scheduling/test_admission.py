@@ -66,88 +66,76 @@ def test_least_time_is_that_of_the_longest_sequence_or_of_all_on_every_core():
     assert two.admission.minimum_s("model", [300] * 64) == 2 * four.admission.minimum_s("model", [300] * 64)
 
 
-def test_admission_refuses_a_request_past_its_deadline():
-    async def scenario():
-        engine = Engine()
-        scheduler = one_core(engine)
-        with pytest.raises(DeadlineExceeded):
-            scheduler.submit([encoding(1)], time.monotonic() - 1)
+async def test_admission_refuses_a_request_past_its_deadline():
+    engine = Engine()
+    scheduler = one_core(engine)
+    with pytest.raises(DeadlineExceeded):
+        scheduler.submit([encoding(1)], time.monotonic() - 1)
 
-        assert engine.asked == []
-
-    asyncio.run(scenario())
+    assert engine.asked == []
 
 
-def test_admission_refuses_while_the_queue_is_full():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine, max_queued_tokens=8)
-        running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
-        call = await engine.called()
-        first, second = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in (1, 2))
-        await settle()
-        with pytest.raises(Unavailable) as refusal:
-            await submit(scheduler, encoding(3), soon())
+async def test_admission_refuses_while_the_queue_is_full():
+    engine = ManualEngine()
+    scheduler = one_core(engine, max_queued_tokens=8)
+    running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
+    call = await engine.called()
+    first, second = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in (1, 2))
+    await settle()
+    with pytest.raises(Unavailable) as refusal:
+        await submit(scheduler, encoding(3), soon())
 
-        assert refusal.value.code == "overloaded"
-        assert refusal.value.retry_after >= 1
-        first.cancel()
-        await settle()
-        fourth = asyncio.ensure_future(submit(scheduler, encoding(4), soon()))
-        await settle()
-        call.finish()
-        call = await engine.called()
-        call.finish()
-        await asyncio.gather(running, second, fourth)
-        assert call.tags == [2, 4]
-
-    asyncio.run(scenario())
+    assert refusal.value.code == "overloaded"
+    assert refusal.value.retry_after >= 1
+    first.cancel()
+    await settle()
+    fourth = asyncio.ensure_future(submit(scheduler, encoding(4), soon()))
+    await settle()
+    call.finish()
+    call = await engine.called()
+    call.finish()
+    await asyncio.gather(running, second, fourth)
+    assert call.tags == [2, 4]
 
 
-def test_admission_counts_reservations_as_queued_work():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        now = time.monotonic()
-        scheduler.dispatcher.clock = lambda: now
-        running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
-        call = await engine.called()
-        one_s = scheduler.admission.mean_request_s
-        for request in range(10):
-            for _ in range(2):  # the second call does nothing
-                scheduler.admission.reserve(request, 100.0, "interactive", complete=True)
-            scheduler.admission.reserve(f"incomplete {request}", 100.0, "interactive", complete=False)
-        remaining_s = (wait_s(scheduler.dispatcher.load(), "interactive") + 9.5 * one_s) / MAX_WAIT_SHARE["interactive"]
-        with pytest.raises(Unavailable) as refusal:
-            scheduler.admission.reserve("another", remaining_s, "interactive", complete=False)
-        assert refusal.value.code == "overloaded"
-        scheduler.admission.release(0)
-        scheduler.admission.release("unknown")
-        scheduler.admission.reserve("another", remaining_s, "interactive", complete=True)
-        call.finish()
-        await running
-
-    asyncio.run(scenario())
+async def test_admission_counts_reservations_as_queued_work():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    now = time.monotonic()
+    scheduler.dispatcher.clock = lambda: now
+    running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
+    call = await engine.called()
+    one_s = scheduler.admission.mean_request_s
+    for request in range(10):
+        for _ in range(2):  # the second call does nothing
+            scheduler.admission.reserve(request, 100.0, "interactive", complete=True)
+        scheduler.admission.reserve(f"incomplete {request}", 100.0, "interactive", complete=False)
+    remaining_s = (wait_s(scheduler.dispatcher.load(), "interactive") + 9.5 * one_s) / MAX_WAIT_SHARE["interactive"]
+    with pytest.raises(Unavailable) as refusal:
+        scheduler.admission.reserve("another", remaining_s, "interactive", complete=False)
+    assert refusal.value.code == "overloaded"
+    scheduler.admission.release(0)
+    scheduler.admission.release("unknown")
+    scheduler.admission.reserve("another", remaining_s, "interactive", complete=True)
+    call.finish()
+    await running
 
 
-def test_closed_admission_refuses_while_admitted_work_finishes():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        work = [asyncio.ensure_future(submit(scheduler, encoding(0), soon()))]
-        first = await engine.called()
-        work.append(asyncio.ensure_future(submit(scheduler, encoding(1), soon())))
-        await settle()
-        closing = asyncio.ensure_future(scheduler.close(PATIENCE_S))
-        await settle()
-        with pytest.raises(Unavailable) as refusal:
-            await submit(scheduler, encoding(2), soon())
+async def test_closed_admission_refuses_while_admitted_work_finishes():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    work = [asyncio.ensure_future(submit(scheduler, encoding(0), soon()))]
+    first = await engine.called()
+    work.append(asyncio.ensure_future(submit(scheduler, encoding(1), soon())))
+    await settle()
+    closing = asyncio.ensure_future(scheduler.close(PATIENCE_S))
+    await settle()
+    with pytest.raises(Unavailable) as refusal:
+        await submit(scheduler, encoding(2), soon())
 
-        assert refusal.value.code == "draining"
-        first.finish()
-        second = await engine.called()
-        second.finish()
-        assert await closing
-        assert [row.tolist() for row in await asyncio.gather(*work)] == [row_of(0).tolist(), row_of(1).tolist()]
-
-    asyncio.run(scenario())
+    assert refusal.value.code == "draining"
+    first.finish()
+    second = await engine.called()
+    second.finish()
+    assert await closing
+    assert [row.tolist() for row in await asyncio.gather(*work)] == [row_of(0).tolist(), row_of(1).tolist()]

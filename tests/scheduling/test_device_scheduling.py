@@ -59,7 +59,6 @@ def busy_share(calls: int) -> float:
     return device.busy_s / (max(device.times) - min(device.times))
 
 
-@pytest.mark.slow
 def test_two_calls_in_flight_hide_the_copies():
     assert busy_share(1) < 0.8
     assert busy_share(2) > 0.93

@@ -28,268 +28,223 @@ from tests.support.fakes import (
 )
 
 
-def test_dispatcher_returns_the_row_of_each_sequence():
-    async def scenario():
-        scheduler = one_core(Engine())
-        rows = await asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(50)))
+async def test_dispatcher_returns_the_row_of_each_sequence():
+    scheduler = one_core(Engine())
+    rows = await asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(50)))
 
-        assert [row.tolist() for row in rows] == [row_of(tag).tolist() for tag in range(50)]
-
-    asyncio.run(scenario())
+    assert [row.tolist() for row in rows] == [row_of(tag).tolist() for tag in range(50)]
 
 
-def test_dispatcher_batches_requests_of_one_loop_iteration():
-    async def scenario():
-        engine = Engine()
-        scheduler = one_core(engine)
-        await asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(4)))
+async def test_dispatcher_batches_requests_of_one_loop_iteration():
+    engine = Engine()
+    scheduler = one_core(engine)
+    await asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(4)))
 
-        assert engine.asked == [[0, 1, 2, 3]]
-
-    asyncio.run(scenario())
+    assert engine.asked == [[0, 1, 2, 3]]
 
 
-def test_dispatcher_shares_requests_between_idle_cores():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = Scheduler(dispatcher_of(2, model=engine))
-        work = asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(4)))
-        first, second = await engine.called(), await engine.called()
+async def test_dispatcher_shares_requests_between_idle_cores():
+    engine = ManualEngine()
+    scheduler = Scheduler(dispatcher_of(2, model=engine))
+    work = asyncio.gather(*(submit(scheduler, encoding(tag), soon()) for tag in range(4)))
+    first, second = await engine.called(), await engine.called()
 
-        assert sorted([first.tags, second.tags]) == [[0, 1], [2, 3]]
-        first.finish()
-        second.finish()
-        await work
-
-    asyncio.run(scenario())
+    assert sorted([first.tags, second.tags]) == [[0, 1], [2, 3]]
+    first.finish()
+    second.finish()
+    await work
 
 
-def test_dispatcher_starts_on_an_idle_core_and_queues_for_a_busy_one():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        work = [asyncio.ensure_future(submit(scheduler, encoding(0), soon()))]
-        first = await engine.called()
-        for tag in (1, 2, 3):
-            work.append(asyncio.ensure_future(submit(scheduler, encoding(tag), soon())))
-            await settle()
-        first.finish()
-        second = await engine.called()
-        second.finish()
-        await asyncio.gather(*work)
-
-        assert (first.tags, second.tags) == ([0], [1, 2, 3])
-
-    asyncio.run(scenario())
-
-
-def test_dispatcher_starts_the_next_batch_before_it_delivers_rows():
-    async def scenario():
-        seen: list[str] = []
-
-        class Executor(ManualExecutor):
-            def run(self, model, encodings, timeout_s):
-                seen.append(f"runs {tags(Batch.of(encodings))}")
-                return asyncio.ensure_future(super().run(model, encodings, timeout_s))
-
-        executor = Executor(1)
-        scheduler = Scheduler(Dispatcher(executor))
-        answers = [*scheduler.submit([encoding(0)], soon())]
-        call = await executor.calls.get()
-        answers += scheduler.submit([encoding(1)], soon())
-        answers[0].add_done_callback(lambda _: seen.append("answers [0]"))
-        call.set_result([row_of(0)])
-        await answers[0]
+async def test_dispatcher_starts_on_an_idle_core_and_queues_for_a_busy_one():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    work = [asyncio.ensure_future(submit(scheduler, encoding(0), soon()))]
+    first = await engine.called()
+    for tag in (1, 2, 3):
+        work.append(asyncio.ensure_future(submit(scheduler, encoding(tag), soon())))
         await settle()
-        (await executor.calls.get()).set_result([row_of(1)])
-        await answers[1]
+    first.finish()
+    second = await engine.called()
+    second.finish()
+    await asyncio.gather(*work)
 
-        assert seen == ["runs [0]", "runs [1]", "answers [0]"]
-
-    asyncio.run(scenario())
-
-
-def test_dispatcher_serves_the_model_with_the_oldest_sequence_first():
-    async def scenario():
-        one, other = ManualEngine(), ManualEngine()
-        dispatcher = dispatcher_of(1, one=one, other=other)
-        ones, others = Scheduler(dispatcher, "one"), Scheduler(dispatcher, "other")
-        work = [asyncio.ensure_future(submit(ones, encoding(0), soon()))]
-        running = await one.called()
-        for scheduler, tag in ((others, 1), (ones, 2), (others, 3)):
-            work.append(asyncio.ensure_future(submit(scheduler, encoding(tag), soon())))
-            await settle()
-
-        assert one.calls.empty()
-        assert other.calls.empty()
-        running.finish()
-        second = await other.called()
-        second.finish()
-        third = await one.called()
-        third.finish()
-        await asyncio.gather(*work)
-        assert (second.tags, third.tags) == ([1, 3], [2])
-
-    asyncio.run(scenario())
+    assert (first.tags, second.tags) == ([0], [1, 2, 3])
 
 
-def test_dispatcher_limits_the_calls_of_a_model_and_runs_others_beside():
-    async def scenario():
-        device = ManualEngine(Cost(padded=True, call_tokens=8, max_tokens=512, max_rows=64, max_calls=1))
-        other = ManualEngine()
-        dispatcher = dispatcher_of(2, device=device, other=other)
-        on_device, beside = Scheduler(dispatcher, "device"), Scheduler(dispatcher, "other")
-        work = [asyncio.ensure_future(submit(on_device, encoding(0), soon()))]
-        first = await device.called()
-        for tag in (1, 2, 3):
-            work.append(asyncio.ensure_future(submit(on_device, encoding(tag), soon())))
-            await settle()
-        work.append(asyncio.ensure_future(submit(beside, encoding(4), soon())))
-        call = await other.called()
+async def test_dispatcher_starts_the_next_batch_before_it_delivers_rows():
+    seen: list[str] = []
 
-        assert device.calls.empty()
-        call.finish()
-        first.finish()
-        second = await device.called()
-        second.finish()
-        await asyncio.gather(*work)
-        assert (second.tags, call.tags) == ([1, 2, 3], [4])
+    class Executor(ManualExecutor):
+        def run(self, model, encodings, timeout_s):
+            seen.append(f"runs {tags(Batch.of(encodings))}")
+            return asyncio.ensure_future(super().run(model, encodings, timeout_s))
 
-    asyncio.run(scenario())
+    executor = Executor(1)
+    scheduler = Scheduler(Dispatcher(executor))
+    answers = [*scheduler.submit([encoding(0)], soon())]
+    call = await executor.calls.get()
+    answers += scheduler.submit([encoding(1)], soon())
+    answers[0].add_done_callback(lambda _: seen.append("answers [0]"))
+    call.set_result([row_of(0)])
+    await answers[0]
+    await settle()
+    (await executor.calls.get()).set_result([row_of(1)])
+    await answers[1]
+
+    assert seen == ["runs [0]", "runs [1]", "answers [0]"]
 
 
-def test_dispatcher_runs_one_bulk_batch_in_bulk_every():
-    async def scenario():
-        executor = ManualExecutor(1, Cost(padded=False, call_tokens=0, max_tokens=4, max_rows=1))
-        scheduler = Scheduler(Dispatcher(executor))
-        bulk = scheduler.submit([encoding(100), encoding(101)], soon(), "bulk")
+async def test_dispatcher_serves_the_model_with_the_oldest_sequence_first():
+    one, other = ManualEngine(), ManualEngine()
+    dispatcher = dispatcher_of(1, one=one, other=other)
+    ones, others = Scheduler(dispatcher, "one"), Scheduler(dispatcher, "other")
+    work = [asyncio.ensure_future(submit(ones, encoding(0), soon()))]
+    running = await one.called()
+    for scheduler, tag in ((others, 1), (ones, 2), (others, 3)):
+        work.append(asyncio.ensure_future(submit(scheduler, encoding(tag), soon())))
         await settle()
-        rest = scheduler.submit([encoding(tag) for tag in range(30)], soon())
-        while not all(answer.done() for answer in [*bulk, *rest]):
-            (await executor.calls.get()).set_result([row_of(0)])
-            await settle()
 
-        asked = [tag for (tag,) in executor.asked]
-        assert asked == [100, *range(BULK_EVERY - 1), 101, *range(BULK_EVERY - 1, 30)]
+    assert one.calls.empty()
+    assert other.calls.empty()
+    running.finish()
+    second = await other.called()
+    second.finish()
+    third = await one.called()
+    third.finish()
+    await asyncio.gather(*work)
+    assert (second.tags, third.tags) == ([1, 3], [2])
 
-    asyncio.run(scenario())
 
-
-def test_dispatcher_drops_hopeless_sequences_unless_all_cores_are_idle():
-    async def scenario():
-        executor = ManualExecutor(2)
-        scheduler = Scheduler(Dispatcher(executor))
-        for _ in range(8):
-            scheduler.queue.latency.learn([4], 100.0)
-        (tried,) = scheduler.submit([encoding(0)], soon())  # predicted to take 100 s of the 30 s left
+async def test_dispatcher_limits_the_calls_of_a_model_and_runs_others_beside():
+    device = ManualEngine(Cost(padded=True, call_tokens=8, max_tokens=512, max_rows=64, max_calls=1))
+    other = ManualEngine()
+    dispatcher = dispatcher_of(2, device=device, other=other)
+    on_device, beside = Scheduler(dispatcher, "device"), Scheduler(dispatcher, "other")
+    work = [asyncio.ensure_future(submit(on_device, encoding(0), soon()))]
+    first = await device.called()
+    for tag in (1, 2, 3):
+        work.append(asyncio.ensure_future(submit(on_device, encoding(tag), soon())))
         await settle()
-        (hopeless,) = scheduler.submit([encoding(1)], soon())
-        with pytest.raises(DeadlineExceeded):
-            await hopeless
+    work.append(asyncio.ensure_future(submit(beside, encoding(4), soon())))
+    call = await other.called()
 
+    assert device.calls.empty()
+    call.finish()
+    first.finish()
+    second = await device.called()
+    second.finish()
+    await asyncio.gather(*work)
+    assert (second.tags, call.tags) == ([1, 2, 3], [4])
+
+
+async def test_dispatcher_runs_one_bulk_batch_in_bulk_every():
+    executor = ManualExecutor(1, Cost(padded=False, call_tokens=0, max_tokens=4, max_rows=1))
+    scheduler = Scheduler(Dispatcher(executor))
+    bulk = scheduler.submit([encoding(100), encoding(101)], soon(), "bulk")
+    await settle()
+    rest = scheduler.submit([encoding(tag) for tag in range(30)], soon())
+    while not all(answer.done() for answer in [*bulk, *rest]):
         (await executor.calls.get()).set_result([row_of(0)])
-        assert (await tried).tolist() == row_of(0).tolist()
-        assert executor.asked == [[0]]
-
-    asyncio.run(scenario())
-
-
-def test_dispatcher_never_starts_cancelled_sequences():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
-        first = await engine.called()
-        gone, stays = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in (1, 2))
-        await settle()
-        gone.cancel()
         await settle()
 
-        assert scheduler.dispatcher.queued_tokens == 4
-        first.finish()
-        second = await engine.called()
-        second.finish()
-        await asyncio.gather(running, stays)
-        assert second.tags == [2]
-        assert gone.cancelled()
-
-    asyncio.run(scenario())
+    asked = [tag for (tag,) in executor.asked]
+    assert asked == [100, *range(BULK_EVERY - 1), 101, *range(BULK_EVERY - 1, 30)]
 
 
-def test_dispatcher_drops_a_sequence_cancelled_in_the_same_iteration():
-    async def scenario():
-        engine = Engine()
-        scheduler = one_core(engine)
-        gone = asyncio.ensure_future(submit(scheduler, encoding(1), soon()))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await settle()
+async def test_dispatcher_drops_hopeless_sequences_unless_all_cores_are_idle():
+    executor = ManualExecutor(2)
+    scheduler = Scheduler(Dispatcher(executor))
+    for _ in range(8):
+        scheduler.queue.latency.learn([4], 100.0)
+    (tried,) = scheduler.submit([encoding(0)], soon())  # predicted to take 100 s of the 30 s left
+    await settle()
+    (hopeless,) = scheduler.submit([encoding(1)], soon())
+    with pytest.raises(DeadlineExceeded):
+        await hopeless
 
-        assert engine.asked == []
-        assert scheduler.dispatcher.queued_tokens == 0
-
-    asyncio.run(scenario())
-
-
-def test_dispatcher_answers_the_others_of_a_batch_with_a_cancelled_sequence():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        gone, *stay = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in range(3))
-        call = await engine.called()
-        gone.cancel()
-        await settle()
-        call.finish()
-
-        assert [row.tolist() for row in await asyncio.gather(*stay)] == [row_of(1).tolist(), row_of(2).tolist()]
-        assert call.tags == [0, 1, 2]
-
-    asyncio.run(scenario())
+    (await executor.calls.get()).set_result([row_of(0)])
+    assert (await tried).tolist() == row_of(0).tolist()
+    assert executor.asked == [[0]]
 
 
-def test_dispatcher_frees_callers_at_their_deadline():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        runs = asyncio.ensure_future(submit(scheduler, encoding(0), time.monotonic() + 0.5))
-        call = await engine.called()
-        waits = asyncio.ensure_future(submit(scheduler, encoding(1), time.monotonic() + 0.5))
-        outcomes = await asyncio.gather(runs, waits, return_exceptions=True)
+async def test_dispatcher_never_starts_cancelled_sequences():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    running = asyncio.ensure_future(submit(scheduler, encoding(0), soon()))
+    first = await engine.called()
+    gone, stays = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in (1, 2))
+    await settle()
+    gone.cancel()
+    await settle()
 
-        assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
-        assert scheduler.dispatcher.queued_tokens == 0
-        call.finish()
-        later = asyncio.ensure_future(submit(scheduler, encoding(2), soon()))
-        call = await engine.called()
-        call.finish()
-        assert (await later).tolist() == row_of(2).tolist()
-        assert call.tags == [2]
-
-    asyncio.run(scenario())
+    assert scheduler.dispatcher.queued_tokens == 4
+    first.finish()
+    second = await engine.called()
+    second.finish()
+    await asyncio.gather(running, stays)
+    assert second.tags == [2]
+    assert gone.cancelled()
 
 
-def test_dispatcher_close_does_not_wait_for_a_hanging_engine():
-    async def scenario():
-        engine = ManualEngine()
-        scheduler = one_core(engine)
-        work = asyncio.ensure_future(submit(scheduler, encoding(0), time.monotonic() + 0.2))
-        call = await engine.called()
+async def test_dispatcher_drops_a_sequence_cancelled_in_the_same_iteration():
+    engine = Engine()
+    scheduler = one_core(engine)
+    gone = asyncio.ensure_future(submit(scheduler, encoding(1), soon()))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await settle()
 
-        assert not await scheduler.close(0.01)
-        with pytest.raises(DeadlineExceeded):
-            await work
-        call.finish()
-
-    asyncio.run(scenario())
+    assert engine.asked == []
+    assert scheduler.dispatcher.queued_tokens == 0
 
 
-def test_dispatcher_records_the_stages_of_a_request():
-    async def scenario():
-        scheduler, record = one_core(Engine()), RequestRecord()
-        await asyncio.gather(*scheduler.submit([encoding(tag) for tag in range(3)], soon(), record=record))
+async def test_dispatcher_answers_the_others_of_a_batch_with_a_cancelled_sequence():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    gone, *stay = (asyncio.ensure_future(submit(scheduler, encoding(tag), soon())) for tag in range(3))
+    call = await engine.called()
+    gone.cancel()
+    await settle()
+    call.finish()
 
-        assert record.stages.keys() == {"queue", "batch", "infer"}
-        assert all(span.duration_s >= 0 for span in record.stages.values())
-        assert record.batch_size == 3
+    assert [row.tolist() for row in await asyncio.gather(*stay)] == [row_of(1).tolist(), row_of(2).tolist()]
+    assert call.tags == [0, 1, 2]
 
-    asyncio.run(scenario())
+
+async def test_dispatcher_frees_callers_at_their_deadline():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    runs = asyncio.ensure_future(submit(scheduler, encoding(0), time.monotonic() + 0.5))
+    call = await engine.called()
+    waits = asyncio.ensure_future(submit(scheduler, encoding(1), time.monotonic() + 0.5))
+    outcomes = await asyncio.gather(runs, waits, return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 2
+    assert scheduler.dispatcher.queued_tokens == 0
+    call.finish()
+    later = asyncio.ensure_future(submit(scheduler, encoding(2), soon()))
+    call = await engine.called()
+    call.finish()
+    assert (await later).tolist() == row_of(2).tolist()
+    assert call.tags == [2]
+
+
+async def test_dispatcher_close_does_not_wait_for_a_hanging_engine():
+    engine = ManualEngine()
+    scheduler = one_core(engine)
+    work = asyncio.ensure_future(submit(scheduler, encoding(0), time.monotonic() + 0.2))
+    call = await engine.called()
+
+    assert not await scheduler.close(0.01)
+    with pytest.raises(DeadlineExceeded):
+        await work
+    call.finish()
+
+
+async def test_dispatcher_records_the_stages_of_a_request():
+    scheduler, record = one_core(Engine()), RequestRecord()
+    await asyncio.gather(*scheduler.submit([encoding(tag) for tag in range(3)], soon(), record=record))
+
+    assert record.stages.keys() == {"queue", "batch", "infer"}
+    assert all(span.duration_s >= 0 for span in record.stages.values())
+    assert record.batch_size == 3

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -322,4 +321,4 @@ class SchedulingMachine(RuleBasedStateMachine):
 
 SchedulingMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 
-TestScheduling = pytest.mark.slow(SchedulingMachine.TestCase)
+TestScheduling = SchedulingMachine.TestCase

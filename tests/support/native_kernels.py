@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
 from swiftlet_serve.types import Batch
 from tests.support.checkpoints import TASKS, Task, randomise, untrained
+from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 from tests.support.network_sizes import CONFIGS as CONFIGS
 from tests.support.network_sizes import POSITIONS as POSITIONS
 from tests.support.network_sizes import VOCABULARY as VOCABULARY
@@ -31,8 +31,6 @@ NETWORKS: Final[tuple[tuple[str, Task], ...]] = (
     ("gpt2", "score"),
 )
 SANITIZE: Final = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-SOURCES: Final = Path(native.LIBRARIES)
-EMULATION: Final = Path(__file__).parent / "emulation"
 
 
 @cache
@@ -49,9 +47,8 @@ def compile_library(source: str, to: Path, *options: str) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    command = [compiler, "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
-    subprocess.run([*command, *options, str(SOURCES / source), "-o", str(to)], check=True, timeout=500)
-    return to
+    flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
+    return compile_kernels(compiler, [*flags, *options, str(SOURCES / source)], to)
 
 
 class Pair(NamedTuple):

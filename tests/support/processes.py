@@ -60,7 +60,7 @@ class Process:
 
 @contextmanager
 def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Process]:
-    """Starts a server with the echo engine on a free port.
+    """Starts a server with the echo engine and without a spare on a free port.
 
     Args:
         artifact_dir: the directory of the small artifacts.
@@ -69,7 +69,8 @@ def serving(artifact_dir: Path, *options: str, code: str = "") -> Iterator[Proce
     """
     start = f"{code}\nfrom swiftlet_serve.cli.main import main\nmain()" if code else None
     command = [sys.executable, *(["-c", start] if start else ["-m", "swiftlet_serve"])]
-    command += ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify"), *options]
+    command += ["serve", "--port", "0", "--engine", "echo", "--models", str(artifact_dir / "tiny-classify")]
+    command += ["--spare-engine", "false", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWIFTLET_")}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -14,11 +14,11 @@ from typing import Any, Final, Self, cast
 import numpy as np
 import pytest
 
-from swiftlet_serve.engines import native
 from swiftlet_serve.engines.native import Library
+from tests.support.compiler import EMULATION, SOURCES, compile_kernels
 
 EXTENSIONS: Final = {"neon": "dotprod", "neon_i8mm": "i8mm"}  # of ARMv8.2, by kernel
-PROGRAM: Final = Path(__file__).parent / "emulation" / "remote.cpp"
+PROGRAM: Final = EMULATION / "remote.cpp"
 
 
 def compile_program(kernel: str, to: Path) -> Path:
@@ -27,9 +27,8 @@ def compile_program(kernel: str, to: Path) -> Path:
     if compiler is None:
         pytest.skip("there is no C++ compiler for ARM (Debian's package g++-aarch64-linux-gnu)")
     flags = ["-std=c++17", "-O1", "-static", "-ffp-contract=off", "-w", f"-march=armv8.2-a+{EXTENSIONS[kernel]}"]
-    sources = ["-I", str(native.LIBRARIES), f'-DKERNELS="{kernel}.cpp"', str(PROGRAM)]
-    subprocess.run([compiler, *flags, *sources, "-o", str(to)], check=True, timeout=500)
-    return to
+    sources = ["-I", str(SOURCES), f'-DKERNELS="{kernel}.cpp"', str(PROGRAM)]
+    return compile_kernels(compiler, [*flags, *sources], to)
 
 
 def emulator() -> str:

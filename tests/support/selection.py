@@ -1,9 +1,9 @@
 """Chooses test files by what they import: `python -m tests.support.selection quick` or `changed`.
 
-`quick` are the files that import neither torch nor other slow packages, and start no process. `changed` are the files
-that import a module that differs from the branch `main`, also as a plug-in, and those that start the server, which
-imports everything. Imports inside functions do not count, since they would connect nearly all modules. If another
-file than a module or a page of the documentation differs, all are.
+The marks of a test follow from what it imports, itself or by other modules. `quick` are the files without a mark.
+`changed` are the files that import a module that differs from the branch `main`, also as a plug-in, and those that
+start the server, which imports everything. Imports inside functions do not count, since they would connect nearly all
+modules. If another file than a module or a page of the documentation differs, all are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,17 @@ PACKAGES: Final = {
     "swiftlet_models": ROOT / "models/swiftlet_models",
     "swiftlet_train": ROOT / "models/swiftlet_train",
 }
-SLOW: Final = frozenset({"torch", "transformers", "ray", "sphinx", "playwright"})
-PROCESSES: Final = "tests.support.processes"
+NEEDS: Final = {
+    "torch": {"torch", "transformers"},
+    "browser": {"playwright"},
+    "emulated": {"tests.support.compiler"},
+    "network": {"grpc", "ray", "loadtest.prometheus_server"},
+}
+STARTS: Final = {"subprocess", "multiprocessing"} | {
+    f"swiftlet_serve.workers.{name}" for name in ("process_executor", "supervisor", "worker_process")
+}
+"""A test that imports one of these itself, or by a module of the tests or load tests, starts processes."""
+SERVER: Final = "tests.support.processes"
 LOADER: Final = "swiftlet_serve.plugins"
 
 
@@ -102,16 +111,21 @@ def closure(name: str, *needs: Callable[[str], frozenset[str]]) -> set[str]:
     return found
 
 
-def quick(test: str) -> bool:
-    """Returns whether a test module is quick."""
-    return not closure(test, imports) & {*SLOW, PROCESSES} and "subprocess" not in imports(test)
+@cache
+def needs(test: str) -> frozenset[str]:
+    """Returns the marks of a test module."""
+    found = closure(test, imports)
+    marks = {mark for mark, modules in NEEDS.items() if found & modules}
+    if any(imports(name) & STARTS for name in found if name.startswith(("tests", "loadtest"))):
+        marks.add("process")
+    return frozenset(marks)
 
 
 def changed(files: Sequence[Path]) -> Callable[[str], bool]:
     """Returns whether a test module is affected by changes of these files."""
     names = {module_name(file) for file in files if file.suffix != ".md"}
     if any((name or "").startswith(("swiftlet_serve", "swiftlet_models")) for name in names):
-        names.add(PROCESSES)
+        names.add(SERVER)
     if any(file.suffix == ".md" for file in files):
         names |= {module_name(file) for file in (ROOT / "tests/docs").glob("*.py")}
     return lambda test: None in names or bool(closure(test, imports, plugins) & names)
@@ -130,7 +144,7 @@ def differing_files() -> list[Path]:
 
 
 def main() -> None:
-    holds = quick if sys.argv[1:] == ["quick"] else changed(differing_files())
+    holds = changed(differing_files()) if sys.argv[1:] == ["changed"] else lambda test: not needs(test)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         name = module_name(file)
         if name is not None and holds(name):

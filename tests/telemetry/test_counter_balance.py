@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.engines import TEST_ENGINES
 from tests.support.fakes import PATIENCE_S
 from tests.support.metrics import ACCEPTED, FINISHED, IN_FLIGHT, MODELS, REFUSED, imbalance, scrape, total
-from tests.support.processes import Process, read_response, request, serving
+from tests.support.processes import read_response, request, serving
 
 
 class LoadClient:
@@ -49,13 +49,15 @@ class LoadClient:
             await self.send_one()
 
 
-def test_counters_balance_at_every_scrape_under_load_and_faults(artifact_dir, tmp_path):
+async def test_counters_balance_at_every_scrape_under_load_and_faults(artifact_dir, tmp_path):
     """Clients disconnect, send malformed requests and set short deadlines. The engine fails, is slow and is killed."""
     for name in MODELS:
         (tmp_path / name).symlink_to(artifact_dir / name, target_is_directory=True)
     (tmp_path / "slow").write_text("0.002")
 
-    async def scenario(server: Process):
+    models = ",".join(str(tmp_path / name) for name in MODELS)
+    options = ("--engine", "switchable", "--models", models, "--cores", "2", "--admin-port", "0")
+    with serving(artifact_dir, *options, "--spare-engine", "true", code=TEST_ENGINES) as server:
         stopped, clients = asyncio.Event(), [LoadClient(server.port, seed) for seed in range(12)]
         running = [asyncio.ensure_future(client.run(stopped)) for client in clients]
         imbalances, max_in_flight = [], 0.0
@@ -77,12 +79,6 @@ def test_counters_balance_at_every_scrape_under_load_and_faults(artifact_dir, tm
         async with asyncio.timeout(PATIENCE_S):
             while total(series := await scrape(server.admin_port), IN_FLIGHT):
                 await asyncio.sleep(0.05)
-        return clients, imbalances, max_in_flight, series
-
-    models = ",".join(str(tmp_path / name) for name in MODELS)
-    options = ("--engine", "switchable", "--models", models, "--cores", "2", "--admin-port", "0")
-    with serving(artifact_dir, *options, code=TEST_ENGINES) as server:
-        clients, imbalances, max_in_flight, series = asyncio.run(scenario(server))
 
     balanced = dict.fromkeys(MODELS, 0)
     assert all(found == balanced for found in imbalances)

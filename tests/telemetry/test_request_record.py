@@ -31,30 +31,27 @@ def test_record_keeps_the_size_of_the_largest_batch():
     }
 
 
-def test_batch_size_includes_sequences_of_other_requests(artifact_dir):
+async def test_batch_size_includes_sequences_of_other_requests(artifact_dir):
     """A call occupies the only core. The sequences queued behind it run in one batch."""
 
-    async def scenario():
-        runtime, engine = make_gated_runtime(artifact_dir)
-        await runtime.open()
-        pipeline = runtime.pipelines["tiny-classify"]
-        deadline = asyncio.get_running_loop().time() + 1e6
+    runtime, engine = make_gated_runtime(artifact_dir)
+    await runtime.open()
+    pipeline = runtime.pipelines["tiny-classify"]
+    deadline = asyncio.get_running_loop().time() + 1e6
 
-        async def answer(inputs):
-            record = RequestRecord(model="tiny-classify")
-            await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline, record=record)
-            return record
+    async def answer(inputs):
+        record = RequestRecord(model="tiny-classify")
+        await pipeline.answer(pipeline.model.task.Request(inputs=inputs), deadline, record=record)
+        return record
 
-        requests = [asyncio.ensure_future(answer("abc"))]
-        calls = [await engine.called()]
-        requests += [asyncio.ensure_future(answer(inputs)) for inputs in ("abc", ["abd", "abe"])]
-        while (await runtime.snapshot()).queue.sequences < 3:
-            await asyncio.sleep(0)
-        calls[0].finish([np.zeros((1, 3), np.float32)])
-        calls.append(await engine.called())
-        calls[1].finish([np.zeros((1, 3), np.float32)] * 3)
-        records = await asyncio.gather(*requests)
-        await runtime.close()
-        return [(record.sequences, record.batch_size) for record in records]
-
-    assert asyncio.run(scenario()) == [(1, 1), (1, 3), (2, 3)]
+    requests = [asyncio.ensure_future(answer("abc"))]
+    calls = [await engine.called()]
+    requests += [asyncio.ensure_future(answer(inputs)) for inputs in ("abc", ["abd", "abe"])]
+    while (await runtime.snapshot()).queue.sequences < 3:
+        await asyncio.sleep(0)
+    calls[0].finish([np.zeros((1, 3), np.float32)])
+    calls.append(await engine.called())
+    calls[1].finish([np.zeros((1, 3), np.float32)] * 3)
+    records = await asyncio.gather(*requests)
+    await runtime.close()
+    assert [(record.sequences, record.batch_size) for record in records] == [(1, 1), (1, 3), (2, 3)]

@@ -18,7 +18,7 @@ from swiftlet_serve.settings import Settings
 from swiftlet_serve.telemetry.request_record import STAGES
 from swiftlet_serve.telemetry.tracing import Tracer
 from tests.support.fakes import PATIENCE_S
-from tests.support.processes import Process, ask, serving
+from tests.support.processes import ask, serving
 
 CANARY = "xyzzyplugh"
 
@@ -104,17 +104,14 @@ def test_server_without_an_endpoint_does_not_need_the_extra(artifact_dir):
     assert server.warnings == ""
 
 
-def test_blocked_collector_does_not_delay_shutdown(artifact_dir):
-    async def scenario(server: Process) -> float:
-        await ask(server.port)
-        server.stop()
-        stopped = asyncio.get_running_loop().time()
-        await asyncio.to_thread(server.wait)
-        return asyncio.get_running_loop().time() - stopped
-
+async def test_blocked_collector_does_not_delay_shutdown(artifact_dir):
     with socket.create_server(("127.0.0.1", 0)) as blocked:
         endpoint = f"http://127.0.0.1:{blocked.getsockname()[1]}/v1/traces"
         with serving(artifact_dir, "--traces-endpoint", endpoint) as server:
-            duration_s = asyncio.run(scenario(server))
+            await ask(server.port)
+            server.stop()
+            stopped = asyncio.get_running_loop().time()
+            await asyncio.to_thread(server.wait)
+            duration_s = asyncio.get_running_loop().time() - stopped
 
     assert duration_s < 8  # the exporter's own timeout is ten seconds

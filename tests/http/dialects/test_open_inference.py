@@ -257,7 +257,6 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {

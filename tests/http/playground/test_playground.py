@@ -155,7 +155,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def server(artifact_dir: Path) -> Iterator[Process]:
     models = ",".join(str(artifact_dir / f"tiny-{task}") for task in TASKS)
-    with serving(artifact_dir, "--models", models, "--spare-engine", "false") as server:
+    with serving(artifact_dir, "--models", models) as server:
         yield server
 
 
@@ -417,7 +417,7 @@ def test_page_reports_an_unreachable_server(browser, server):
 def test_page_asks_for_the_api_key_and_does_not_store_it(browser, artifact_dir, tmp_path):
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
-    options = "--api-keys-file", str(tmp_path / "keys"), "--spare-engine", "false"
+    options = "--api-keys-file", str(tmp_path / "keys")
     with serving(artifact_dir, *options) as server, visiting(browser, server.url) as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#served")).to_be_hidden()

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     ]
     paths += [make_artifact(directory, task).path for task in HEADS if task != "classify"]
     models = ",".join(map(str, paths))
-    with serving(directory, "--models", models, "--spare-engine", "false") as server:
+    with serving(directory, "--models", models) as server:
         yield server
 
 

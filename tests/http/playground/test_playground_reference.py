@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with serving(tmp_path_factory.mktemp("server"), "--models", models, "--spare-engine", "false") as server:
+    with serving(tmp_path_factory.mktemp("server"), "--models", models) as server:
         yield server
 
 
@@ -92,7 +92,7 @@ def test_reference_has_an_address_for_each_route(browser: Browser, server: Proce
 def test_reference_works_with_api_keys(browser: Browser, models: str, tmp_path: Path) -> None:
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
-    options = "--models", models, "--api-keys-file", str(tmp_path / "keys"), "--spare-engine", "false"
+    options = "--models", models, "--api-keys-file", str(tmp_path / "keys")
     with serving(tmp_path, *options) as server, visiting(browser, f"{server.url}/#api") as page:
         expect(page.locator("#key")).to_be_focused()
         expect(page.locator("#reference")).to_be_hidden()

@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(models: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with serving(tmp_path_factory.mktemp("server"), "--models", models, "--spare-engine", "false") as server:
+    with serving(tmp_path_factory.mktemp("server"), "--models", models) as server:
         yield server
 
 
@@ -120,7 +120,7 @@ def test_code_has_the_parameters_as_values_of_the_language(opened: Page) -> None
 def test_code_names_a_variable_in_place_of_the_api_key(browser: Browser, models: str, tmp_path: Path) -> None:
     key, line = make_key("alice")
     (tmp_path / "keys").write_text(line)
-    options = "--models", models, "--api-keys-file", str(tmp_path / "keys"), "--spare-engine", "false"
+    options = "--models", models, "--api-keys-file", str(tmp_path / "keys")
     with serving(tmp_path, *options) as server, visiting(browser, server.url) as page:
         page.locator("#key").fill(key)
         page.keyboard.press("Enter")

@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     directory = tmp_path_factory.mktemp("others")
     models = ",".join(str(make_artifact(directory, task).path) for task in OTHERS)
-    with serving(directory, "--models", models, "--spare-engine", "false") as server:
+    with serving(directory, "--models", models) as server:
         yield server
 
 

@@ -1,0 +1,42 @@
+"""Compiles the native engine's kernels for tests. The results stay in `build/kernels` until the sources change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from swiftlet_serve.engines import native
+from tests.support.paths import ROOT
+
+SOURCES: Final = Path(native.LIBRARIES)
+EMULATION: Final = Path(__file__).parent / "emulation"
+STORE: Final = ROOT / "build/kernels"
+
+
+def compile_kernels(compiler: str, options: Sequence[str], to: Path) -> Path:
+    """Writes what a compiler makes. It is a copy, because a process loads a file once, with its variables."""
+    key = hashlib.sha256("\0".join([_version(compiler), _sources(), *options]).encode()).hexdigest()[:20]
+    stored = STORE / key
+    if not stored.exists():
+        STORE.mkdir(parents=True, exist_ok=True)
+        new = stored.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, *options, "-o", str(new)], check=True, timeout=500)
+        new.rename(stored)
+    return Path(shutil.copy(stored, to))
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _sources() -> str:
+    files = sorted(file for folder in (SOURCES, EMULATION) for file in folder.glob("*.[ch]*"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
